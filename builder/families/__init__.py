@@ -38,62 +38,65 @@ Chosen = TypeVar("Chosen")
 
 
 class Family(Protocol[Exported, Reference, Fused, Exact, Chosen]):
-    """One checkpoint on its way through the stages; what lies between two of them is a frozen dataclass.
+    """Stages of a build for one checkpoint, which exchange frozen dataclasses.
 
     Every step raises BuilderError.
     """
 
     def export(self) -> Exported:
-        """The checkpoint as ONNX, its attention fused where that is possible."""
+        """Return the checkpoint as ONNX, with its attention fused where that is possible."""
         ...
 
     def reference(self, exported: Exported) -> Reference:
-        """What PyTorch answers to the samples, and how fast: before any engine is open, whose threads would wait."""
+        """Return PyTorch's answers to the samples and its latency.
+
+        Runs before any engine is open, since the threads of an open engine would wait.
+        """
         ...
 
     def fuse(self, exported: Exported) -> Fused:
-        """The export with its operators fused as far as every value stays what it is."""
+        """Return the export with its operators fused as far as every value stays the same."""
         ...
 
     def verify(self, fused: Fused, reference: Reference) -> Exact:
-        """The fused graph, found to answer as PyTorch does."""
+        """Return the fused graph after checking that it answers as PyTorch does."""
         ...
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
-        """The variant that is served, and all that were measured for it."""
+        """Return the variant to serve, with all that were measured for it."""
         ...
 
     def lasts(self, chosen: Chosen) -> bool:
-        """Whether a later build of the same may take `chosen` as it is; not where memory was short for a part of it."""
+        """Return True if a later build of the same may reuse `chosen`; False if memory was short for a part of it."""
         ...
 
     def replay(self, chosen: Chosen) -> Replay:
-        """Calls for the engine that is to serve, where that is another version than this build's."""
+        """Return calls for the serving engine to repeat, where its version differs from this build's."""
         ...
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> Sequence[RepositoryEntry]:
-        """The entries of the repository, the front model first."""
+        """Return the entries of the repository, the front model first."""
         ...
 
     def comparison(self, chosen: Chosen) -> Comparison:
-        """All that was compared with PyTorch, of the fused graph and of the variant that is served."""
+        """Return all comparisons with PyTorch, of the fused graph and of the variant that is served."""
         ...
 
     def report(
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
-        """Everything that was decided and measured."""
+        """Return the report of everything that was decided and measured."""
         ...
 
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
-    """The steps for `checkpoint`, whose graphs are made in `folder`. Raises SpecError and CheckpointError."""
+    """Return the steps for `checkpoint`, whose graphs are created in `folder`. Raises SpecError and CheckpointError."""
     family: Family[Any, Any, Any, Any, Any] = _module(checkpoint.task.family).begin(spec, checkpoint, folder, stage)
     return family
 
 
 def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
-    """The entry of an engine that runs the whole checkpoint. Raises SpecError."""
+    """Return the entry of an engine that runs the whole checkpoint. Raises SpecError."""
     section = str(spec.engine).replace("-", "_")  # of models.yaml
     engine, options = _module(section), spec.layout
     refuse_options(spec, checkpoint, engine.DTYPES)
@@ -107,7 +110,7 @@ def _module(name: str) -> Any:
 
 
 def code_not_run(checkpoint: CheckpointFiles) -> str | None:
-    """A remark for a checkpoint whose model is code of its own, where transformers has a class of that type too."""
+    """Return a remark if the checkpoint's model is code of its own and transformers has a class of that type too."""
     names = getattr(checkpoint.config, "auto_map", None) or {}
     code = names.get(checkpoint.task.auto_class().__name__) if isinstance(names, dict) else None
     if code is None:
@@ -119,7 +122,7 @@ def code_not_run(checkpoint: CheckpointFiles) -> str | None:
 
 
 def built_from(options: LayoutOptions, samples: Path | None, checkpoint: CheckpointFiles) -> dict[str, Any]:
-    """What every report begins with: what was requested, of which checkpoint, with which versions, where.
+    """Return what every report begins with: the request, the checkpoint, the versions and the machine.
 
     `samples`: the user's own.
     """

@@ -52,7 +52,7 @@ EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it i
 
 @dataclass(frozen=True)
 class Exported:
-    """The export, and PyTorch's answers to long rows from before it."""
+    """Export, with PyTorch's answers to long rows from before it."""
 
     export: Export
     long: tuple[Reference, ...]
@@ -60,7 +60,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Fused:
-    """The graph without what does nothing in it, and the same fused."""
+    """Graph without operators that do nothing, and its fused form."""
 
     exported: Exported
     compacted: Graph
@@ -70,9 +70,9 @@ class Fused:
 
 @dataclass(frozen=True)
 class Exact:
-    """The fused graph, whose answers were found to be the reference's.
+    """Fused graph whose answers equal the reference's.
 
-    `mapped`: whether it was judged and timed with its weights left in their file, otherwise than it is served.
+    `mapped`: the graph was judged and timed with its weights left in their file, otherwise than it is served.
     """
 
     fused: Fused
@@ -85,7 +85,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The variant that is served, of those that were measured."""
+    """Variant that is served, of those that were measured."""
 
     exact: Exact
     climbed: Climbed[Variant]
@@ -103,7 +103,7 @@ class Chosen:
 def begin(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
 ) -> Family[Exported, Rung, Fused, Exact, Chosen]:
-    """The steps of an encoder.
+    """Return the steps of an encoder.
 
     Raises SpecError for an option that it does not have, CheckpointError for a model of several parts or of bytes.
     """
@@ -125,7 +125,7 @@ def begin(
 
 @dataclass(frozen=True)
 class Encoder:
-    """The steps, over `variants` of one graph."""
+    """Steps of an encoder, over `variants` of one graph."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
@@ -133,15 +133,17 @@ class Encoder:
     variants: tuple[Variant, ...]
 
     def export(self) -> Exported:
-        """The long rows first, of a model that has answered nothing yet. Raises RepositoryError where the disk has no
-        room for the graph."""
+        """Export the graph, after the model's answers to the long rows: its first answers.
+
+        Raises RepositoryError where the disk has no room for the graph.
+        """
         checkpoint = self.checkpoint
         refuse_without_room(weights_bytes(checkpoint.model), GRAPHS)
         long = long_references(task_graph(checkpoint), rows_of(checkpoint), checkpoint.max_length)
         return Exported(export(checkpoint, self.folder), long)
 
     def reference(self, exported: Exported) -> Rung:
-        """PyTorch's own rung; what it answers to the samples is asked once the front that reads them is there."""
+        """Return PyTorch's own rung; its answers to the samples come once the front that reads them exists."""
         latency, checkpoint = {}, self.checkpoint
         if self.spec.target == "cpu":
             module, rows = exported.export.module, rows_of(checkpoint)
@@ -149,12 +151,15 @@ class Encoder:
         return Rung("PyTorch fp32", weights_bytes(checkpoint.model), latency, 0.0, 1.0, 1.0, 1.0)
 
     def fuse(self, exported: Exported) -> Fused:
-        """Compacted, then fused at the highest level that leaves every value as it is."""
+        """Compact the graph, then fuse it at the highest level that leaves every value as it is."""
         graph, empty = compact(exported.export.graph, self.folder)
         return Fused(exported, graph, fuse(graph, self.folder, min(self.spec.level, EXACT_LEVEL)), empty)
 
     def verify(self, fused: Fused, reference: Rung) -> Exact:
-        """Number by number, and the served answers. Raises VerificationError with the cause, where one is known."""
+        """Compare number by number, then the served answers.
+
+        Raises VerificationError with the cause, where one is known.
+        """
         spec, exported = self.spec, fused.exported
         evaluator = make_evaluator(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)
         level = f"{spec.level} " if spec.level < EXACT_LEVEL else ""
@@ -162,7 +167,7 @@ class Encoder:
         return _judged(name, fused, evaluator, reference, self._mapped(fused.graph))
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
-        """From PyTorch and the exact graph to the fastest variant that keeps the quality asked for."""
+        """Choose, from PyTorch and the exact graph on, the fastest variant that keeps the requested quality."""
         exact = self._judged_on_more(self._judged_as_served(self._as_served(exact), stage), stage)
         spec, evaluator, fused = self.spec, exact.evaluator, exact.fused
         graph, pruned = fused.compacted, None
@@ -186,13 +191,13 @@ class Encoder:
         return Chosen(exact, climbed, quantised, rungs.qualities[chosen.rung.name], ladder, threshold, pruned)
 
     def _prefix(self, exact: Rung) -> str:
-        """What the names of all variants begin with."""
+        """Return the prefix of the names of all variants."""
         prefix = f"{self.spec.level} " if self.spec.level > EXACT_LEVEL else ""
         pruned = "" if self.spec.prune is None else f"pruned {self.spec.prune:.0%} "
         return prefix + exact.name.removesuffix("fp32") + pruned
 
     def _facts(self, evaluator: Evaluator) -> dict[str, object]:
-        """All that a measurement of a rung depends on."""
+        """Return all that a measurement of a rung depends on."""
         spec = self.spec
         apart = {"name", "output", "store", "precision", "engine", "quality", "load"}
         return {
@@ -206,16 +211,16 @@ class Encoder:
         }
 
     def lasts(self, chosen: Chosen) -> bool:
-        """Unless fp32 may be served and was not judged so: the next build may find the memory."""
+        """Return False if fp32 may be served and was not judged as served: the next build may have the memory."""
         return not (chosen.exact.mapped and self._serves_fp32)
 
     def replay(self, chosen: Chosen) -> Replay:
-        """The engine's calls on the samples."""
+        """Return the engine's calls on the samples."""
         graph, feeds, threads = chosen.graph, chosen.exact.evaluator.feeds, self.spec.build_threads
         return Replay(graph.engine, self.spec.in_process, lambda: [graph_case(graph, feeds, threads)])
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
-        """The front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
+        """Return the front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
         evaluator, graph, options = self._as_served(chosen.exact).evaluator, chosen.graph, self.spec.layout
         engine = encoding_engine(graph.engine)
         files = engine.files(graph, options, evaluator.serving, evaluator.feeds, self.folder, stage)
@@ -230,11 +235,11 @@ class Encoder:
         )
 
     def _as_served(self, exact: Exact) -> Exact:
-        """With the front of this specification, where an earlier one's verified the graph."""
+        """Return `exact` with the front of this specification, if an earlier one's verified the graph."""
         return replace(exact, evaluator=exact.evaluator.serving_as(self.spec.front, exact.fused.graph))
 
     def _judged_as_served(self, exact: Exact, stage: Stage) -> Exact:
-        """Judged and timed anew as it would be served, where it may be and an earlier build judged it otherwise."""
+        """Judge and time `exact` anew as served, if this build can and an earlier one judged it from its file."""
         graph = exact.fused.graph
         if not exact.mapped or not self._serves_fp32 or self._mapped(graph):
             return exact
@@ -255,7 +260,10 @@ class Encoder:
         return replace(exact, evaluator=evaluator, rung=rung, quality=quality)
 
     def _mapped(self, graph: Graph) -> bool:
-        """Whether it is judged over its file. Raises BuilderError where it is to be chosen by its time as served."""
+        """Return True if it is judged over its file.
+
+        Raises BuilderError if it is to be chosen by its time as served.
+        """
         mapped = left_in_file(graph.size, self._serves_fp32)
         if mapped and self._serves_fp32 and self.spec.chooses_by_time:
             refuse_to_choose(graph.size)
@@ -263,11 +271,11 @@ class Encoder:
 
     @property
     def _serves_fp32(self) -> bool:
-        """Whether the fused graph may be what is served."""
+        """Return True if the fused graph itself may be served."""
         return any(variant.precision == "fp32" and variant.engine == BACKEND for variant in self.variants)
 
     def comparison(self, chosen: Chosen) -> Comparison:
-        """The fused graph number by number and as it is served; then the variant by its quality."""
+        """Compare the fused graph number by number and as it is served; then the variant by its quality."""
         exact = chosen.exact
         quality = exact.evaluator.relative_quality(chosen.climbed.chosen.rung)
         return Comparison(
@@ -311,7 +319,7 @@ class Encoder:
 
 
 def _judged(name: str, fused: Fused, evaluator: Evaluator, pytorch: Rung, mapped: bool) -> Exact:
-    """The fused graph measured in every way. Raises VerificationError where it does not answer as PyTorch does."""
+    """Measure the fused graph in every way. Raises VerificationError where it does not answer as PyTorch does."""
     rung, quality = evaluator.rung(name, fused.graph, fused.exported.long, mapped)
     _refuse_wrong_answers(evaluator, fused.graph, rung, quality)
     return Exact(fused, evaluator, pytorch, rung, quality, mapped)
@@ -334,7 +342,7 @@ def _error(rung: Rung) -> float:
 
 
 def refuse_without_process(options: LayoutOptions, executor_stated: bool) -> None:
-    """What an engine in the front's own process does not have. Raises SpecError."""
+    """Raise SpecError for an option that an engine in the front's own process does not have."""
     if not options.in_process:
         if options.executor == "in-process" and executor_stated:
             raise SpecError("on a GPU an encoder's engine is a Triton model of its own: leave --executor out")
@@ -360,7 +368,7 @@ def _refuse_composed(checkpoint: Checkpoint) -> None:
 
 
 def _calls(evaluator: Evaluator) -> str | None:
-    """What the model's own ways cost in batches."""
+    """Describe which texts may share an engine call, if answers depend on the rest of a batch; else None."""
     needed = evaluator.serving.batching.alike
     if needed is None:
         return None

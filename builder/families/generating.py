@@ -1,4 +1,4 @@
-"""What the families that generate share: samples, what they refuse, how their loop is set up, their ladder and report.
+"""Shared parts of the families that generate: samples, refusals, set-up of the decode loop, precisions and report.
 
 Knows the specification, the checkpoint and the contract with the emitted loop; knows no engine.
 """
@@ -49,7 +49,7 @@ OPERATORS = (*FUSED, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "Simp
 
 
 def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]:
-    """The precision of the weights, or those that are tried."""
+    """Return the precision of the weights, or those that are tried."""
     if precision != "auto":
         return (precision,)
     eight_bits = has("MatMulNBits with 8 bits", triton, in_process)
@@ -57,9 +57,9 @@ def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]
 
 
 def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:
-    """No option is ignored: what means nothing to a model that generates is refused, by name. Raises SpecError.
+    """Raise SpecError for an option that means nothing to a model that generates, by name: none is ignored.
 
-    `of_the_family`: what this one refuses beyond that, and whether it was given.
+    `of_the_family`: what this family refuses beyond that, and whether it was given.
     """
     stated = {
         "--pooling": spec.pooling is not None,
@@ -86,7 +86,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
 
 
 def read_samples(path: Path | None, checkpoint: Checkpoint, inputs: Sequence[Field]) -> list[Mapping[str, Any]]:
-    """The samples that have a text; the user's own, in `path`, are read as `inputs` say. Raises SpecError."""
+    """Return the samples that have a text; the user's own, in `path`, are read as `inputs` say. Raises SpecError."""
     task = checkpoint.task
     samples: Sequence[Mapping[str, Any]] = task.samples
     if path is not None:
@@ -95,17 +95,17 @@ def read_samples(path: Path | None, checkpoint: Checkpoint, inputs: Sequence[Fie
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """How many logits a position has: as many as the tokeniser has tokens, or more."""
+    """Return the number of logits of a position: as many as the tokeniser has tokens, or more."""
     return int(model.get_output_embeddings().weight.shape[0])
 
 
 def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> Rung:
-    """PyTorch's own rung: the error is 0 and the agreement is 1."""
+    """Return PyTorch's own rung: the error is 0 and the agreement is 1."""
     return Rung("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
 
 def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
-    """A remark for a checkpoint with 4 or 8-bit weights that is served in fp32; None for others."""
+    """Return a remark for a checkpoint with 4 or 8-bit weights that is served in fp32; None for others."""
     grids = checkpoint.grids
     if grids is None or grids.scattered or precision != "fp32":
         return None
@@ -115,13 +115,13 @@ def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
 
 
 def exact_bound(exact: Rung) -> Bound:
-    """The bound on the graph in fp32, before anything is quantised."""
+    """Return the bound on the graph in fp32, before anything is quantised."""
     error = math.inf if exact.error is None else exact.error
     return Bound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
 
 
 def kept_bounds(required: Required, exact: Rung, served: Rung, pytorch: Rung, metric: str) -> tuple[Bound, ...]:
-    """The bounds on the rung that is served; none where that is the exact one."""
+    """Return the bounds on the rung that is served; none where that is the exact one."""
     return () if served is exact else required.bounds(served, pytorch, metric)
 
 
@@ -136,7 +136,7 @@ def serving_document(
     start: int | None = None,
     **of_the_family: Any,
 ) -> GenerationServing:
-    """What serving.json tells the emitted loop: its parameters, with the checkpoint's generation_config as defaults.
+    """Return what serving.json tells the emitted loop, with the checkpoint's generation_config as defaults.
 
     `start`: tokens that an answer has before its first, of an encoder-decoder.
     """
@@ -162,7 +162,7 @@ def serving_document(
 
 
 def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any] | None:
-    """How many products and embeddings of the graphs were quantised, for the report; None where none were."""
+    """Return how many products and embeddings of the graphs were quantised, for the report; None where none were."""
     if not parts:
         return None
     return {
@@ -182,7 +182,7 @@ def report_of(
     checks: tuple[EngineCheck, ...],
     **of_the_family: Any,
 ) -> BuildReport:
-    """The report of a generating model: what every one says, `about` the build, and the fields `of_the_family`."""
+    """Return the report of a generating model: the common facts, `about` the build, and the fields `of_the_family`."""
     return BuildReport(
         **about,
         operators={name: operators[name] for name in OPERATORS if operators[name]},

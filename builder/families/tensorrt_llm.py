@@ -23,7 +23,10 @@ def hand_over(
     checkpoint: CheckpointFiles,
     about: Mapping[str, Any],
 ) -> Unverified:
-    """The one entry that runs in the trtllm container; `about`: what its report begins with. Raises SpecError."""
+    """Return the one entry that runs in the trtllm container. Raises SpecError.
+
+    `about`: what its report begins with.
+    """
     model, files = place_checkpoint(options.name, tensorrt_llm.models_folder, checkpoint)
     document = model_document(tensorrt_llm, whole, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = yaml.safe_dump(document, sort_keys=False).encode()

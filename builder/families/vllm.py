@@ -17,7 +17,10 @@ from builder.verify.verdict import Unverified
 def hand_over(
     options: LayoutOptions, vllm: VLLM, whole: WholeCheckpoint, checkpoint: CheckpointFiles, about: Mapping[str, Any]
 ) -> Unverified:
-    """The one entry that Triton's vLLM backend takes; `about`: what its report begins with. Raises SpecError."""
+    """Return the one entry that Triton's vLLM backend runs. Raises SpecError.
+
+    `about`: what its report begins with.
+    """
     model, files = place_checkpoint(options.name, vllm.models_folder, checkpoint)
     arguments = engine_arguments(vllm, whole, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()

@@ -1,4 +1,4 @@
-"""What vLLM and TensorRT-LLM share: engines that run a checkpoint as it is, so that nothing is exported or measured.
+"""Shared parts of vLLM and TensorRT-LLM, which run a checkpoint as it is: nothing is exported or measured.
 
 For models that are too large for one GPU, or for this machine: their weights are never loaded here.
 """
@@ -23,7 +23,7 @@ TASK = "text-generation"
 
 
 def place_checkpoint(name: str, models_folder: str, checkpoint: CheckpointFiles) -> tuple[str, dict[str, bytes | Path]]:
-    """How the engine finds the checkpoint, and the files copied for that: a folder of this machine lies beside it."""
+    """Return the path where the engine finds the checkpoint, and the files copied for that from a local folder."""
     if checkpoint.revision is not None:  # a Hub id and its commit name the weights; a folder here names nothing
         return checkpoint.source, {}
     copied = (".json", ".safetensors", ".txt", ".model", ".jinja")
@@ -34,7 +34,7 @@ def place_checkpoint(name: str, models_folder: str, checkpoint: CheckpointFiles)
 
 
 def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Mapping[str, str]) -> None:
-    """Raises SpecError for a task or an option that an engine which runs the whole checkpoint does not have."""
+    """Raise SpecError for a task or an option that an engine which runs the whole checkpoint does not have."""
     flag = f"--engine {spec.engine}"
     if checkpoint.task.name != TASK:
         raise SpecError(f"{flag} serves {TASK}; this checkpoint is for {checkpoint.task.name} (--task)")
@@ -73,7 +73,7 @@ def front(
     serving: Serving,
     files: Mapping[str, bytes | Path],
 ) -> RepositoryEntry:
-    """The one model of the repository, which streams; its engine batches by itself."""
+    """Return the one model of the repository, which streams; its engine batches by itself."""
     config = Config(
         name=name,
         backend=backend,
@@ -92,7 +92,7 @@ def front(
 def unverified(
     about: Mapping[str, Any], engine: str, checkpoint: CheckpointFiles, name: str, entry: RepositoryEntry
 ) -> Unverified:
-    """The entry with its report, which says that its answers were compared with nothing.
+    """Return the entry with its report, which says that its answers were compared with nothing.
 
     `about`: what every report begins with.
     """

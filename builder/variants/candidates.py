@@ -1,7 +1,7 @@
-"""What can be made of an exported encoder: a precision on an engine.
+"""Variants of an exported encoder: a precision on an engine.
 
-What `--precision` and `--engine` mean and what `auto` tries, of all that the engines say they have; what an engine
-makes of a graph is in its own room (builder/engines/encoding.py).
+Decides what `--precision` and `--engine` mean and what `auto` tries, of all that the engines offer; the packages of the
+engines build their own form of a graph (builder/engines/encoding.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every
 
 
 def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
-    """The variants that `spec` allows on a CPU with the instruction sets `flags`. Raises SpecError for none."""
+    """Return the variants that `spec` allows on a CPU with the instruction sets `flags`. Raises SpecError for none."""
     here = [v for v in all_variants() if v.target == "cpu"]
     if spec.graph is not None:
         engines = list(dict.fromkeys(v.engine for v in here))
@@ -57,7 +57,7 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
 
 
 def _on_gpu(target: str, stated: str | None, precision: str, triton: str) -> Variant:
-    """The variant for a GPU, whatever this machine has. Raises SpecError."""
+    """Return the variant for a GPU, whatever this machine has. Raises SpecError."""
     here = [v for v in all_variants() if v.target == target]
     engines = list(dict.fromkeys(v.engine for v in here))
     engine = stated or (target if target in engines else engines[0])
@@ -73,15 +73,18 @@ def _on_gpu(target: str, stated: str | None, precision: str, triton: str) -> Var
 
 
 def _whole(graph: Graph) -> onnx.ModelProto:
-    """What a user's graph holds, weights in other files too. onnx's reader, which knows those of other exporters,
-    refuses a file with several names, as a published version has: the cache has it too."""
+    """Read a user's graph whole, with weights in other files too.
+
+    onnx's reader knows the weights of other exporters, but refuses a file with several names (hard links), as a
+    published version has: the cache has it too.
+    """
     several = any(file.stat().st_nlink > 1 for file in graph.files)
     return load_whole(graph.path) if several else onnx.load(str(graph.path))
 
 
 @dataclass(frozen=True)
 class VariantMaker:
-    """One exported graph and what is made of it. `feeds`: the engine's inputs, to calibrate on.
+    """Maker of the variants of one exported graph. `feeds`: the engine's inputs, to calibrate on.
 
     `verified`: the graph fused at the spec's level, where it was fused to be verified.
     """
@@ -94,24 +97,24 @@ class VariantMaker:
 
     @cached_property
     def fused(self) -> Graph:
-        """For ONNX Runtime."""
+        """Graph fused for ONNX Runtime."""
         graph = self.verified or fuse(self.exported, self.folder, self.spec.level)
         check_release(graph, self.spec.triton, self.spec.in_process)
         return graph
 
     @cached_property
     def plain(self) -> Graph:
-        """For engines that fuse attention themselves."""
+        """Graph for engines that fuse attention themselves."""
         return spell_out_attention(self.exported, self.folder)
 
     @cached_property
     def _sources(self) -> dict[tuple[str, str], Graph]:
-        """What engines read, by their names and targets, where it was made already."""
+        """Graphs that engines read, by their names and targets, where they were built already."""
         return {}
 
     @cached_property
     def own_graph(self) -> Graph:
-        """The user's own graph. Raises SpecError where it is not one of this checkpoint's task."""
+        """The user's own graph. Raises SpecError if it is not one of this checkpoint's task."""
         path = self.spec.graph
         assert path is not None
         try:
@@ -129,12 +132,12 @@ class VariantMaker:
         return save_graph(model, self.folder / "given" / MODEL_FILE)
 
     def sensitive(self, variant: Variant) -> list[str]:
-        """The layers of `variant` that can be left alone, those that lose most first."""
+        """Return the layers of `variant` that can be left alone, those that lose most first."""
         source = self._source(variant)
         return sensitivity(source, candidates(source), self.feeds) if variant.precision in SENSITIVE else []
 
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
-        """The graph of `variant`. Raises VerificationError where nothing came of it."""
+        """Build the graph of `variant`. Raises VerificationError where nothing came of it."""
         source, spec, engine = self._source(variant), self.spec, encoding_engine(variant.engine)
         path = self.folder / f"{variant.precision}-{variant.engine}-{len(left_alone)}" / MODEL_FILE
         quantised = Quantised(source)
@@ -153,12 +156,15 @@ class VariantMaker:
         return engine.finish(quantised, variant.precision, path)
 
     def discard(self, variant: Variant, made: Quantised) -> None:
-        """Remove the files of `variant`, but those that it was made of."""
+        """Remove the files of `variant`, except those that it was made of."""
         if made.graph.path != self._source(variant).path:
             remove_graph(made.graph)
 
     def _static(self, variant: Variant, source: Graph, path: Path, left_alone: Sequence[str]) -> Quantised:
-        """TensorRT takes activations around zero only and has no 8-bit tables."""
+        """Quantise `source` statically into `path`.
+
+        TensorRT takes activations around zero only and has no 8-bit tables.
+        """
         from builder.optimise.static_quantisation import quantise_statically  # loads onnxruntime.quantization
 
         calibration = self.spec.calibration

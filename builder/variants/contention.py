@@ -1,7 +1,7 @@
-"""Whether something else had the cores while this process measured: how long its threads stood in line for one.
+"""Measures whether something else used the cores while this process measured: how long its threads waited for one.
 
 Linux counts for each thread how long it ran and how long it could have run but waited (/proc/PID/task/*/schedstat, by
-the kernel's Documentation/scheduler/sched-stats.rst); elsewhere nothing is known, and nothing said.
+the kernel's Documentation/scheduler/sched-stats.rst); elsewhere the wait is unknown, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ BUSY = 0.2  # of the time that threads wanted a core: more is not of their own m
 
 
 class Waiting:
-    """From now on."""
+    """Time that this process's threads waited for a core, from now on."""
 
     def __init__(self) -> None:
         self.begun = _times()
 
     @property
     def share(self) -> float:
-        """Of the time that this process's threads wanted a core, the part that they waited for it, 0 to 1."""
+        """Share of the time in which this process's threads could run that they waited for a core, 0 to 1."""
         ran, waited = (max(0, now - then) for now, then in zip(_times(), self.begun, strict=True))
         return waited / (ran + waited) if ran + waited else 0.0
 
 
 def _times() -> tuple[int, int]:
-    """Nanoseconds that the threads ran, and that they waited."""
+    """Return the nanoseconds that the threads ran, and that they waited."""
     ran = waited = 0
     for file in TASKS.glob("*/schedstat"):
         with suppress(OSError, ValueError, IndexError):  # a thread that has just ended

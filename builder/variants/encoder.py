@@ -1,4 +1,4 @@
-"""The rungs of an encoder: variants of one graph, timed over a grid of shapes, judged by the front's own answers.
+"""Variants of an encoder: forms of one graph, timed over a grid of shapes, judged by the front's own answers.
 
 Times and qualities are remembered, for the next build of the same checkpoint on the same machine.
 """
@@ -24,7 +24,9 @@ ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
 
 @dataclass
 class EncoderRungs:
-    """`base`: PyTorch, which speeds are relative to; `exact`: the rung that was measured in every way already, and its
+    """Rungs of an encoder: how its variants are built, timed and judged.
+
+    `base`: PyTorch, which speeds are relative to; `exact`: the rung that was measured in every way already, and its
     quality; `prefix`: what the names of the other rungs begin with.
     """
 
@@ -36,7 +38,7 @@ class EncoderRungs:
     known: Measurements
     prefix: str
     qualities: dict[str, Quality] = field(default_factory=dict)
-    """Of what was judged in this build, by the name of the rung."""
+    """Qualities of what was judged in this build, by the name of the rung."""
     _variants: dict[tuple[Variant, int], Quantised] = field(default_factory=dict)
     _layers: dict[Variant, list[str]] = field(default_factory=dict)
 
@@ -44,7 +46,7 @@ class EncoderRungs:
         return f"{self.prefix}{option.name}"
 
     def time(self, option: Variant, left_alone: int) -> Rung:
-        """Remembered or measured."""
+        """Return the times, remembered or measured."""
         name = self.name(option) + (f", {left_alone} layers fp32" if left_alone else "")
         rung = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
         if rung is None:
@@ -57,7 +59,10 @@ class EncoderRungs:
         return speed_up(latency, self.base.latency_ms)
 
     def judge(self, candidate: Candidate[Variant]) -> Rung:
-        """One remembered as too bad is not made again; one that is served always is."""
+        """Return the rung with its quality.
+
+        A variant remembered as too bad is not built again; one that is served always is.
+        """
         rung, exact = candidate.rung, self.exact
         if rung is exact[0]:
             self.qualities[rung.name] = exact[1]
@@ -76,18 +81,18 @@ class EncoderRungs:
         return self.evaluator.relative_quality(rung)
 
     def leave_more(self, candidate: Candidate[Variant]) -> int | None:
-        """Twice as many, at most half of them."""
+        """Return twice as many layers, at most half of them."""
         left_alone = max(1, 2 * candidate.left_alone)
         return None if left_alone > len(self._sensitive(candidate.option)) // 2 else left_alone
 
     def drop(self, candidate: Candidate[Variant]) -> None:
-        """Its graph, where it was made; it would be made again if it was asked for."""
+        """Remove its graph, if it was built; it would be built again if it was asked for."""
         made = self._variants.pop((candidate.option, candidate.left_alone), None)
         if made is not None:
             self.maker.discard(candidate.option, made)
 
     def served(self, candidates: Sequence[Candidate[Variant]]) -> Mapping[str, Rates]:
-        """The emitted front's own traffic over each."""
+        """Measure the emitted front's own traffic over each."""
         return self.evaluator.traffic(
             {one.rung.name: self.variant(one.option, one.left_alone).graph for one in candidates}
         )
@@ -108,7 +113,7 @@ class EncoderRungs:
         )
 
     def variant(self, option: Variant, left_alone: int) -> Quantised:
-        """The graph of a rung."""
+        """Return the graph of a rung."""
         key = (option, left_alone)
         if key not in self._variants:
             self._variants[key] = self.maker.make(option, self._sensitive(option)[:left_alone] if left_alone else [])

@@ -1,4 +1,4 @@
-"""What every rung of the ladder is measured with: the emitted front, the samples, and transformers' answers to them.
+"""Measurements of every variant of an encoder: the emitted front, the samples, and transformers' answers to them.
 
 Knows the checkpoint and its task; the numbers come from parity, quality and latency.
 """
@@ -42,7 +42,7 @@ FEWEST = 16  # samples, of which half are fitted to
 
 @dataclass(frozen=True)
 class Evaluator:
-    """One model's measurements. `front` holds serving.json and tokenizer.json, as they will be emitted."""
+    """One model's measurements. `front` contains serving.json and tokenizer.json, as they will be emitted."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
@@ -58,7 +58,7 @@ class Evaluator:
 
     @property
     def metric(self) -> str:
-        """What quality means here: agreement with PyTorch or, by labels, the share of PyTorch's score."""
+        """Meaning of quality here: agreement with PyTorch or, with labels, the share of PyTorch's score."""
         if not self.labels:
             return self.checkpoint.task.metric
         return f"share of PyTorch's {next(iter(self.reference_scores))}"
@@ -70,7 +70,7 @@ class Evaluator:
 
     @cached_property
     def rows(self) -> Rows:
-        """The tokens that test rows for this checkpoint are made of."""
+        """Tokens that test rows for this checkpoint are made of."""
         return rows_of(self.checkpoint)
 
     @cached_property
@@ -79,7 +79,7 @@ class Evaluator:
         return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
     def relative_quality(self, rung: Rung) -> float:
-        """The quality of a rung, as `metric` says."""
+        """Return the quality of a rung, as `metric` defines it."""
         if not self.labels:
             return rung.quality or 0.0
         name, score = next(iter(self.reference_scores.items()))
@@ -95,20 +95,22 @@ class Evaluator:
             raise SpecError(f"the labels of --samples ({keys}) cannot be scored: expected {error}") from error
 
     def opened(self, graph: Graph, mapped: bool = False) -> Infer:
-        """`graph` with the threads and the spinning it will be served with; `mapped`: one of ONNX Runtime, with its
-        weights left in their file."""
+        """Open `graph` with the threads and the spinning it will be served with.
+
+        `mapped`: open an ONNX Runtime graph with its weights left in their file.
+        """
         threads = self.spec.build_threads
         if mapped:
             return onnxruntime.infer_mapped(graph, threads)
         return infer_with(graph, threads, self.spec.serving.spinning)
 
     def quality(self, graph: Graph, infer: Infer) -> Quality:
-        """The emitted code over `graph`, opened as `infer`, against transformers."""
+        """Compare the emitted code over `graph`, opened as `infer`, with transformers."""
         task = encoder_task(self.checkpoint.task)
         return served_quality(infer, self.front_of(graph), task, self.fields, self.samples, self.expected, self._score)
 
     def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
-        """Of `graph`, opened as `infer`, or for this alone; nothing for another machine's GPU."""
+        """Return the latencies of `graph`, opened as `infer` or for this alone; nothing for another machine's GPU."""
         if self.spec.target != "cpu":
             return {}
         return engine_latencies(
@@ -116,7 +118,7 @@ class Evaluator:
         )
 
     def front_of(self, graph: Graph) -> Path:
-        """The folder of the front's files, as they will be emitted with `graph`."""
+        """Return the folder of the front's files, as they will be emitted with `graph`."""
         serving = bucketed(self.serving, graph)
         if serving is self.serving:
             return self.front
@@ -128,21 +130,23 @@ class Evaluator:
         return folder
 
     def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
-        """Requests a second of the emitted front over each of `graphs`, by name, with the threads it will have."""
+        """Return requests a second of the emitted front over each of `graphs`, by name, with the threads of service."""
         fronts = {name: Pipeline(self.front_of(graph), self.opened(graph)) for name, graph in graphs.items()}
         for front in fronts.values():
             front.warm_up()
         return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
 
     def rung(self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool) -> tuple[Rung, Quality]:
-        """`graph` measured in every way, on `more` than is usual; `mapped`: with its weights left in their file."""
+        """Measure `graph` in every way, on `more` rows than usual; `mapped`: with its weights left in their file."""
         infer = self.opened(graph, mapped)
         rung, quality = self.judged(Rung(name, graph.size, {}), graph, infer, more)
         return replace(rung, latency_ms=self.latency(graph, infer)), quality
 
     def judged(self, rung: Rung, graph: Graph, infer: Infer, more: Sequence[Reference] = ()) -> tuple[Rung, Quality]:
-        """`rung`, which has a size, with the quality of its graph, opened as `infer`, and its largest relative error
-        against PyTorch."""
+        """Return `rung`, which has a size, with its quality and its largest relative error against PyTorch.
+
+        Its graph is open as `infer`.
+        """
         quality, per_token = self.quality(graph, infer), encoder_task(self.checkpoint.task).per_token
         judged = replace(
             rung,
@@ -169,7 +173,7 @@ class Evaluator:
         return replace(self, samples=self.samples + more, expected=self.expected + expected)
 
     def serving_as(self, options: FrontOptions, graph: Graph) -> Evaluator:
-        """This evaluator for a front with other `options`: of its queue and of its batches."""
+        """Return this evaluator for a front with other `options`: of its queue and of its batches."""
         before = self.serving
         serving = _serving(options, self.checkpoint, graph, before.batching.alike, before.parameters)
         if serving != self.serving:
@@ -177,7 +181,7 @@ class Evaluator:
         return replace(self, serving=serving)
 
     def warm_up_rows(self) -> list[dict[str, list[int]]]:
-        """The tokens of a short and of a long text of the samples, without padding."""
+        """Return the tokens of a short and of a long text of the samples, without padding."""
         sources = self.serving.inputs
         rows = []
         for call in (self.feeds[0], self.feeds[-1]):
@@ -231,7 +235,7 @@ def _serving(
 
 
 def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-    """Samples to fit to, and others to judge on: the quality on a sample that was fitted to says little."""
+    """Split into samples to fit to, and others to judge on: the quality on a sample that was fitted to says little."""
     if len(samples) < FEWEST:
         raise SpecError(
             f"calibration and pruning use half of the samples and are judged on the other half: {len(samples)} are too "
@@ -243,7 +247,7 @@ def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sampl
 def _engine_feeds(
     front: Path, fields: tuple[Sequence[Field], Sequence[Field]], samples: Sequence[Sample]
 ) -> tuple[dict[str, np.ndarray], ...]:
-    """The engine's inputs on the samples, call by call, as the emitted code makes them; shortest first.
+    """Return the engine's inputs on the samples, call by call, as the emitted code makes them; shortest first.
 
     Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either. An error of
     that code itself is raised as it is.
@@ -272,7 +276,9 @@ def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _fits(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> bool:
-    """Whether the texts that the emitted task makes of a sample, prompt and template included, are within the limit."""
+    """Return True if the texts that the emitted task makes of a sample are within the limit, prompt and template
+    included.
+    """
     try:
         texts = front.task.read(to_tensors(sample, fields)).texts
     except InputError:

@@ -1,4 +1,4 @@
-"""The rungs of a generating model: precisions of its weights, judged by next tokens and by perplexity."""
+"""Variants of a generating model: precisions of its weights, judged by next tokens and by perplexity."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Variant = TypeVar("Variant")
 
 @dataclass(frozen=True)
 class Required:
-    """The least agreement with PyTorch, and the largest perplexity, as a ratio to PyTorch's."""
+    """Least agreement with PyTorch, and largest perplexity, as a ratio to PyTorch's."""
 
     quality: float
     perplexity: float
 
     def bounds(self, rung: Rung, base: Rung, metric: str) -> tuple[Bound, ...]:
-        """The bounds that `rung` must keep. `metric`: the name of its `quality`."""
+        """Return the bounds that `rung` must keep. `metric`: the name of its `quality`."""
         return (
             Bound(f"the {metric} of {rung.name}", rung.quality or 0.0, at_least=self.quality),
             Bound(f"the perplexity of {rung.name} to PyTorch's", growth(rung, base), at_most=self.perplexity),
@@ -33,7 +33,7 @@ class Required:
         return all(bound.holds for bound in self.bounds(rung, base, ""))
 
     def refusal(self, rung: Rung, base: Rung, metric: str) -> str:
-        """Why a rung that loses too much is not served, and what to do."""
+        """Return why a rung that loses too much is not served, and what to do."""
         return (
             f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is required) "
             f"and its perplexity is {growth(rung, base):.4f} of PyTorch's (at most {self.perplexity:.4f}). "
@@ -43,10 +43,10 @@ class Required:
 
 @dataclass
 class PrecisionRungs(Generic[Variant]):
-    """The ladder of precisions. `exact`: the verified rung in fp32, and its graphs; `base`: PyTorch's rung.
+    """Ladder of precisions. `exact`: the verified rung in fp32, and its graphs; `base`: PyTorch's rung.
 
     The family gives four functions: `make` builds the graphs of a precision, `timed` makes its rung, with size and
-    latencies, `judged` adds the quality, and `graphs` says which there are, so that those that lost can go.
+    latencies, `judged` adds the quality, and `graphs` says which there are, so that those that lost can be removed.
     """
 
     base: Rung
@@ -67,7 +67,7 @@ class PrecisionRungs(Generic[Variant]):
         return self.exact[0] if option == self.exact[0].name else self.timed(option, self.variant(option))
 
     def speed(self, latency: Latencies) -> float:
-        """Of tokens alone: a prompt is a small part of the time."""
+        """Return the speed-up for tokens alone: a prompt is a small part of the time."""
         tokens = {cell: ms for cell, ms in self.base.latency_ms.items() if cell.startswith("token")}
         return speed_up(latency, tokens)
 
@@ -99,7 +99,7 @@ class PrecisionRungs(Generic[Variant]):
         return self.required.refusal(max(judged, key=self.quality), self.base, self.metric)
 
     def variant(self, option: str) -> Variant:
-        """The graphs of a precision, built at the first use."""
+        """Return the graphs of a precision, built at the first use."""
         if option == self.exact[0].name:
             return self.exact[1]
         if option not in self._variants:
@@ -108,5 +108,5 @@ class PrecisionRungs(Generic[Variant]):
 
 
 def growth(rung: Rung, base: Rung) -> float:
-    """Perplexity as a ratio to PyTorch's; 1 where there is none."""
+    """Return the perplexity as a ratio to PyTorch's; 1 where there is none."""
     return (rung.perplexity or 1.0) / (base.perplexity or 1.0)

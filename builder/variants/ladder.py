@@ -1,10 +1,10 @@
-"""The ladder: which rung of a model is served. The fastest that keeps the quality asked for.
+"""The ladder selects the variant of a model to serve: the fastest that keeps the requested quality.
 
 Every option is built and timed over fixed shapes; then their quality is judged, the fastest first. The first that keeps
 the quality is served. Where the family measures traffic, the first and those nearly as fast are measured as they will
-be served, and the best of them is. A rung that misses the quality may leave layers in fp32 and is queued again, at the
-speed that it then has. What cannot be served any more is dropped, for its files are large. Knows times and qualities;
-how a rung is built and judged is in the family's `Rungs`.
+be served, and the best of them is served. A variant that misses the quality may leave layers in fp32 and is queued
+again, at the speed that it then has. Variants that can no longer be served are dropped, since their files are large.
+Knows times and qualities; the family's `Rungs` builds and judges a variant.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WITHIN = 2.5  # how many times slower than the first finalist another may be, ov
 
 @dataclass(frozen=True)
 class Candidate(Generic[Option]):
-    """An option with some of its layers left in fp32, as a rung: timed, then judged."""
+    """Option with some of its layers left in fp32, as a rung: timed, then judged."""
 
     option: Option
     left_alone: int
@@ -47,7 +47,7 @@ Served = Callable[[Sequence[Candidate[Option]]], Mapping[str, Rates]]  # request
 
 
 class Rungs(Protocol[Option]):
-    """What a family says of its rungs."""
+    """How a family names, times and judges its rungs."""
 
     @property
     def base(self) -> Rung:
@@ -56,56 +56,59 @@ class Rungs(Protocol[Option]):
 
     @property
     def served(self) -> Served[Option] | None:
-        """Measures finalists as they will be served; None: the first that keeps the quality is served."""
+        """Function that measures finalists as they will be served; None: the first that keeps the quality is served."""
 
     def name(self, option: Option) -> str:
-        """The name of the rung of `option` when no layer is left in fp32."""
+        """Return the name of the rung of `option` when no layer is left in fp32."""
         ...
 
     def time(self, option: Option, left_alone: int) -> Rung:
-        """The rung with its size and latencies. Raises ExportError or VerificationError where it cannot be built."""
+        """Return the rung with its size and latencies.
+
+        Raises ExportError or VerificationError where it cannot be built.
+        """
         ...
 
     def speed(self, latency: Latencies) -> float:
-        """How many times as fast as PyTorch `latency` is."""
+        """Return how many times as fast as PyTorch `latency` is."""
         ...
 
     def judge(self, candidate: Candidate[Option]) -> Rung:
-        """The rung with its quality."""
+        """Return the rung with its quality."""
         ...
 
     def keeps(self, rung: Rung) -> bool:
-        """Whether a rung that was judged keeps the quality asked for."""
+        """Return True if a rung that was judged keeps the requested quality."""
         ...
 
     def quality(self, rung: Rung) -> float:
-        """The number by which judged rungs are compared; more is better."""
+        """Return the number by which judged rungs are compared; more is better."""
         ...
 
     def leave_more(self, candidate: Candidate[Option]) -> int | None:
-        """How many layers to leave in fp32 next; None where more would not help."""
+        """Return how many layers to leave in fp32 next; None where more would not help."""
         ...
 
     def drop(self, candidate: Candidate[Option]) -> None:
-        """Remove the files of one that is not served."""
+        """Remove the files of a candidate that is not served."""
         ...
 
     def reached(self, rung: Rung) -> str:
-        """The quality of a rung in words, for example "cosine of 0.9981"."""
+        """Return the quality of a rung in words, for example "cosine of 0.9981"."""
         ...
 
     def requirement(self) -> str:
-        """The quality asked for in words."""
+        """Return the requested quality in words."""
         ...
 
     def refusal(self, judged: Sequence[Rung]) -> str:
-        """The error where none of `judged` keeps the quality: why nothing is served, and what to do."""
+        """Return the error text where none of `judged` keeps the quality: why nothing is served, and what to do."""
         ...
 
 
 @dataclass(frozen=True)
 class Climbed(Generic[Option]):
-    """What is served, all rungs that were tried (the slowest first), and the reason where there was a choice."""
+    """Variant that is served, all rungs that were tried (the slowest first), and the reason if there was a choice."""
 
     chosen: Candidate[Option]
     rungs: tuple[Rung, ...]
@@ -113,7 +116,7 @@ class Climbed(Generic[Option]):
 
 
 def climb(rungs: Rungs[Option], options: Sequence[Option], stage: Stage) -> Climbed[Option]:
-    """The fastest of `options` that keeps the quality. Raises VerificationError where there is none."""
+    """Select the fastest of `options` that keeps the quality. Raises VerificationError where there is none."""
     return _Climb(rungs, stage).run(options)
 
 
@@ -161,7 +164,7 @@ class _Climb(Generic[Option]):
         heapq.heappush(self.queue, (self._slowness(rung), order, Candidate(option, left_alone, rung, order)))
 
     def _finalists(self) -> list[Candidate[Option]]:
-        """The fastest that keep the quality, and those nearly as fast; what was not judged stays in the queue."""
+        """Return the fastest that keep the quality and those nearly as fast; the others stay in the queue."""
         most = 1 if self.rungs.served is None else FINALISTS
         finalists: list[Candidate[Option]] = []
         while self.queue and len(finalists) < most:
@@ -191,7 +194,7 @@ class _Climb(Generic[Option]):
                 self._push(candidate.option, left_alone, candidate.order)
 
     def _final(self, finalists: Sequence[Candidate[Option]]) -> tuple[Candidate[Option], str]:
-        """The one that answers most requests (of equals, the best in quality), and what was measured, in words."""
+        """Return the one that answers most requests (of equals, the best in quality), and the measurements in words."""
         if len(finalists) == 1 or self.rungs.served is None:
             return finalists[0], ""
         with self.stage("measure as served"):

@@ -27,7 +27,7 @@ Feed = dict[str, np.ndarray]
 
 
 def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: int) -> Latencies:
-    """The module as transformers runs it, with its own attention."""
+    """Time the module as transformers runs it, with its own attention."""
     with pytorch_with(threads):
         return _about(
             _feeds(module.inputs, rows, max_length), lambda feed: module(*map(torch.from_numpy, feed.values()))
@@ -35,10 +35,10 @@ def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: i
 
 
 def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, choosing: bool) -> Latencies:
-    """The graph in its engine, opened as `infer`. `choosing`: whether it is to be compared with others.
+    """Time the graph in its engine, opened as `infer`. `choosing`: whether it is to be compared with others.
 
-    Rough even then: those that are near the fastest are measured as they will be served. Each shape is run once before,
-    for which an engine may have to prepare itself.
+    The times are rough even then: those that are near the fastest are measured as they will be served. Each shape is
+    run once before, since an engine may have to prepare itself for it.
     """
     feeds = _feeds(graph.inputs, rows, max_length)
     if not choosing and not encoding_engine(graph.engine).prepares_shapes:
@@ -53,13 +53,15 @@ def _prepared_ms(run: Callable[[], object], share: float) -> float:
 
 
 def _about(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencies:
-    """Rougher times, a single one of what takes long. Only the smallest shape is run once before: the others find the
-    weights read."""
+    """Return rougher times: a single run of what takes long.
+
+    Only the smallest shape is run once before: the others find the weights read.
+    """
     run(next(iter(feeds.values())))
     return {shape: warm_ms(partial(run, feed), ROUGHLY) for shape, feed in feeds.items()}
 
 
 def _feeds(names: tuple[str, ...], rows: Rows, max_length: int) -> dict[str, Feed]:
-    """By shape; the largest last."""
+    """Return the inputs by shape; the largest last."""
     lengths = sorted({min(length, max_length) for length in LENGTHS})
     return {f"{b}x{n}": rows.feeds(names, [n] * b) for b, n in product(BATCHES, lengths)}

@@ -1,6 +1,6 @@
-"""What earlier searches measured, so that the next one over the same checkpoint need not.
+"""Measurements of earlier searches, so that the next one over the same checkpoint need not repeat them.
 
-One file a key, in the user's cache folder; the key covers all that a measurement depends on: the checkpoint, the
+One file per key, in the user's cache folder; the key covers all that a measurement depends on: the checkpoint, the
 options, the samples, the versions, the processor and this package itself. A lost file costs time, nothing else.
 """
 
@@ -42,5 +42,5 @@ class Measurements:
 
 
 def measurements_of(facts: Mapping[str, Any]) -> Measurements:
-    """The memory of measurements that depend on `facts` (JSON) and on the code that made them."""
+    """Return the stored measurements that depend on `facts` (JSON) and on the code that made them."""
     return Measurements(cache_home() / "measured" / f"{key_of({'facts': facts, 'code': code()})[:32]}.json")

@@ -1,4 +1,4 @@
-"""How long a generating model takes, in PyTorch and on its graphs: a prompt or a text, and a token of 1 or 8 rows."""
+"""Times of a generating model, in PyTorch and on its graphs: a prompt or a text, and a token of 1 or 8 rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[[], object]
 
 
 def pytorch_decoder(model: PreTrainedModel, threads: int) -> Latencies:
-    """A token of each number of rows after `CONTEXT` tokens, and a prompt of 128, as transformers runs them."""
+    """Time a token of each number of rows after `CONTEXT` tokens, and a prompt of 128, as transformers runs them."""
     with pytorch_with(threads):
         begun = torch.ones((1, CONTEXT), dtype=torch.long)
         past = model(input_ids=begun, use_cache=True, logits_to_keep=1).past_key_values
@@ -38,7 +38,7 @@ def pytorch_decoder(model: PreTrainedModel, threads: int) -> Latencies:
 
 
 def pytorch_seq2seq(model: PreTrainedModel, threads: int) -> Latencies:
-    """A text of 128 tokens through the encoder, and the same tokens, as transformers runs them."""
+    """Time a text of 128 tokens through the encoder, and the same tokens, as transformers runs them."""
     with pytorch_with(threads):
         ids = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
         runs: dict[str, Run] = {"text of 128": lambda: model.get_encoder()(input_ids=ids)}
@@ -52,7 +52,7 @@ def pytorch_seq2seq(model: PreTrainedModel, threads: int) -> Latencies:
 
 
 def _repeated(past: Cache, rows: int) -> Cache:
-    """A cache of `rows` rows, each as the one of `past`."""
+    """Return a cache of `rows` rows, each as the one of `past`."""
     repeated = copy.deepcopy(past)
     repeated.batch_repeat_interleave(rows)
     return repeated
@@ -67,7 +67,7 @@ def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> Run:
 def decoder(
     executors: Executors, caches: Sequence[LayerShape], vocabulary: int, cache: CacheType, choosing: bool
 ) -> Latencies:
-    """The same on a graph, in the emitted executor. `choosing`: whether a choice hangs on it."""
+    """Time the same on a graph, in the emitted executor. `choosing`: whether a choice depends on it."""
     executor = executors(geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache))
     runs = {f"token, {rows} rows": _step(executor, rows) for rows in ROWS}
     prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
@@ -76,7 +76,7 @@ def decoder(
 
 
 def seq2seq(graphs: Graphs, threads: int, choosing: bool) -> Latencies:
-    """The same on the graphs, in the emitted executor."""
+    """Time the same on the graphs, in the emitted executor."""
     executor = graphs.executor(max(ROWS), 4 * CONTEXT, 2 * CONTEXT, threads)
     text = [1] * (2 * CONTEXT)
     (encoded,) = executor.encode([text])
@@ -97,6 +97,6 @@ def _timed(runs: Mapping[str, Run], choosing: bool) -> Latencies:
 
 
 def _about(runs: Mapping[str, Run]) -> Latencies:
-    """Rough times. The first is run once before: it may be what reads the weights."""
+    """Return rough times. The first is run once before: it may be what reads the weights."""
     next(iter(runs.values()))()
     return {name: warm_ms(run, ROUGHLY) for name, run in runs.items()}

@@ -1,4 +1,4 @@
-"""How anything is timed: after a warm-up, until there are enough runs, as a median."""
+"""Timing of any run: after a warm-up, until there are enough runs, as a median."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ LONG_S = 1.0  # of one run, beside which what only the first has to do is little
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """Median of `LEAST` to `MOST` runs after `WARM_UP` more, or one more that is long, in milliseconds; `ENOUGH_S` of
-    them if they are short."""
+    """Return the median of `LEAST` to `MOST` runs after `WARM_UP` more, in milliseconds.
+
+    One long run is enough to warm up; short runs are repeated for `ENOUGH_S`.
+    """
     for _ in range(WARM_UP):
         if _seconds(run) > LONG_S:
             break
@@ -28,9 +30,11 @@ def median_ms(run: Callable[[], object]) -> float:
 
 
 def warm_ms(run: Callable[[], object], share: float) -> float:
-    """The same in `share` of the time, of what has been warmed up and is told roughly: PyTorch, which others are only
-    compared with, all of a build that has nothing to choose, and encoders, of which the fastest are measured as they
-    will be served."""
+    """Return the same in `share` of the time, for a run that is warm and needs a rough time only.
+
+    That is PyTorch, which others are only compared with, all of a build that has nothing to choose, and encoders, of
+    which the fastest are measured as they will be served.
+    """
     times: list[float] = []
     while not times or (len(times) < LEAST and sum(times) < share * ENOUGH_S):
         times.append(_seconds(run))
@@ -45,7 +49,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 @contextmanager
 def pytorch_with(threads: int) -> Iterator[None]:
-    """PyTorch with so many threads, and without gradients."""
+    """Run PyTorch with this number of threads, and without gradients."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

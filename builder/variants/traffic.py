@@ -1,4 +1,4 @@
-"""How many requests a second the emitted front answers over an engine: what clients see, less the transport.
+"""Requests a second that the emitted front answers over an engine: what clients see, less the transport.
 
 Traffic is the samples in random order: one at a time, as one client sends them, and several at once, as many do. No two
 rounds have the same batches, so an engine that has to prepare for each new shape pays for that here as it does in
@@ -27,7 +27,7 @@ LOST, LOST_ROUNDS = 1 - BUSY, 2  # below that share of the fastest in each of so
 
 @dataclass(frozen=True)
 class Traffic:
-    """How much is sent: `requests` in each round, for each number of `clients`."""
+    """Size of the load: `requests` in each round, for each number of `clients`."""
 
     clients: tuple[int, ...] = CLIENTS
     requests: int = REQUESTS
@@ -35,35 +35,35 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Rates:
-    """Requests a second of one engine by the number of clients, one figure a round."""
+    """Requests a second of one engine by the number of clients, one figure per round."""
 
     by_clients: Mapping[int, tuple[float, ...]]
 
     @property
     def rounds(self) -> np.ndarray:
-        """One figure a round: the geometric mean over the numbers of clients."""
+        """One figure per round: the geometric mean over the numbers of clients."""
         return np.asarray(np.exp(np.mean([np.log(rates) for rates in self.by_clients.values()], axis=0)))
 
     @property
     def typical(self) -> float:
-        """The median of the rounds."""
+        """Median of the rounds."""
         return float(np.median(self.rounds))
 
     @property
     def spread(self) -> float:
-        """How far apart the rounds are, as a share of their median."""
+        """Distance between the fastest and the slowest round, as a share of the median."""
         return float(np.ptp(self.rounds)) / self.typical
 
     def equals(self, faster: Rates) -> bool:
-        """Whether the lead of `faster` may be noise: it is small, and not there in every pair of rounds."""
+        """Return True if the lead of `faster` may be noise: it is small, and not there in every pair of rounds."""
         return self.typical >= NEAR * faster.typical and not self.below(faster)
 
     def below(self, faster: Rates, share: float = 1.0) -> bool:
-        """Whether it is slower than `share` of `faster` in every round that both had."""
+        """Return True if it is slower than `share` of `faster` in every round that both had."""
         return all(one < share * other for one, other in zip(self.rounds, faster.rounds, strict=False))
 
     def __str__(self) -> str:
-        """ "12 (11 to 13) and 20 (18 to 21)": the median, the least and the most for each number of clients."""
+        """Format the median, the least and the most for each number of clients: "12 (11 to 13) and 20 (18 to 21)"."""
         each = self.by_clients.values()
         return " and ".join(f"{np.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f})" for rates in each)
 
@@ -73,9 +73,9 @@ def measure(
     requests: Sequence[Request],
     traffic: Traffic = Traffic(),
 ) -> dict[str, Rates]:
-    """The rates of each of `fronts` over `requests`, by name. A front answers a list of requests as one batch.
+    """Return the rates of each of `fronts` over `requests`, by name. A front answers a list of requests as one batch.
 
-    One that has lost has fewer rounds than the others.
+    A front that has lost has fewer rounds than the others.
     """
     count = traffic.requests
     measured: dict[str, dict[int, list[float]]] = {
@@ -101,32 +101,35 @@ def measure(
 
 
 def fastest(rates: Mapping[str, Rates]) -> str:
-    """The name of the one that answers most requests a second, of those that were measured to the end."""
+    """Return the name of the one that answers most requests a second, of those that were measured to the end."""
     most = max(len(one.rounds) for one in rates.values())
     return max((name for name in rates if len(rates[name].rounds) == most), key=lambda name: rates[name].typical)
 
 
 def lost(rates: Mapping[str, Rates]) -> set[str]:
-    """Those that are so much slower than the fastest, in every round, that no further one would have them chosen."""
+    """Return those that are so much slower than the fastest, in every round, that no further round could change it."""
     best = rates[fastest(rates)]
     return {name for name, one in rates.items() if one.below(best, LOST)}
 
 
 def in_words(rates: Mapping[str, Rates]) -> str:
-    """ "at 1 and at 16 clients: NAME 12 (11 to 13) and 20 (18 to 21), ...": what was measured, by name."""
+    """Describe the rates by name: "at 1 and at 16 clients: NAME 12 (11 to 13) and 20 (18 to 21), ..."."""
     clients = " and at ".join(map(str, next(iter(rates.values())).by_clients))
     return f"at {clients} clients: " + ", ".join(f"{name} {rate}" for name, rate in rates.items())
 
 
 def remark_on_noise(rates: Mapping[str, Rates], measured: str) -> str:
-    """A remark for the report where the machine was busy. `measured`: what has the rates, e.g. "engine"."""
+    """Return a remark for the report if the machine was busy. `measured`: what has the rates, e.g. "engine"."""
     worst = max(rate.spread for rate in rates.values())
     return f"; the machine was busy: the rounds of one {measured} are {worst:.0%} apart" if worst > BUSY else ""
 
 
 def settled(rates: Mapping[str, Rates]) -> bool:
-    """Whether of each it is known that the fastest is faster, by more than noise and in every round, or that they are
-    equals: another round would change nothing."""
+    """Return True if another round would change nothing.
+
+    For each of the others it is known that the fastest is faster, by more than noise and in every round, or that the
+    two are equal.
+    """
     best = rates[fastest(rates)]
     others = [one for one in rates.values() if one is not best]
     return all((one.typical < NEAR * best.typical) == one.below(best) for one in others)

@@ -30,7 +30,10 @@ from builder.spec import BuildSpec
 
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
-    """The steps of a decoder. Raises SpecError and CheckpointError for what is refused before the work begins."""
+    """Return the steps of a decoder.
+
+    Raises SpecError and CheckpointError for what is refused before the work begins.
+    """
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
     refuse_draft(spec)
     file = generation_file(checkpoint.folder)
@@ -46,7 +49,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
 
 def _refuse_narrow_search(spec: BuildSpec, config: GenerationConfig, file: str) -> None:
-    """Raise SpecError where the checkpoint searches with more beams than there are slots, and nobody said fewer."""
+    """Raise SpecError if the checkpoint searches with more beams than there are slots and --beams is not given."""
     if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
         raise SpecError(
             f"the checkpoint's {file} searches with {config.num_beams} beams, which need as many slots; "
@@ -64,7 +67,7 @@ def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Dec
 
 
 def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, folder: Path) -> FastestEngine:
-    """Graphs of each engine are in a folder of its own."""
+    """Build the decoder of each engine, with its graphs in a folder of its own."""
     for name in engines:
         (folder / name).mkdir()
     decoders = of_each(
@@ -74,7 +77,7 @@ def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, fold
 
 
 def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:
-    """The samples as token rows. Raises SpecError, or CheckpointError where none is left."""
+    """Return the samples as token rows. Raises SpecError, or CheckpointError where none is left."""
     samples = read_samples(path, checkpoint, checkpoint.task.fields({})[0])
     texts = [str(sample["text_input"]) for sample in samples]
     rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]

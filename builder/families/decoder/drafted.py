@@ -37,7 +37,7 @@ Steps = Family[Any, Any, Any, Any, Any]
 
 
 def refuse_draft(spec: BuildSpec) -> None:
-    """Raises SpecError where --draft is given and what runs the steps could not verify a guess."""
+    """Raise SpecError if --draft is given and what runs the steps cannot verify a guess."""
     unable = {
         "--engine auto (name the engine)": spec.engine == "auto",
         f"--executor {spec.executor}": spec.executor != "in-process",
@@ -50,13 +50,13 @@ def refuse_draft(spec: BuildSpec) -> None:
 
 
 def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:
-    """What is built of --draft for texts of `length` tokens."""
+    """Return the specification of --draft for texts of `length` tokens."""
     own = {"model": spec.draft, "draft": None, "revision": None, "name": None, "task": task, "max_length": length}
     return spec.model_copy(update={**own, "slots": min(spec.slots, SLOTS), "beams": 1, "cache_gb": None})
 
 
 def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Checkpoint]:
-    """The draft of `spec`, and how it is built. Raises CheckpointError, and SpecError where memory is short."""
+    """Return the draft of `spec` and its specification. Raises CheckpointError, and SpecError where memory is short."""
     own = draft_spec(spec, target.task.name, target.max_length)
     with _named(own.model):
         other = difference(locate(own.source, weights=False).tokenizer, target.tokenizer)
@@ -71,7 +71,7 @@ def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Check
 
 
 def _cache(spec: BuildSpec, checkpoint: Checkpoint) -> int:
-    """Bytes of the keys and values."""
+    """Return the bytes of the keys and values."""
     shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
     return engine_of(spec).plan_memory(shapes, weights, checkpoint.max_length).cache
 
@@ -82,7 +82,7 @@ def _in_its_folder(case: Case) -> Case:
 
 @contextmanager
 def _named(draft: str) -> Iterator[None]:
-    """An error says that it is the draft's."""
+    """Name the draft in errors that are raised inside."""
     try:
         yield
     except BuilderError as error:
@@ -91,7 +91,7 @@ def _named(draft: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Both:
-    """What a stage made."""
+    """Results of one stage for the target and for its draft."""
 
     target: Any
     draft: Any
@@ -99,7 +99,7 @@ class Both:
 
 @dataclass(frozen=True)
 class Drafted:
-    """The steps of `target`, each with that of its `draft`, whose checkpoint errors name by `source`."""
+    """Steps of `target`, each with that of its `draft`, whose checkpoint errors name by `source`."""
 
     target: Steps
     draft: Steps
@@ -125,12 +125,12 @@ class Drafted:
         return self.target.lasts(chosen.target) and self.draft.lasts(chosen.draft)
 
     def replay(self, chosen: Both) -> Replay:
-        """The calls of both, which the same engine makes again."""
+        """Return the calls of both, which the same engine repeats."""
         own, draft = self.target.replay(chosen.target), self.draft.replay(chosen.draft)
         return replace(own, cases=lambda: [*own.cases(), *map(_in_its_folder, draft.cases())])
 
     def lay_out(self, chosen: Both, stage: Stage) -> tuple[RepositoryEntry, ...]:
-        """The target's entry, with what is the draft's own in a folder of it."""
+        """Return the target's entry, with the draft's own files in a folder of it."""
         (entry,), (beside,) = self.target.lay_out(chosen.target, stage), self.draft.lay_out(chosen.draft, stage)
         own = {path: content for path, content in beside.files.items() if path not in ITS_TARGETS}
         files = {f"1/{DRAFT}/{path.removeprefix('1/')}": content for path, content in own.items()}
@@ -142,7 +142,7 @@ class Drafted:
         return Comparison((*own.bounds, *named))
 
     def report(self, chosen: Both, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]) -> BuildReport:
-        """The target's, with what is to be known of its draft."""
+        """Return the target's report, with the facts about its draft."""
         own, draft = self.target.report(chosen.target, entries, checks), self.draft.report(chosen.draft, (), ())
         served = next(rung for rung in draft.ladder if rung.name == draft.chosen)
         return replace(
@@ -153,7 +153,7 @@ class Drafted:
         )
 
     def _each(self, step: Callable[..., Any], of_draft: Callable[..., Any], *before: Both) -> Both:
-        """What a step of the target, and the same step of the draft, make of what those before made."""
+        """Run a step of the target and the same step of the draft on the results of the steps before."""
         target = step(*(both.target for both in before))
         return Both(target, self._of_draft(of_draft, *(both.draft for both in before)))
 

@@ -1,8 +1,8 @@
 """A decoder on the engine that generates most over the samples: `--engine auto`.
 
 Export and reference are made once; from there on each engine has its own stages (one_engine.py). An engine is left out,
-and the report says why, where it cannot serve this model, or not with these options, or where no precision keeps the
-quality. One whose answers differ from PyTorch's stops the build. What the other engines chose is then run as it will be
+and the report says why, if it cannot serve this model, or not with these options, or if no precision keeps the quality.
+If an engine's answers differ from PyTorch's, the build stops. What the other engines chose is then run as it will be
 served: the emitted loop, one sequence at a time and several at once.
 """
 
@@ -38,7 +38,7 @@ After = TypeVar("After")
 
 @dataclass(frozen=True)
 class Engines(Generic[After]):
-    """What a stage made for each engine, by its name in options; `refused`: the engines left out, and why."""
+    """Result of a stage for each engine, by its name in options; `refused`: the engines left out, and why."""
 
     by_engine: Mapping[str, After]
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Engines(Generic[After]):
 
 @dataclass(frozen=True)
 class Picked:
-    """The choice of `engine`, with the rungs of all engines in its ladder; `choice`: what was measured, in words."""
+    """Choice of `engine`, with the rungs of all engines in its ladder; `choice`: what was measured, in words."""
 
     engine: str
     chosen: Chosen
@@ -55,7 +55,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class FastestEngine:
-    """The stages of `decoders`, one for each engine; `refused`: the engines that refused the options, and why."""
+    """Stages of `decoders`, one for each engine; `refused`: the engines that refused the options, and why."""
 
     decoders: Mapping[str, Decoder]
     refused: Mapping[str, str]
@@ -74,7 +74,7 @@ class FastestEngine:
         return of_each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
 
     def climb(self, exact: Engines[Exact], stage: Stage) -> Picked:
-        """The precision that each engine would serve, and of these the one that generates most tokens a second."""
+        """Choose the precision that each engine would serve, then the engine that generates most tokens a second."""
         chosen = of_each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
         rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
         engine = fastest(rates) if rates else next(iter(chosen.by_engine))
@@ -105,7 +105,7 @@ class FastestEngine:
         return next(iter(self.decoders.values()))
 
     def _climb(self, engine: str, exact: Exact, stage: Stage) -> Chosen:
-        """The choice of `engine`, in whose rungs the engine is named."""
+        """Return the choice of `engine`, with the engine's name in its rungs."""
         chosen = self.decoders[engine].climb(exact, stage)
         named = {id(rung): _named(rung, engine) for rung in (*chosen.ladder[1:], chosen.exact.rung, chosen.rung)}
         return replace(
@@ -121,7 +121,7 @@ class FastestEngine:
             return measure(loops, self._first.rows, TRAFFIC)
 
     def _loop(self, engine: str, chosen: Chosen) -> Callable[[Sequence[Sequence[int]]], object]:
-        """The emitted loop over the choice of `engine`: a function that answers several rows at once, greedily."""
+        """Return the emitted loop over the choice of `engine`: a function that answers several rows, greedily."""
         decoder = self.decoders[engine]
         room, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
         geometry = geometry_of(
@@ -140,10 +140,10 @@ def of_each(
     step: Callable[[str], Callable[[Before], After]],
     unable: tuple[type[BuilderError], ...],
 ) -> Engines[After]:
-    """`step` for each engine. One that raises an error of the types `unable` is left out.
+    """Run `step` for each engine and leave out those that raise an error of the types `unable`.
 
-    Where none is left, raises an error with the reasons of all: of their type where all failed here with one type,
-    else BuilderError itself.
+    If none is left, raises an error with all reasons: of their type if all failed with the same type, else BuilderError
+    itself.
     """
     results: dict[str, After] = {}
     refused = dict(before.refused)

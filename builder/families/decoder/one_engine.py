@@ -1,6 +1,6 @@
 """A decoder on one engine: its stages, from the export to the report.
 
-What an engine makes of the graph is in its own room (builder/engines/decoding.py).
+The packages of the engines build their own form of the graph (builder/engines/decoding.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the rele
 
 @dataclass(frozen=True)
 class Measured:
-    """What PyTorch says to the samples and to a row past every window, and its rung."""
+    """PyTorch's answers to the samples and to a row past every window, and its rung."""
 
     answers: Reference
     long: LongAnswers
@@ -80,22 +80,22 @@ class Measured:
 
 @dataclass(frozen=True)
 class Fused:
-    """The export, and its graph fused."""
+    """Export with its fused graph."""
 
     exported: DecoderExport
     graph: Graph
 
     @property
     def exact(self) -> Lowered:
-        """As it is: in fp32, over a cache in fp32."""
+        """Return the graph unchanged: in fp32, over a cache in fp32."""
         return Lowered(self.graph, self.graph)
 
 
 @dataclass(frozen=True)
 class Exact:
-    """The fused graph, found to say what PyTorch says, and how far it is off on a row past every window.
+    """Fused graph, verified against PyTorch, and its error on a row past every window.
 
-    `mapped`: whether it was judged and timed with its weights left in their file, otherwise than it is served.
+    `mapped`: the graph was judged and timed with its weights left in their file, otherwise than it is served.
     """
 
     fused: Fused
@@ -107,7 +107,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is served: `graph`, as the engine of the release reads it; `own`, the same as this build's engine ran it."""
+    """Variant that is served: `graph`, as the release's engine reads it; `own`, as this build's engine ran it."""
 
     exact: Exact
     own: Graph
@@ -120,7 +120,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The steps, judged on token rows: `rows`. `layers`: what each of the model's puts into its cache."""
+    """Steps of a decoder, judged on token rows: `rows`. `layers`: what each of the model's puts into its cache."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
@@ -131,23 +131,26 @@ class Decoder:
     rows: tuple[tuple[int, ...], ...]
 
     def export(self) -> DecoderExport:
-        """One graph for prompts and steps. Raises RepositoryError where the disk has no room for it."""
+        """Return one graph for prefill and decode steps. Raises RepositoryError where the disk has no room for it."""
         refuse_without_room(self.memory.weights, GRAPHS)
         return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers)
 
     def reference(self, exported: DecoderExport) -> Measured:
-        """Teacher-forced probabilities, those of a long row, and the time of a step."""
+        """Return teacher-forced probabilities, those of a long row, and the time of a step."""
         model = self.checkpoint.model
         answers, long = make_reference(model, self.rows), ask_long_row(model, self.checkpoint.max_length)
         latency = steps.pytorch_decoder(model, self.spec.build_threads) if self.engine.timed else {}
         return Measured(answers, long, pytorch_rung(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: DecoderExport) -> Fused:
-        """The graph, refused where the release's engine would not run it."""
+        """Return the fused graph. Raises an error where the release's engine would not run it."""
         return Fused(exported, self.engine.fuse(exported.graph, self.folder))
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
-        """Probabilities, a row past every window, and greedy texts: those last, when no engine has its weights open."""
+        """Compare probabilities, then a row past every window, then greedy texts.
+
+        The texts come last, when no engine has its weights open.
+        """
         mapped = self._mapped(fused.graph)
         rung, agreement, long_error = self._compared(fused, reference, mapped)
         let_go(fused.graph)
@@ -155,7 +158,9 @@ class Decoder:
         return Exact(fused, reference, rung, long_error, mapped)
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
-        """The precision as asked, or the fastest that keeps the quality; then the cache; then the release's form."""
+        """Choose the requested or the fastest precision that keeps the quality; then the cache; then the release's
+        form.
+        """
         exact, checkpoint = self._as_served(exact, stage), self.checkpoint
         metric, first = checkpoint.task.metric, exact.fused.exact
         rungs = PrecisionRungs(
@@ -185,15 +190,15 @@ class Decoder:
         return Chosen(exact, own, served, ladder, rung, lowered.quantised, climbed)
 
     def lasts(self, chosen: Chosen) -> bool:
-        """Unless fp32 may be served and was not judged so: the next build may find the memory."""
+        """Return False if fp32 may be served and was not judged as served: the next build may have the memory."""
         return not (chosen.exact.mapped and FP32 in self._precisions)
 
     def replay(self, chosen: Chosen) -> Replay:
-        """Rows in pieces, past the windows and together."""
+        """Return calls with rows in pieces, past the windows and together."""
         return Replay(chosen.own.engine, self._in_process, lambda: [self._case(chosen)])
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
-        """The loop with its graph inside or, for BLS, beside it."""
+        """Return the decode loop with its graph inside or, for BLS, beside it."""
         checkpoint, caches, graph = self.checkpoint, chosen.exact.fused.exported.caches, chosen.graph
         graphs = [graph, *self.engine.beside(graph, caches, self.folder)]
         tokenizer, fields = tokenizer_json(checkpoint.tokenizer), checkpoint.task.fields({})
@@ -201,7 +206,7 @@ class Decoder:
         return lay_out_generating(self.spec.layout, self.serving(graph, caches), tokenizer, graphs, fields, inputs)
 
     def serving(self, graph: Graph, caches: Sequence[LayerShape]) -> GenerationServing:
-        """What serving.json tells the emitted loop over `graph`."""
+        """Return what serving.json tells the emitted loop over `graph`."""
         spec, checkpoint, engine = self.spec, self.checkpoint, self.engine
         config, template = checkpoint.model.generation_config, chat_template(checkpoint.tokenizer)
         blocks = engine.blocks(caches, self.memory)
@@ -234,7 +239,7 @@ class Decoder:
         return replace(chat, tool_parser=parser, part_roles=part_roles(chat), thinking=marks)
 
     def comparison(self, chosen: Chosen) -> Comparison:
-        """Log-probabilities of the fused graph, on a long row too; what quantising kept."""
+        """Compare log-probabilities of the fused graph, on a long row too, and what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
         long = Bound("the same on a long row", exact.long_error, at_most=TOLERANCE)
         bounds = kept_bounds(self._required, exact.rung, chosen.rung, exact.pytorch.rung, metric)
@@ -285,7 +290,10 @@ class Decoder:
         return precisions(self.spec.precision, self.spec.triton, self._in_process)
 
     def _mapped(self, graph: Graph) -> bool:
-        """Whether fp32 is judged over its file. Raises BuilderError where it is to be chosen by its time as served."""
+        """Return True if fp32 is judged over its file.
+
+        Raises BuilderError if it is to be chosen by its time as served.
+        """
         served = FP32 in self._precisions
         mapped = is_mapped(graph, served)
         if mapped and served and self.spec.chooses_by_time:
@@ -293,7 +301,7 @@ class Decoder:
         return mapped
 
     def _as_served(self, exact: Exact, stage: Stage) -> Exact:
-        """Judged and timed anew as it would be served, where it may be and an earlier build judged it otherwise."""
+        """Judge and time `exact` anew as served, if this build can and an earlier one judged it from its file."""
         lowered = exact.fused.exact
         if not exact.mapped or FP32 not in self._precisions or self._mapped(lowered.graph):
             return exact
@@ -307,7 +315,7 @@ class Decoder:
         return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
     def _compared(self, fused: Fused, reference: Measured, mapped: bool) -> tuple[Rung, Agreement, float]:
-        """The graph in fp32 measured in every way, and its error on a long row; the weights are in memory once."""
+        """Measure the graph in fp32 in every way, and its error on a long row; the weights are in memory once."""
         lowered, long = fused.exact, reference.long
         executors = judging(fused.graph, self.spec.build_threads, mapped)
         rung, agreement = self._rung(FP32, fused, reference, lowered, executors)
@@ -322,17 +330,20 @@ class Decoder:
     def _rung(
         self, name: str, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
     ) -> tuple[Rung, Agreement]:
-        """`lowered`, over which `executors` are, measured in every way."""
+        """Measure `lowered`, over which `executors` run, in every way."""
         rung = Rung(name, lowered.graph.size, {})
         judged, agreement = self._judged(rung, fused, reference, lowered, executors)
         return replace(judged, latency_ms=self._latency(fused, lowered, executors)), agreement
 
     def _timed(self, name: str, fused: Fused, lowered: Lowered) -> Rung:
-        """Its size, and the time of a token and of a prompt."""
+        """Return its size, and the time of a token and of a prompt."""
         return Rung(name, lowered.graph.size, self._latency(fused, lowered))
 
     def _latency(self, fused: Fused, lowered: Lowered, executors: Executors | None = None) -> Latencies:
-        """Of `lowered`, where this machine runs it as it will be served. `executors`: over it, where it is open."""
+        """Return the latencies of `lowered` where this machine runs it as served.
+
+        `executors`: over it, if it is open.
+        """
         if not self.engine.timed:
             return {}
         vocabulary = vocabulary_of(self.checkpoint.model)
@@ -343,7 +354,7 @@ class Decoder:
     def _judged(
         self, rung: Rung, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
     ) -> tuple[Rung, Agreement]:
-        """`rung` with what PyTorch's answers say of it."""
+        """Return `rung` with its measures against PyTorch's answers."""
         vocabulary = vocabulary_of(self.checkpoint.model)
         course = EXACT if lowered == fused.exact else TOKEN_BY_TOKEN
         if lowered.graph.size >= LARGE:  # whose cache for many rows is large too
@@ -356,13 +367,13 @@ class Decoder:
         return judged, agreement
 
     def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
-        """Of keys and values on the samples, which an 8-bit cache is scaled by."""
+        """Return the largest keys and values on the samples, by which an 8-bit cache is scaled."""
         fused, vocabulary = exact.fused, vocabulary_of(self.checkpoint.model)
         executors = judging(fused.graph, self.spec.build_threads, is_mapped(fused.graph, False))
         return largest_values(executors, fused.exported.caches, vocabulary, exact.pytorch.answers)
 
     def _case(self, chosen: Chosen) -> Case:
-        """What `own` says in this build's engine, for `graph` to say."""
+        """Return the answers of `own` in this build's engine, which `graph` must repeat."""
         spec, checkpoint, answers = self.spec, self.checkpoint, chosen.exact.pytorch.answers
         prompts = [prompt[:LONG_PROMPT] for prompt in answers.prompts[:3]]
         long = past_the_window(chosen.own, answers.rows[0], checkpoint.max_length)

@@ -68,7 +68,7 @@ VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no mo
 
 @dataclass(frozen=True)
 class Measured:
-    """What PyTorch answers to the samples, and its rung."""
+    """PyTorch's answers to the samples, and its rung."""
 
     answers: Reference
     rung: Rung
@@ -76,7 +76,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Fused:
-    """The export, and its graphs fused."""
+    """Export with its fused graphs."""
 
     exported: Seq2SeqExport
     graphs: Graphs
@@ -84,7 +84,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Exact:
-    """The fused graphs, found to say what PyTorch says."""
+    """Fused graphs, verified against PyTorch."""
 
     fused: Fused
     pytorch: Measured
@@ -93,7 +93,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The graphs that are served, of those that were measured."""
+    """Graphs that are served, of those that were measured."""
 
     exact: Exact
     graphs: Graphs
@@ -105,7 +105,10 @@ class Chosen:
 def begin(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
 ) -> Family[Seq2SeqExport, Measured, Fused, Exact, Chosen]:
-    """The steps of an encoder-decoder. Raises SpecError and CheckpointError for what is refused before the work."""
+    """Return the steps of an encoder-decoder.
+
+    Raises SpecError and CheckpointError for what is refused before the work.
+    """
     unusable = {
         "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
         f"--cache {spec.cache}": spec.cache != "fp32",
@@ -130,7 +133,7 @@ def begin(
 
 @dataclass(frozen=True)
 class Seq2Seq:
-    """The steps, judged on `samples`; `source` says how their texts are read."""
+    """Steps of an encoder-decoder, judged on `samples`; `source` says how their texts are read."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
@@ -141,13 +144,13 @@ class Seq2Seq:
     samples: tuple[Mapping[str, Any], ...]
 
     def export(self) -> Seq2SeqExport:
-        """An encoder and a decoder's step. Raises RepositoryError where the disk has no room for them."""
+        """Export an encoder and a decoder step. Raises RepositoryError where the disk has no room for them."""
         words = self.checkpoint.model.get_input_embeddings().weight.numel() * 4  # each of the two graphs has them
         refuse_without_room(self.memory.weights + words, GRAPHS)
         return export_seq2seq(self.checkpoint.model, self.folder, self.settings.beams)
 
     def reference(self, exported: Seq2SeqExport) -> Measured:
-        """Greedy and searched answers, their probabilities, and the time of a text and of a step."""
+        """Return greedy and searched answers, their probabilities, and the time of a text and of a step."""
         model, beams = self.checkpoint.model, min(self.settings.beams, VERIFIED_BEAMS)
         rows = token_rows(self.samples, self.checkpoint, self.source)
         answers = make_reference(model, rows, *verified_beginning(self.source), self._ends, beams)
@@ -155,8 +158,10 @@ class Seq2Seq:
         return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: Seq2SeqExport) -> Fused:
-        """Both graphs, the decoder's with what searches and rows beside them each need alone. It is refused where the
-        release's engine would not run it."""
+        """Fuse both graphs and add to the decoder's what beam search and batching beside it need.
+
+        Raises an error where the release's engine would not run the decoder.
+        """
         encoder, decoder = fuse(exported.encoder, self.folder), fuse(exported.decoder, self.folder)
         vocabulary, beams = vocabulary_of(self.checkpoint.model), self.settings.beams
         if beams > 1:
@@ -165,14 +170,14 @@ class Seq2Seq:
         return Fused(exported, Graphs(encoder, decoder, exported.caches, exported.cross, beams, vocabulary))
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
-        """Probabilities and answers."""
+        """Compare probabilities and answers."""
         reference = replace(reference, rung=replace(reference.rung, scores=self._scores(reference.answers.greedy)))
         rung, agreement = self._rung("fp32", fused.graphs, reference.answers)
         refuse_wrong_answers(self.checkpoint.model, reference.answers, agreement)
         return Exact(fused, reference, rung)
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
-        """The weights as asked, or the fastest that keep the quality."""
+        """Choose the requested weights, or the fastest that keep the quality."""
         graphs, none = exact.fused.graphs, tuple[Quantised, ...]()
         rungs = PrecisionRungs(
             exact.pytorch.rung,
@@ -190,15 +195,15 @@ class Seq2Seq:
         return Chosen(exact, _with(graphs, quantised), quantised, ladder, climbed)
 
     def lasts(self, chosen: Chosen) -> bool:
-        """Its graphs are always judged as they are served."""
+        """Return True: its graphs are always judged as they are served."""
         return True
 
     def replay(self, chosen: Chosen) -> Replay:
-        """A few texts together, one of them searched too."""
+        """Return calls with a few texts together, one of them with beam search too."""
         return Replay(chosen.graphs.decoder.engine, True, lambda: [self._case(chosen)])
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
-        """The loop with its graphs inside."""
+        """Return the decode loop with its graphs inside."""
         checkpoint, source, graphs = self.checkpoint, self.source, chosen.graphs
         fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
         serving, tokenizer = self.serving(graphs, fields[0]), tokenizer_json(checkpoint.tokenizer)
@@ -206,7 +211,7 @@ class Seq2Seq:
         return lay_out_generating(self.spec.layout, serving, tokenizer, served, fields)
 
     def serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:
-        """What serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""
+        """Return what serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""
         spec, settings = self.spec, self.settings
         return serving_document(
             spec.serving,
@@ -224,7 +229,7 @@ class Seq2Seq:
         )
 
     def comparison(self, chosen: Chosen) -> Comparison:
-        """Log-probabilities of the fused graphs; what quantising kept."""
+        """Compare log-probabilities of the fused graphs, and what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
         bounds = kept_bounds(self._required, exact.rung, chosen.climbed.chosen.rung, exact.pytorch.rung, metric)
         return Comparison((exact_bound(exact.rung), *bounds))
@@ -271,22 +276,22 @@ class Seq2Seq:
         return str(self.checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _scores(self, answers: Sequence[Sequence[int]]) -> dict[str, float]:
-        """The field's measures of `answers`, where the samples say what is right."""
+        """Return the task's usual scores of `answers`, if the samples have reference texts."""
         labels = self.checkpoint.task.labels
         targets = [str(sample[key]) for sample in self.samples for key in labels if key in sample]
         return texts_against(targets, [self._decode(answer) for answer in answers]) if targets else {}
 
     def _rung(self, name: str, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
-        """`graphs` measured in every way."""
+        """Measure `graphs` in every way."""
         judged, agreement = self._judged(Rung(name, graphs.size, {}), graphs, reference)  # refuses what does not run
         return replace(judged, latency_ms=self._timed(name, graphs).latency_ms), agreement
 
     def _timed(self, name: str, graphs: Graphs) -> Rung:
-        """Their size, and the time of a text and of a token."""
+        """Return their size, and the time of a text and of a token."""
         return Rung(name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads, self.spec.chooses_by_time))
 
     def _judged(self, rung: Rung, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
-        """`rung` with what PyTorch's answers say of it."""
+        """Return `rung` with its measures against PyTorch's answers."""
         agreement = measure(graphs, reference, self.spec.build_threads)
         texts = text_agreement(reference.greedy, agreement.greedy, self._decode)
         judged = replace(
@@ -319,7 +324,7 @@ def plan_memory(
     own: Sequence[LayerShape],
     cross: Sequence[LayerShape],
 ) -> Memory:
-    """Bytes of both caches and of the weights in fp32. Raises SpecError for more than there is."""
+    """Return the bytes of both caches and of the weights in fp32. Raises SpecError if they exceed the memory."""
     cache = cache_bytes(own, slots, settings.max_answer) + cache_bytes(cross, slots, checkpoint.max_length)
     holds = f"{slots} slots of {checkpoint.max_length} tokens read and {settings.max_answer} generated"
     refuse_slots(cache, usable, "the caches need", holds, "--slots, --max-length or --max-answer")
@@ -331,7 +336,7 @@ def _with(graphs: Graphs, quantised: tuple[Quantised, ...]) -> Graphs:
 
 
 def _unfused(fused: int, layers: int) -> tuple[str, ...]:
-    """A warning where the encoder has attentions of separate operators."""
+    """Return a warning if the encoder has attentions of separate operators."""
     if fused >= layers:
         return ()
     return (

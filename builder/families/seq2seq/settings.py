@@ -1,4 +1,4 @@
-"""What a checkpoint and the user say of an encoder-decoder's texts: how answers begin and end, prefixes, languages."""
+"""Settings of an encoder-decoder's texts, by checkpoint and user: how answers begin and end, prefixes, languages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
 
 @dataclass(frozen=True)
 class Settings:
-    """What a checkpoint wants of its decode loop, for one task."""
+    """Settings that a checkpoint gives its decode loop, for one task."""
 
     config: GenerationConfig
     instructions: Instructions
@@ -33,7 +33,10 @@ class Settings:
 def read_settings(
     checkpoint: Checkpoint, task: str | None, slots: int, asked_beams: int | None, max_answer: int | None
 ) -> Settings:
-    """The checkpoint's generation_config, with what holds for this task alone. Raises CheckpointError and SpecError."""
+    """Read the checkpoint's generation_config, with what applies to this task alone.
+
+    Raises CheckpointError and SpecError.
+    """
     instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, task or checkpoint.task.name)
     config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
     file = generation_file(checkpoint.folder)
@@ -76,12 +79,12 @@ def read_settings(
 
 
 def own_prefix(config: PreTrainedConfig) -> str:
-    """What transformers' pipelines up to 4.57 put before every text that is told no language: BART's space, say."""
+    """Return what transformers' pipelines up to 4.57 put before every text without a language, such as BART's space."""
     return str(getattr(config, "prefix", None) or "")
 
 
 def source_of(checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape], token_budget: int) -> Source:
-    """What serving.json says of texts: their limit, what is put before them, and how answers begin."""
+    """Return what serving.json says of texts: their limit, what is put before them, and how answers begin."""
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
     if target is None:

@@ -1,4 +1,4 @@
-"""The samples that an encoder-decoder is judged on, tokenised as the emitted code does."""
+"""Samples that an encoder-decoder is judged on, tokenised as the emitted code does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from builder.runtime.generation.prompts import SourceTexts, beginning
 
 
 def texts_to_judge(path: Path | None, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
-    """The samples with a text to read. Raises SpecError, or CheckpointError where none is left."""
+    """Return the samples with a text to read. Raises SpecError, or CheckpointError where none is left."""
     samples = read_samples(path, checkpoint, checkpoint.task.fields({"languages": True})[0])
     if not samples:
         raise CheckpointError("there is no sample; give texts with --samples, as text_input")
@@ -26,7 +26,7 @@ def texts_to_judge(path: Path | None, checkpoint: Checkpoint) -> list[Mapping[st
 
 
 def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: Source) -> list[tuple[int, ...]]:
-    """The samples as the emitted code tokenises them."""
+    """Return the samples as the emitted code tokenises them."""
     spoken, wanted = source.source_language, source.target_language
     if source.pairs:
         pair = next(iter(source.pairs)).split(" to ")
@@ -40,7 +40,7 @@ def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, sou
 
 
 def verified_beginning(source: Source) -> tuple[int, int | None]:
-    """How a verified answer begins: in the default target language, or in the first that is known."""
+    """Return how a verified answer begins: in the default target language, or in the first that is known."""
     return beginning(source, source.languages[_verified_target(source)] if source.languages else None)
 
 
