@@ -1,6 +1,6 @@
-"""The verbs of the command line, one file each: `parser()` says the options, `run(options)` does it.
+"""The verbs of the command line, one file each: `parser()` declares the options, `run(options)` runs the verb.
 
-Knows the screen; what the verbs do is in the rest of the package.
+Knows the screen; the rest of the package does the work of the verbs.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Number = TypeVar("Number", int, float)
 
 
 def count(text: str) -> int:
-    """The number of an option that is at least 1."""
+    """Parse an option that is a whole number of at least 1."""
     return _within(text, int, lambda value: value >= 1, "a whole number of at least 1")
 
 
 def tcp_port(text: str) -> int:
-    """The number of an option that is a port to listen on."""
+    """Parse an option that is a port to listen on."""
     return _within(text, int, lambda value: 1 <= value <= 65535, "a port, 1 to 65535")
 
 
 def positive(text: str) -> float:
-    """The number of an option that is above 0, and has an end."""
+    """Parse an option that is above 0 and finite."""
     return _within(text, float, lambda value: 0 < value < math.inf, "a number above 0")
 
 
@@ -50,6 +50,6 @@ def _within(text: str, kind: Callable[[str], Number], fits: Callable[[Number], b
 
 
 def screen_table(table: Table) -> None:
-    """A table on standard output; as wide as it needs to be where that is a file or a pipe."""
+    """Print a table on standard output; as wide as it needs to be where that is a file or a pipe."""
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table)

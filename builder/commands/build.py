@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _kind(annotation: Any) -> tuple[Any, list[Any] | None]:
-    """The type of a flag and its choices, from a field's annotation."""
+    """Return the type of a flag and its choices, from a field's annotation."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         annotation = next(part for part in typing.get_args(annotation) if part is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
@@ -119,7 +119,7 @@ def _specs(options: argparse.Namespace) -> list[BuildSpec]:
 
 
 def _many(plan: Plan, options: argparse.Namespace) -> int:
-    """Build on workers; what fails is said in the end, and stops nothing."""
+    """Build on workers; a model that fails is reported at the end and stops no other."""
     budget = round(options.memory_gb * 1e9 if options.memory_gb else HEADROOM * available_memory())
     workers = executors.workers(options.workers, len(plan.builds))
     screen.print(plan_line(plan, workers, budget), highlight=False, soft_wrap=True)
@@ -142,7 +142,7 @@ def _many(plan: Plan, options: argparse.Namespace) -> int:
 
 
 def _documents(plan: Plan, outcomes: Sequence[Outcome]) -> Any:
-    """The reports of all models that are published, built now or before; that of one model alone."""
+    """Return the reports of all models that are published, built now or before; for one model, that report alone."""
     built = {outcome.name: outcome.report for outcome in outcomes}
     reports = [built.get(model.name) if model.is_built else model.report for model in plan.models]
     documents = [report.document() for report in reports if report is not None]
@@ -163,7 +163,7 @@ def _warn_of_releases(plan: Plan) -> None:
 
 
 def _one(model: Planned, options: argparse.Namespace) -> BuildReport:
-    """Build in this process, stage by stage; nothing where nothing changed. Raises BuilderError."""
+    """Build in this process, stage by stage; do nothing if nothing changed. Raises BuilderError."""
     spec = model.spec
     screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
     if model.status == "unchanged" and model.report is not None:
@@ -210,7 +210,7 @@ def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
 
 
 def older_than_fixes(triton: str) -> str:
-    """Why a release is not for clients that are not trusted, in a line; empty where nothing is known against it."""
+    """Return why a release is not for untrusted clients, in one line; empty where no problem is known."""
     fixes = lacking(triton)
     reasons = "; ".join(f"{fix.what} (mended in {fix.since}: {fix.source})" for fix in fixes)
     return f"Triton {triton} is older than known fixes: {reasons}. Build for {NEWEST} if you can (--triton)" * bool(
@@ -220,7 +220,7 @@ def older_than_fixes(triton: str) -> str:
 
 @contextlib.contextmanager
 def _stage(name: str) -> Iterator[None]:
-    """One line a stage: a spinner while it runs, its time when it is done."""
+    """Print one line per stage: a spinner while it runs, its time when it is done."""
     start = time.perf_counter()
     with screen.status(name):
         yield

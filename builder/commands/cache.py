@@ -1,4 +1,4 @@
-"""`build-repo cache`: what builds keep between runs, and how it is made smaller."""
+"""`build-repo cache`: show the files that builds keep between runs, and make them smaller."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _table(entries: Entries) -> Table:
-    """One row a stage, and the other folders. Contents that stages share count in each; `all` counts them once."""
+    """Return one row per stage, and the other folders.
+
+    Contents that stages share count in each; `all` counts them once.
+    """
     home = cache_home()
     table = Table(title=f"{home}, stages of at most {most_kept() / 1e9:.1f} GB", title_justify="left")
     for column in ("", "kept", "MB", "last used", "saves, s"):

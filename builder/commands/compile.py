@@ -1,4 +1,4 @@
-"""`build-repo compile`: the TensorRT plans of a repository, on the GPU that is to serve them."""
+"""`build-repo compile`: the TensorRT plans of a repository, on the GPU that will serve them."""
 
 from __future__ import annotations
 

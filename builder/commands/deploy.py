@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _deployment(options: argparse.Namespace) -> Deployment:
-    """Raises SpecError and RepositoryError."""
+    """Return the deployment that the options describe. Raises SpecError and RepositoryError."""
     from builder.deploy.contents import contents
     from builder.deploy.deployment import Deployment, Scaling, Secrets, check
     from builder.deploy.sizing import as_built, as_planned
@@ -161,7 +161,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Raises RepositoryError where the folder has others: a target reads all that is in it."""
+    """Write `files`. Raises RepositoryError where the folder has others: a target reads all that is in it."""
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     others = sorted(there - set(files))
     if others:
@@ -180,7 +180,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _table(deployment: Deployment) -> Table:
-    """What a replica holds, and what it takes."""
+    """Return what a replica holds, and the resources that it takes."""
     table = Table(title=f"{deployment.name}: one of {deployment.replicas} replicas", title_justify="left")
     for column in ("model", "version", "memory, MB", "/dev/shm, MiB", "cores"):
         table.add_column(column, justify="left" if column == "model" else "right")

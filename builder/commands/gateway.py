@@ -81,7 +81,7 @@ def _address(text: str) -> str:
 
 
 def _add_access(arguments: argparse.ArgumentParser) -> None:
-    """Who may ask, and who may give orders."""
+    """Add the options for client keys and the admin API."""
     arguments.add_argument(
         "--keys",
         type=Path,
@@ -98,7 +98,7 @@ def _add_access(arguments: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(arguments: argparse.ArgumentParser) -> None:
-    """How much each may ask, and for how long."""
+    """Add the options for the limits of each client's requests and time."""
     arguments.add_argument(
         "--requests-per-minute", type=count, metavar="N", help="most requests of one key (default: any number)"
     )
@@ -129,7 +129,7 @@ def _add_limits(arguments: argparse.ArgumentParser) -> None:
 
 
 def _add_web(arguments: argparse.ArgumentParser) -> None:
-    """What browsers and HTTPS need."""
+    """Add the options that browsers and HTTPS need."""
     arguments.add_argument(
         "--cors",
         action="append",
@@ -144,7 +144,7 @@ def _add_web(arguments: argparse.ArgumentParser) -> None:
 
 
 def add_on_demand(arguments: argparse.ArgumentParser) -> None:
-    """The options of loading on demand, which `serve` has too."""
+    """Add the options of loading on demand, which `serve` has too."""
     arguments.add_argument(
         "--load-on-demand",
         action="store_true",
@@ -200,7 +200,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _on_demand(options: argparse.Namespace) -> OnDemand | None:
-    """Raises SpecError for options that do not go together, and models that are not there."""
+    """Return the options of loading on demand.
+
+    Raises SpecError for options that do not go together, and models that are not there.
+    """
     if not options.load_on_demand:
         if options.memory_gb is not None or options.pin or (options.repository or options.verify_key) is not None:
             raise SpecError(
@@ -223,7 +226,7 @@ def _on_demand(options: argparse.Namespace) -> OnDemand | None:
 
 
 def admin_key(file: Path | None) -> str:
-    """The one word of `file`, or what the environment has; empty where neither is there. Raises SpecError."""
+    """Return the one word of `file`, or of the environment; empty where neither is there. Raises SpecError."""
     if file is None:
         return os.environ.get(ADMIN_KEY_VARIABLE, "").strip()
     try:

@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace, tested: Run, before: Run | None, compared: list[Compared]) -> None:
-    """On the screen or as JSON, and in the files that were asked for."""
+    """Show the results on the screen or as JSON, and write the requested files."""
     if options.save is not None:
         save(tested, options.save)
     if options.page is not None:
@@ -125,7 +125,7 @@ def _answers(url: str) -> bool:
 
 
 def model_samples(url: str, name: str, path: Path | None) -> Sequence[Any]:
-    """The user's samples, or the default ones of the task that the model names. Raises SpecError."""
+    """Return the user's samples, or the default ones of the task that the model names. Raises SpecError."""
     with Client(url, name) as client:
         samples = samples_for(client, path)
         if path is not None:
@@ -136,7 +136,10 @@ def model_samples(url: str, name: str, path: Path | None) -> Sequence[Any]:
 
 
 def _answered(client: Client, samples: Sequence[Any]) -> Sequence[Any]:
-    """Those that the model answers: a short one refuses long texts, at which perf_analyzer would give up."""
+    """Return the samples that the model answers.
+
+    A model with a short limit refuses long texts, at which perf_analyzer would give up.
+    """
     answered, refused = [], None
     for sample in samples:
         try:

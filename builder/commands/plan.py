@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 def _show_pods(
     console: Console, pods: int, size: PodSize, plans: Sequence[Plan], whole: Callable[[], Sequence[Plan]]
 ) -> None:
-    """What each of the pods holds; where one has no room for all models, how they could be divided.
+    """Show what each of the pods serves and, if one pod's memory is too small for all models, how to divide them.
 
     `plans`: of models that share the requests with the other pods; `whole`: of models that have all requests.
     """

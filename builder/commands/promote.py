@@ -1,4 +1,4 @@
-"""`build-repo promote`: try a version on a running server beside the one that answers, then let it answer, or not."""
+"""`build-repo promote`: try a version on a running server beside the one that answers, then promote or reject it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
 def _refusals(
     options: argparse.Namespace, control: Control, numbers: tuple[int, int], report: BuildReport
 ) -> list[str]:
-    """Try the second of `numbers` beside the first, on samples and, where it is asked for, on real requests."""
+    """Try the second of `numbers` beside the first, on samples and, if requested, on real requests."""
     from builder.serve.promote import beside, compare
     from builder.serve.samples import samples_for
 
@@ -159,7 +159,7 @@ def _watched(options: argparse.Namespace, candidate: str, numbers: tuple[int, in
 
 
 def _stay(repository: Path, name: str, number: int, running: int) -> None:
-    """Have the repository say what the server does, where it says that the version which was tried is served."""
+    """Roll the repository back to the version that the server runs, if it serves the one that was tried."""
     from builder.triton.versions import numbers, rollback, served
 
     if served(repository / name) == number and running in numbers(repository / name):
@@ -167,7 +167,7 @@ def _stay(repository: Path, name: str, number: int, running: int) -> None:
 
 
 def _agreement(report: BuildReport) -> tuple[Agreement, float]:
-    """How much two answers agree, and how much is enough."""
+    """Return the measure of how much two answers agree, and the least that is enough."""
     from builder.serve.promote import Match, same_tokens
     from builder.tasks import find_task
     from builder.tasks.base import EncoderTask

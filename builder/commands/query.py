@@ -1,4 +1,4 @@
-"""`build-repo query`: ask a served model, one line of JSON an answer."""
+"""`build-repo query`: ask a served model, one line of JSON per answer."""
 
 from __future__ import annotations
 

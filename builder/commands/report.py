@@ -1,4 +1,4 @@
-"""`build-repo report NAME`: what a build measured, as a table and as a page for the browser."""
+"""`build-repo report NAME`: the measurements of a build, as a table and as a page for the browser."""
 
 from __future__ import annotations
 

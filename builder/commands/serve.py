@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_on_ray(options: argparse.Namespace) -> int:
-    """Until Ctrl-C. Raises BuilderError."""
+    """Serve until Ctrl-C. Raises BuilderError."""
     from builder.ray.cluster import cluster_address, connected, serving
     from builder.ray.options import read_options
 
@@ -171,7 +171,7 @@ def _gateway(options: argparse.Namespace, ports: Ports, console: Console, stack:
 
 
 def _on_demand(options: argparse.Namespace) -> list[str]:
-    """The gateway's options."""
+    """Return the gateway's options."""
     if not options.load_on_demand:
         return []
     memory = [] if options.memory_gb is None else ["--memory-gb", str(options.memory_gb)]
@@ -185,7 +185,7 @@ def _say(console: Console, text: str) -> None:
 
 
 def _show(console: Console, options: argparse.Namespace, server: Server) -> None:
-    """The models, and where they answer."""
+    """Print the models, and where they answer."""
     if options.load_on_demand:
         _say(console, "models are loaded when they are asked for, by the gateway")
     else:

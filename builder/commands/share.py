@@ -27,7 +27,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def front_parser(verb: str, description: str, models: tuple[str, str], name: str) -> argparse.ArgumentParser:
-    """The options of a verb for a shared front: `models`, how many it takes and their help, and the help of --name."""
+    """Return the parser of a verb for a shared front.
+
+    `models`: how many it takes, and their help; `name`: the help of --name.
+    """
     arguments = argparse.ArgumentParser(prog=f"build-repo {verb}", description=description)
     arguments.add_argument("models", nargs=models[0], metavar="MODEL", help=models[1])
     arguments.add_argument("--name", required=True, help=name)

@@ -1,4 +1,4 @@
-"""`build-repo sign`: sign the models of a repository with a key of one's own."""
+"""`build-repo sign`: sign the models of a repository with the user's own key."""
 
 from __future__ import annotations
 

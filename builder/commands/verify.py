@@ -1,4 +1,4 @@
-"""`build-repo verify`: whether every model of a repository is the one that was signed."""
+"""`build-repo verify`: check that every model of a repository is the one that was signed."""
 
 from __future__ import annotations
 

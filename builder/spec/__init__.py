@@ -1,4 +1,4 @@
-"""What the user asks for: one BuildSpec a model, from the command line or from a models.yaml.
+"""The user's request: one BuildSpec per model, from the command line or from a models.yaml.
 
 Knows options and their limits; knows nothing about checkpoints, graphs or Triton files.
 """

@@ -23,7 +23,7 @@ ELSEWHERE = {"model", "revision", "draft", "output", "store", "keep", "load", "s
 
 
 class BuildSpec(Choices):
-    """One model to build, and the parts of what was chosen for it, of which each stage takes its own."""
+    """One model to build, and the parts of the request that each stage takes."""
 
     @model_validator(mode="after")
     def _name_and_queue_go_together(self) -> BuildSpec:
@@ -99,63 +99,63 @@ class BuildSpec(Choices):
 
     @property
     def entry_name(self) -> str:
-        """The name of the front model."""
+        """Name of the front model."""
         return self.name if self.name is not None else Path(self.model.rstrip("/")).name
 
     @property
     def runs_checkpoint(self) -> bool:
-        """Whether the engine runs the checkpoint as it is, so that nothing is exported."""
+        """True if the engine runs the checkpoint as it is, so that nothing is exported."""
         return self.engine in WHOLE_CHECKPOINT
 
     @property
     def runs(self) -> str:
-        """What runs it: the engine of a whole checkpoint, or the target."""
+        """Name of what runs the model: the engine of a whole checkpoint, or the target."""
         return str(self.engine) if self.runs_checkpoint else self.target
 
     @property
     def makes_plan(self) -> bool:
-        """Whether what is built is a TensorRT plan."""
+        """True if the build makes a TensorRT plan."""
         return self.target == "tensorrt" and self.engine in (None, "tensorrt")
 
     @property
     def fits(self) -> bool:
-        """Whether something is fitted to the samples, so that it must be judged on others."""
+        """True if something is fitted to the samples, so that it must be judged on others."""
         return self.precision in ("int8-static", "fp8", "auto") or self.prune is not None
 
     @property
     def weight_options(self) -> WeightOptions:
-        """How int8-weights and int4-weights are stored."""
+        """Storage options of int8-weights and int4-weights."""
         return WeightOptions(self.block_size, not self.asymmetric)
 
     @property
     def in_process(self) -> bool:
-        """Whether an encoder's graph runs in the front model's own process; on a GPU it never does."""
+        """True if an encoder's graph runs in the front model's own process; on a GPU it never does."""
         return self.executor == "in-process" and self.target == "cpu"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the user chose, defaults included, as JSON; without where it comes from and goes to."""
+        """The user's choices, defaults included, as JSON; without where the model comes from and goes to."""
         return {**self.model_dump(mode="json", exclude=ELSEWHERE), "name": self.entry_name}
 
     @property
     def source(self) -> Source:
-        """Which checkpoint is meant."""
+        """Source of the checkpoint."""
         return Source(self.model, self.revision, self.task, self.max_length, self.pooling)
 
     @property
     def draft_source(self) -> Source | None:
-        """Which checkpoint guesses, where one does."""
+        """Source of the draft checkpoint, which guesses; None without one."""
         return None if self.draft is None else Source(self.draft)
 
     @property
     def whole_checkpoint(self) -> WholeCheckpoint:
-        """What an engine is told that runs the checkpoint as it is."""
+        """Options of an engine that runs the checkpoint as it is."""
         slots = self.slots if "slots" in self.model_fields_set else None
         return WholeCheckpoint(self.triton, self.precision, slots, self.max_length)
 
     @property
     def capacity(self) -> Capacity:
-        """What the model may take on the machine that serves."""
+        """Resources that the model may use on the machine that serves."""
         return Capacity(
             self.entry_name,
             self.serving_cores,
@@ -169,14 +169,14 @@ class BuildSpec(Choices):
 
     @property
     def front(self) -> FrontOptions:
-        """What the front of an encoder is told."""
+        """Options of an encoder's front."""
         return FrontOptions(
             self.entry_name, self.in_process, self.max_batch_size, self.truncate, self.serving, self.gpu
         )
 
     @property
     def layout(self) -> LayoutOptions:
-        """What the layout of its repository needs of it."""
+        """Options that the layout of the repository needs."""
         return LayoutOptions(
             name=self.entry_name,
             target=self.target,
@@ -208,12 +208,12 @@ class BuildSpec(Choices):
 
     @property
     def session_threads(self) -> int:
-        """Threads of an encoder's session in process: 0, all cores that it finds, where nothing is stated."""
+        """Threads of an encoder's session in process: 0, all cores that it finds, without --threads and a machine."""
         return self.threads_per_instance if self.instances > 1 else self.loop_threads
 
     @property
     def loop_threads(self) -> int:
-        """Threads of a decode loop: 0, all cores that it finds, where neither threads nor a machine is stated."""
+        """Threads of a decode loop: 0, all cores that it finds, if neither threads nor a machine is given."""
         return self.threads_per_instance if self.threads or self.machine.cores else 0
 
     @property
@@ -229,5 +229,5 @@ class BuildSpec(Choices):
 
     @property
     def chooses_by_time(self) -> bool:
-        """Whether what is served depends on how fast variants are here: nothing else should run beside such a build."""
+        """True if the choice of a variant depends on its speed here: nothing else should run beside such a build."""
         return "auto" in (self.precision, self.engine)

@@ -1,4 +1,4 @@
-"""How activation ranges are measured."""
+"""Options that say how activation ranges are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a specification says how much a model may take where it is served, and how it is divided there."""
+"""Limits of the memory and cores that a model may take where it is served, and how they are divided there."""
 
 from __future__ import annotations
 

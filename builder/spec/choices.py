@@ -20,7 +20,7 @@ KEEP = 2  # versions: what is served, and what a rollback goes back to
 
 
 class Choices(Options):
-    """What is chosen for one model. A field with a `flag` is also an option of the command line."""
+    """Options of one model. A field with a `flag` is also an option of the command line."""
 
     model: str
     """Hub id, or a local folder of transformers or sentence-transformers."""
@@ -31,10 +31,11 @@ class Choices(Options):
     output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
     """Model repository to publish into, or an object store to push to: s3://, gs://, az:// or file:// and a path."""
     keep: int = Field(KEEP, ge=1, json_schema_extra={"flag": True})
-    """Versions of the model that remain there, the new one included: the one that was served until then first, which a
-    rollback goes back to."""
+    """Versions of the model that remain there, the new one included: first the one that was served until then, to which
+    a rollback returns.
+    """
     store: str | None = None
-    """Object store that the model is pushed to, instead of a folder: what `output` says where that is an address."""
+    """Object store that the model is pushed to, instead of a folder: `output`, where that is an address."""
     revision: str | None = Field(None, json_schema_extra={"flag": True})
     """Branch, tag or commit on the Hugging Face Hub. Default: main."""
     precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "fp8", "auto"] = (
@@ -118,7 +119,7 @@ class Choices(Options):
     machine: Machine = Machine()
     """The machine that serves, where it is another one."""
     load: Load | None = None
-    """The requests that the model is to answer; build-repo plan reads it."""
+    """Requests that the model must answer; build-repo plan reads them."""
     calibration: Calibration = Calibration()
     """How activation ranges are measured."""
     gpu: Gpu = Gpu()
@@ -133,7 +134,7 @@ class Choices(Options):
     @model_validator(mode="before")
     @classmethod
     def _engines_have_targets(cls, options: Any) -> Any:
-        """An engine that runs nowhere else is a target too."""
+        """Set the target of an engine that runs on one target only."""
         only = {"tensorrt": "tensorrt", **dict.fromkeys(WHOLE_CHECKPOINT, "cuda")}
         if isinstance(options, dict) and options.get("engine") in only and "target" not in options:
             return {**options, "target": only[options["engine"]]}

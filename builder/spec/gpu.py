@@ -14,7 +14,7 @@ class Gpu(Options):
     """Where and how instances run on GPUs. Set in models.yaml under `gpu:`."""
 
     card: str | None = None
-    """The card that will serve, such as l4 or h100 (--gpu): what it cannot run, or has no memory for, is refused."""
+    """Card that will serve, such as l4 or h100 (--gpu): what it cannot run, or has no memory for, is refused."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
     """CUDA device numbers. Each device runs --instances engine instances."""
     memory_limit_mb: int | None = Field(None, ge=1)
@@ -40,7 +40,7 @@ class Profile(Options):
     min: tuple[int, int] = (1, 1)
     """Smallest shape."""
     opt: tuple[int, int]
-    """The shape that TensorRT tunes for."""
+    """Shape that TensorRT tunes for."""
     max: tuple[int, int]
     """Largest shape."""
 

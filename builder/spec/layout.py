@@ -1,4 +1,4 @@
-"""What of a specification the layout of a repository needs: the options that Triton and the emitted code are told."""
+"""Options that the layout of a repository needs: for Triton and for the emitted code."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from builder.spec.serving import Serving
 
 @dataclass(frozen=True)
 class FrontOptions:
-    """What the front of an encoder is told in serving.json: less than the layout needs, for graphs are verified behind
-    it before anything is laid out. `in_process`: whether it runs the graph itself.
+    """Options of an encoder's front in serving.json: fewer than the layout needs.
+
+    Graphs are verified behind the front before anything is laid out. `in_process`: whether it runs the graph itself.
     """
 
     name: str
@@ -23,15 +24,17 @@ class FrontOptions:
 
     @property
     def engine_name(self) -> str:
-        """The name of the engine, where it is a Triton model of its own."""
+        """Name of the engine, where it is a Triton model of its own."""
         return f"{self.name}_model"
 
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """One model as its repository states it. `in_process`: whether an encoder's front runs the graph itself; `threads`:
-    of each engine instance; `session_threads`: of an encoder's session in process, 0 for all cores that it finds;
-    `build_threads`: those to compare with on this machine.
+    """Options with which one model is laid out in its repository.
+
+    `in_process`: whether an encoder's front runs the graph itself; `threads`: of each engine instance;
+    `session_threads`: of an encoder's session in process, 0 for all cores that it finds; `build_threads`: those to
+    compare with on this machine.
     """
 
     name: str
@@ -53,5 +56,5 @@ class LayoutOptions:
 
     @property
     def engine_name(self) -> str:
-        """The name of the engine, where it is a Triton model of its own."""
+        """Name of the engine, where it is a Triton model of its own."""
         return f"{self.name}_model"

@@ -1,4 +1,4 @@
-"""The requests that a model is to answer."""
+"""Requests that a model must answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from builder.spec.options import Options
 
 
 class Load(Options):
-    """The requests that the model is to answer, which `build-repo plan models.yaml` plans for. Set in models.yaml under
-    `load:`.
+    """Requests that the model must answer, which `build-repo plan models.yaml` plans for.
+
+    Set in models.yaml under `load:`.
     """
 
     requests_per_s: float = Field(gt=0)
@@ -29,9 +30,10 @@ class Load(Options):
     between_tokens_ms: float | None = Field(None, gt=0)
     """Milliseconds from one token of a running answer to the next, at most. Models that generate."""
     distinct_texts: int | None = Field(None, ge=1)
-    """How many different texts are asked again and again; Triton's response cache is then sized for them. Encoders
-    only."""
+    """Number of different texts that are asked again and again; Triton's response cache is then sized for them.
+    Encoders only.
+    """
 
     def shared_by(self, pods: int) -> Load:
-        """What each of `pods` equal machines has of the requests."""
+        """Return the share of the requests of each of `pods` equal machines."""
         return self.model_copy(update={"requests_per_s": self.requests_per_s / pods})

@@ -1,7 +1,7 @@
 """A models.yaml as it is written: other files that it includes, patterns of folders, matrices of options.
 
-What comes out is options by name, one mapping a model, each with the place that it comes from. Knows no option but
-`model` and `name`; whether the others mean something is the specification's to say.
+The result is options by name, one mapping per model, each with the place that it comes from. Knows no option but
+`model` and `name`; the specification decides whether the others mean something.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model is written: the `position`-th of `models` in `file`, from 0 on; `alone`: whether no other model is
-    made of what is written there."""
+    """Place where a model is written: the `position`-th of `models` in `file`, from 0 on.
+
+    `alone`: no other model comes from the same entry.
+    """
 
     file: Path
     line: int
@@ -41,14 +43,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Written:
-    """The options of one model."""
+    """Options of one model."""
 
     options: Mapping[str, Any]
     origin: Place
 
 
 def read_models_file(path: Path) -> Iterator[Written]:
-    """Every model of `path`, then those of the files that it includes. Raises SpecError."""
+    """Yield every model of `path`, then those of the files that it includes. Raises SpecError."""
     yield from _models(path, {}, ())
 
 
@@ -64,7 +66,7 @@ def _models(path: Path, defaults: Mapping[str, Any], including: tuple[Path, ...]
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[int]]:
-    """The document, and the line of each of its `models`."""
+    """Return the document, and the line of each of its `models`."""
     try:
         loader = Loader(path.read_text("utf-8"))
         node = loader.get_single_node()
@@ -86,7 +88,7 @@ def _has_models(document: dict[str, Any]) -> bool:
 
 
 def _included(path: Path, listed: object) -> Iterator[Path]:
-    """The files that `path` includes, by paths and patterns from its own folder on."""
+    """Yield the files that `path` includes, by paths and patterns from its own folder on."""
     patterns = [listed] if isinstance(listed, str) else listed or ()
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
         raise SpecError(f"{path}: `include` is a path, or a list of them; found {listed!r}")
@@ -98,7 +100,7 @@ def _included(path: Path, listed: object) -> Iterator[Path]:
 
 
 def _expanded(defaults: Mapping[str, Any], entry: object, origin: Place) -> Iterator[Written]:
-    """The models of one entry: one, or one for each combination of its matrix and each folder of its pattern."""
+    """Yield the models of one entry: one, or one for each combination of its matrix and each folder of its pattern."""
     own = _mapping(entry, f"{origin}: each of `models`")
     options = {**defaults, **own}
     matrix = _matrix(options.pop(MATRIX, None), origin)
@@ -124,7 +126,7 @@ def _combinations(matrix: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any
 
 
 def _of_folders(options: Mapping[str, Any], chosen: Mapping[str, Any], origin: Place) -> Iterator[dict[str, Any]]:
-    """`options` with what was chosen of a matrix, once for each folder that `model` stands for."""
+    """Yield `options` with the choice from a matrix, once for each folder that `model` stands for."""
     merged = dict(options)
     for key, value in chosen.items():
         merged = _with(merged, key.split("."), value)
@@ -139,14 +141,14 @@ def _of_folders(options: Mapping[str, Any], chosen: Mapping[str, Any], origin: P
 
 
 def _with(options: Mapping[str, Any], keys: Sequence[str], value: object) -> dict[str, Any]:
-    """`options` with one set, however deep it is."""
+    """Return `options` with one set, however deep it is."""
     key, *deeper = keys
     inner = options.get(key)
     return {**options, key: _with(inner if isinstance(inner, dict) else {}, deeper, value) if deeper else value}
 
 
 def _named(options: dict[str, Any], chosen: Mapping[str, Any], origin: Place) -> dict[str, Any]:
-    """With a name of its own: the stated one where that has placeholders, or what was chosen after it."""
+    """Return `options` with a name of its own: its own name with the placeholders filled, or the choice appended."""
     values = {key: _as_text(value) for key, value in chosen.items()} | {"model": Path(str(options["model"])).name}
     name = str(options.get("name", "{model}"))
     if "{" not in name or "name" not in options:
@@ -175,6 +177,6 @@ def _mapping(value: object, what: str) -> dict[str, Any]:
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
-    """The end of a sentence that names an unknown key: the known one that is nearest, or all of them."""
+    """Return the end of a sentence that names an unknown key: the nearest known key, or all of them."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""What every part of a specification is: options with a default, a limit and a sentence of help."""
+"""Base of every part of a specification: options with a default, a limit and a sentence of help."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Entry:
 
 
 def make_spec(**options: Any) -> BuildSpec:
-    """The BuildSpec with these options, named as keys of a models.yaml.
+    """Return the BuildSpec with these options, named as keys of a models.yaml.
 
     Raises SpecError, which says what is wrong with which option.
     """
@@ -37,7 +37,7 @@ def make_spec(**options: Any) -> BuildSpec:
 
 
 def load_specs(path: Path) -> list[BuildSpec]:
-    """Read a models.yaml: a list `models`, one mapping a model, `defaults` for all of them, files to `include`.
+    """Read a models.yaml: a list `models`, one mapping per model, `defaults` for all of them, files to `include`.
 
     An entry with a `matrix` of options is one model for each combination, and one whose `model` is a pattern is one for
     each folder. Raises SpecError where a file cannot be read, or a key or value of it means nothing; it names the file,
@@ -47,7 +47,7 @@ def load_specs(path: Path) -> list[BuildSpec]:
 
 
 def load_entries(path: Path) -> list[Entry]:
-    """The same with the place of each model. Raises SpecError."""
+    """Read the same, with the place of each model. Raises SpecError."""
     entries, errors = [], []
     for written in read_models_file(path):
         try:

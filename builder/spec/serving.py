@@ -1,4 +1,4 @@
-"""How Triton queues, batches and runs a model, and on which machine."""
+"""Options for Triton: how it queues, batches and runs a model, and on which machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ QUEUE_TIMEOUT_US = 30_000_000
 
 
 class QueuePolicy(Options):
-    """The requests that wait for a model. What is refused gets UNAVAILABLE (HTTP 503)."""
+    """Limits of the requests that wait for a model. Those beyond are refused with UNAVAILABLE (HTTP 503)."""
 
     timeout_us: int | None = Field(None, ge=0)
     """Microseconds that a request may wait; 0: no limit. Default: 30 s."""
     max_size: int | None = Field(None, ge=0)
     """Requests that may wait at once; further ones are refused; 0: no limit. Default: 512."""
     allow_timeout_override: bool = False
-    """Whether a request may set a shorter timeout of its own. Of an encoder, this has Triton's batcher keep the limits,
-    which then stops preparing the next batch: a model with one instance pauses for up to half a second."""
+    """Let a request set a shorter timeout of its own. For an encoder, Triton's batcher then keeps the limits and stops
+    preparing the next batch: a model with one instance pauses for up to half a second.
+    """
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
     """What happens to a request after timeout_us: refuse it, or let it wait behind all others. DELAY is for encoders,
     and has Triton's batcher keep the limits."""
@@ -52,12 +53,15 @@ class RateLimiterResource(Options):
     count: int = Field(1, ge=1)
     """How much of the resource one execution takes."""
     is_global: bool = False
-    """Whether all devices share the resource, instead of each having its own."""
+    """Let all devices share the resource, instead of each having its own."""
 
 
 class RequestLimitOptions(Options):
-    """The largest request that a model takes; a larger one is refused before it is tokenised (INVALID_ARGUMENT, HTTP
-    400), because it would keep all others waiting."""
+    """Largest request that a model takes.
+
+    A larger one is refused before it is tokenised (INVALID_ARGUMENT, HTTP 400), because it would keep all others
+    waiting.
+    """
 
     request_bytes: int = Field(1 << 20, ge=1)
     """Bytes of all texts of one request."""
@@ -79,7 +83,7 @@ class Serving(Options):
     priority_levels: int = Field(0, ge=0)
     """Number of priorities that a request may have, 1 being the most urgent; 0: no priorities."""
     default_priority: int = Field(0, ge=0)
-    """The priority of a request that names none."""
+    """Priority of a request that names none."""
     front_instances: int | None = Field(None, ge=1)
     """Instances of the front model. Default: as many as engine instances."""
     warm_up: bool = True
@@ -93,8 +97,9 @@ class Serving(Options):
     optimization_level: Literal[-1, 0, 1, 2] = 0
     """Triton's `optimization { graph { level } }` of the engine."""
     spinning: bool = True
-    """Whether the engine's threads spin (busy-wait) for their next work: lower latency, more CPU time.
-    Between calls only those of a model that generates do."""
+    """Let the engine's threads spin (busy-wait) for their next work: lower latency, more CPU time. Between calls only
+    those of a model that generates do.
+    """
     token_budget: int = Field(2048, ge=1)
     """Most tokens in one engine call, padding included. Larger batches are cut."""
     call_cost: int = Field(16, ge=0)
@@ -103,20 +108,24 @@ class Serving(Options):
     """Most prompt tokens processed between two decode steps. More: a new request starts sooner.
     Less: running streams are delayed less."""
     prefix_cache: bool = True
-    """Whether prompts with the same beginning reuse the keys and values of that beginning."""
+    """Let prompts with the same beginning reuse the keys and values of that beginning."""
     tool_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None
     """Notation in which a decoder writes calls of tools, as vLLM names it. Default: the one that its chat template
     renders, where that is one of these."""
     batch_dimension: bool = False
-    """Whether the tensors of a model that generates have a leading dimension of 1, as clients of TensorRT-LLM's models
-    send them: [1, 1] instead of [1]."""
+    """Give the tensors of a model that generates a leading dimension of 1, as clients of TensorRT-LLM's models send
+    them: [1, 1] instead of [1].
+    """
     metadata: Mapping[str, str] = {}
     """Free key-value pairs, written into config.pbtxt as parameters."""
 
     @property
     def batcher_keeps_limits(self) -> bool:
-        """Whether what an encoder's queue is told can be kept by Triton's batcher alone, and not by the front: it has
-        stopped preparing batches then anyway (core, src/scheduler_utils.cc, PriorityQueue: support_prefetching_)."""
+        """True if Triton's batcher alone can keep the limits of an encoder's queue, and the front cannot.
+
+        It has stopped preparing batches then anyway (core, src/scheduler_utils.cc, PriorityQueue:
+        support_prefetching_).
+        """
         queue = self.queue
         return bool(self.priority_levels or queue.allow_timeout_override or queue.timeout_action == "DELAY")
 
@@ -127,7 +136,7 @@ class Card(Options):
     name: str
     """One of the cards that `--gpu` knows, such as l4."""
     memory_gb: float | None = Field(None, gt=0)
-    """Its memory, in 10^9 bytes. Default: that of the smallest card of the name."""
+    """Memory of the card, in 10^9 bytes. Default: that of the smallest card of the name."""
 
     @field_validator("name")
     @classmethod
@@ -138,7 +147,7 @@ class Card(Options):
 
     @property
     def memory(self) -> float:
-        """Bytes."""
+        """Memory of the card in bytes."""
         return CARDS[self.name].memory_mb * 2.0**20 if self.memory_gb is None else self.memory_gb * 1e9
 
 
@@ -152,5 +161,6 @@ class Machine(Options):
     shm_mb: int | None = Field(None, ge=1)
     """Size of /dev/shm there, in 2^20 bytes; that of the build machine when left out."""
     gpus: tuple[Card, ...] = ()
-    """Its GPUs, in the order of their CUDA device numbers, which `gpu: {devices: ...}` names. The verb `plan` holds
-    the models against them."""
+    """GPUs of the machine, in the order of their CUDA device numbers, which `gpu: {devices: ...}` names. The verb
+    `plan` checks that the models fit them.
+    """

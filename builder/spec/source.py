@@ -1,4 +1,4 @@
-"""What of a specification says which checkpoint is meant."""
+"""The part of a specification that says which checkpoint to build."""
 
 from __future__ import annotations
 

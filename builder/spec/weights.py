@@ -1,4 +1,4 @@
-"""How weights are stored in blocks."""
+"""Options for weights that are stored in blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """Of int8-weights and int4-weights: inputs that share a scale, and whether a block has no zero point."""
+    """Options of int8-weights and int4-weights: inputs that share a scale, and whether a block has no zero point."""
 
     block_size: int
     symmetric: bool

@@ -14,7 +14,10 @@ WHOLE_CHECKPOINT = ("vllm", "tensorrt-llm")
 
 @dataclass(frozen=True)
 class WholeCheckpoint:
-    """What each engine is told that runs a checkpoint as it is. `slots`: None where it chooses their number itself."""
+    """Options of every engine that runs a checkpoint as it is.
+
+    `slots`: None where the engine chooses the number itself.
+    """
 
     triton: str
     precision: str

@@ -16,14 +16,14 @@ __all__ = ["Task", "all_tasks", "find_task", "infer_task"]
 
 @cache
 def all_tasks() -> dict[str, Task]:
-    """Every task by its name."""
+    """Return every task by its name."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
     tasks = [importlib.import_module(f"{__name__}.{name}").TASK for name in names]
     return {task.name: task for task in tasks}
 
 
 def find_task(name: str) -> Task:
-    """The task called `name`. Raises CheckpointError, with the names there are."""
+    """Return the task called `name`. Raises CheckpointError, with the names of all tasks."""
     for task in all_tasks().values():
         if task.answers_to(name):
             return task
@@ -31,7 +31,7 @@ def find_task(name: str) -> Task:
 
 
 def infer_task(config: PreTrainedConfig, saved_by: str | None) -> Task:
-    """The task a checkpoint was saved for, from its architecture and the class of sentence-transformers, if any.
+    """Return the task a checkpoint was saved for, from its architecture and its class of sentence-transformers, if any.
 
     Raises CheckpointError where none fits.
     """

@@ -1,4 +1,4 @@
-"""What a task is to the builder: which head it needs, what the graph computes, how good an answer is.
+"""Base of the tasks: the head that each needs, the graph that it exports, and the measure of its answers.
 
 Knows transformers' model classes and the emitted task of the same name; knows no architecture.
 """
@@ -37,7 +37,7 @@ _kept: ContextVar[dict[str, Any] | None] = ContextVar("pipelines", default=None)
 
 
 class TaskGraph(torch.nn.Module):
-    """The module that is exported: tensors in by position, named as `inputs`; a tuple out, named as `outputs`."""
+    """Module that is exported: tensors in by position, named as `inputs`; a tuple out, named as `outputs`."""
 
     def __init__(self, model: PreTrainedModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
@@ -73,19 +73,19 @@ class Task(ABC):
         return self.name.replace("-", "_")
 
     def answers_to(self, name: str) -> bool:
-        """Whether `name`, of a specification, means this task."""
+        """Return True if `name`, of a specification, means this task."""
         return name == self.name
 
     def required(self, stated: float | None) -> float:
-        """The least mean agreement with PyTorch: what the user asked for, or the task's own threshold."""
+        """Return the least mean agreement with PyTorch: the user's, or the task's own threshold."""
         return self.threshold if stated is None else stated
 
     def auto_class(self) -> Any:
-        """transformers' auto class for the head, by Optimum's table."""
+        """Return transformers' auto class for the head, by Optimum's table."""
         return getattr(transformers, TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS[self.head])
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
-        """Whether a checkpoint with this configuration was saved for this task.
+        """Return True if a checkpoint with this configuration was saved for this task.
 
         `saved_by`: the class of sentence-transformers that its modules.json is of; None where there is none.
         """
@@ -94,7 +94,7 @@ class Task(ABC):
 
     @abstractmethod
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-        """All input and output tensors of the front model."""
+        """Return all input and output tensors of the front model."""
 
 
 class EncoderTask(Task):
@@ -110,32 +110,32 @@ class EncoderTask(Task):
 
     @property
     def runtime(self) -> type[RuntimeTask]:
-        """The emitted half of this task."""
+        """Emitted half of this task."""
         task: type[RuntimeTask] = importlib.import_module(f"builder.runtime.encoder.tasks.{self.module}").Task
         return task
 
     @abstractmethod
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
-        """The module to export, given the names of its inputs."""
+        """Return the module to export, given the names of its inputs."""
 
     @abstractmethod
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """What the emitted task must know, as JSON. Raises CheckpointError."""
+        """Return what the emitted task must know, as JSON. Raises CheckpointError."""
 
     @abstractmethod
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
-        """What transformers answers to `sample`, in the names and shapes of the emitted task's outputs."""
+        """Return transformers' answer to `sample`, in the names and shapes of the emitted task's outputs."""
 
     @abstractmethod
     def agreement(self, expected: Answer, actual: Answer) -> float:
-        """How much two answers to one sample agree: 1 is equal, as `metric` measures it."""
+        """Return how much two answers to one sample agree: 1 is equal, as `metric` measures it."""
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
-        """The largest difference of a number and where it is; infinite where anything else differs."""
+        """Return the largest difference of a number and where it is; infinite where anything else differs."""
         return difference(expected, actual)
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """Measures of `answers` to `samples` that have labels, by name, from 0 to 1; the most telling first.
+        """Return measures of `answers` to `samples` that have labels, by name, from 0 to 1; the most telling first.
 
         Raises ValueError with what a label should be.
         """
@@ -154,9 +154,9 @@ class EncoderTask(Task):
 
 @dataclass(frozen=True)
 class Instructions:
-    """How a text-to-text checkpoint is told what to do: a prefix, or one for each pair of languages ("en to de").
+    """Instructions for a text-to-text checkpoint: a prefix, or one for each pair of languages ("en to de").
 
-    `prefix`: None for the checkpoint's own, whatever it is to do. `options`: of its generation_config that hold for
+    `prefix`: None for the checkpoint's own, whatever it is to do. `options`: of its generation_config that apply to
     this task alone. `source`, `target`: languages where a request says none.
     """
 
@@ -181,7 +181,7 @@ class Seq2SeqTask(Task):
     samples = tuple({"text_input": text} for text in TEXTS[::2])  # PyTorch answers them all, token by token
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
-        """What the checkpoint wants to be told for this task, which the user called `name`."""
+        """Return the checkpoint's instructions for this task, which the user called `name`."""
         return Instructions()
 
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
@@ -189,19 +189,19 @@ class Seq2SeqTask(Task):
 
 
 def seq2seq_task(task: Task) -> Seq2SeqTask:
-    """`task`, known to be an encoder-decoder's: its checkpoint was handed to that family."""
+    """Return `task`, known to be an encoder-decoder's: its checkpoint was handed to that family."""
     assert isinstance(task, Seq2SeqTask)
     return task
 
 
 def encoder_task(task: Task) -> EncoderTask:
-    """`task`, known to be an encoder's: its checkpoint was handed to that family."""
+    """Return `task`, known to be an encoder's: its checkpoint was handed to that family."""
     assert isinstance(task, EncoderTask)
     return task
 
 
 def model_class_names(auto_class: Any) -> dict[str, str]:
-    """Model type to class name for every architecture that `auto_class` has a head for."""
+    """Return model type to class name for every architecture that `auto_class` has a head for."""
     names = {}
     for model_type, classes in auto_class._model_mapping._model_mapping.items():
         names[model_type] = classes[0] if isinstance(classes, (tuple, list)) else classes
@@ -210,7 +210,7 @@ def model_class_names(auto_class: Any) -> dict[str, str]:
 
 @contextmanager
 def one_pipeline() -> Iterator[None]:
-    """Within it, which is for one checkpoint alone, a pipeline is made once: that takes as long as a short text."""
+    """Create each pipeline only once inside, for one checkpoint alone: creating one takes as long as a short text."""
     before = _kept.set({})
     try:
         yield
@@ -219,7 +219,7 @@ def one_pipeline() -> Iterator[None]:
 
 
 def pipeline_of(checkpoint: Checkpoint, task: str) -> Any:
-    """transformers.pipeline over the loaded checkpoint, the reference of most tasks."""
+    """Return transformers.pipeline over the loaded checkpoint, the reference of most tasks."""
     kept = _kept.get()
     if kept is None:
         return _pipeline(checkpoint, task)
@@ -233,19 +233,19 @@ def _pipeline(checkpoint: Checkpoint, task: str) -> Any:
 
 
 def probe(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """The model's inputs for a short text, (1, tokens) each: some heads need the tokeniser's special tokens."""
+    """Return the model's inputs for a short text, (1, tokens) each: some heads need the tokeniser's special tokens."""
     return dict(checkpoint.tokenizer(TEXTS[0], return_tensors="pt"))
 
 
 def cosine(expected: Any, actual: Any) -> float:
-    """Mean cosine over rows of two arrays (rows, size)."""
+    """Return the mean cosine over rows of two arrays (rows, size)."""
     a, b = np.atleast_2d(np.asarray(expected, dtype=np.float64)), np.atleast_2d(np.asarray(actual, dtype=np.float64))
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     return float(np.mean((a * b).sum(axis=-1) / np.maximum(norms, 1e-12)))
 
 
 def label_list(config: PreTrainedConfig, labels: int) -> list[str]:
-    """Labels in the order of the logits. Raises CheckpointError for a map with holes or of another size."""
+    """Return the labels in the order of the logits. Raises CheckpointError for a map with holes or of another size."""
     names = {int(index): str(name) for index, name in config.id2label.items()}
     if sorted(names) != list(range(labels)) or len(set(names.values())) != len(names):
         raise CheckpointError(

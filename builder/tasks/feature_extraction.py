@@ -1,4 +1,4 @@
-"""Features of a text: pooled where the checkpoint or the user says how, one vector a token otherwise."""
+"""Features of a text: pooled where the checkpoint or the user says how, one vector per token otherwise."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class FeatureExtraction(EncoderTask):
         return FeatureGraph(checkpoint.model, inputs, self.pooler(checkpoint))
 
     def pooler(self, checkpoint: Checkpoint) -> Pooler | None:
-        """The user's pooling before the checkpoint's, and what the checkpoint has after it; None for features of each
-        token. Raises CheckpointError where that takes another number of pooled parts.
+        """Return the user's or else the checkpoint's pooling, with the layers after it; None for one vector per token.
+
+        Raises CheckpointError if those layers take another number of pooled parts.
         """
         sentence = checkpoint.sentence
         if sentence is None:
@@ -71,7 +72,7 @@ class FeatureExtraction(EncoderTask):
         }
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
-        """The pipeline's features of each token, then sentence-transformers' pooling where there is one."""
+        """Return the pipeline's features of each token, after sentence-transformers' pooling where there is one."""
         features = pipeline_of(checkpoint, "feature-extraction")(prompted(checkpoint, sample), return_tensors=True)
         pooler = self.pooler(checkpoint)
         if pooler is None:
@@ -83,7 +84,7 @@ class FeatureExtraction(EncoderTask):
         return cosine(expected["embedding"], actual["embedding"])
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """`pair`: the same for two texts; `similarity`: how alike those are, a number."""
+        """Score against labels: `pair`, the same for two texts; `similarity`, how alike those are, a number."""
         pairs: dict[Any, list[int]] = {}
         for index, sample in enumerate(samples):
             pairs.setdefault(sample["pair"], []).append(index)
@@ -95,7 +96,7 @@ class FeatureExtraction(EncoderTask):
 
 
 def prompted(checkpoint: Checkpoint, sample: Sample) -> str:
-    """The text of a sample as sentence-transformers hands it to the tokeniser."""
+    """Return the text of a sample as sentence-transformers hands it to the tokeniser."""
     text, sentence = str(sample["text_input"]), checkpoint.sentence
     if sentence is None:
         return text

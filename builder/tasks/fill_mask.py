@@ -89,7 +89,7 @@ class FillMask(EncoderTask):
         return float(sum(x[0]["token"] == y[0]["token"] for x, y in masks) / len(masks))
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """`target`: the word under the mask."""
+        """Score against labels: `target`, the word under the mask."""
         best = [json.loads(answer["predictions"])[0]["token_str"].strip() for answer in answers]
         return classification([str(sample["target"]) for sample in samples], best)
 

@@ -46,7 +46,7 @@ class QuestionAnswering(EncoderTask):
         return {"cls_id": tokenizer.cls_token_id, "special_tokens": tokenizer.num_special_tokens_to_add(pair=True)}
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
-        """The best span of the model's own logits. transformers 5 has no pipeline for this task.
+        """Return the best span of the model's own logits. transformers 5 has no pipeline for this task.
 
         Written apart from the emitted code; both are compared with the last pipeline's golden answers in the tests.
         """
@@ -72,12 +72,12 @@ class QuestionAnswering(EncoderTask):
         return float(expected["answer"] == actual["answer"])
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """`answers`: the texts that are right; none where the context has no answer."""
+        """Score against labels: `answers`, the texts that are right; none where the context has no answer."""
         return questions([sample["answers"] for sample in samples], [str(answer["answer"]) for answer in answers])
 
 
 def _windows(checkpoint: Checkpoint, sample: Sample) -> BatchEncoding:
-    """The question with each window of the context, a row each."""
+    """Return the question with each window of the context, a row each."""
     longest = checkpoint.max_length
     windows: BatchEncoding = checkpoint.tokenizer(
         sample["question"],
@@ -94,7 +94,10 @@ def _windows(checkpoint: Checkpoint, sample: Sample) -> BatchEncoding:
 def _scores(
     checkpoint: Checkpoint, windows: BatchEncoding, row: int, longest: int
 ) -> tuple[np.ndarray, list[int], float]:
-    """Of each first and last token of the context, (tokens, tokens); which tokens these are; and of no answer."""
+    """Return the scores of each first and last token of the context, those tokens, and the score of no answer.
+
+    The scores have the shape (tokens, tokens).
+    """
     tokenizer = checkpoint.tokenizer
     inputs = {name: torch.tensor([windows[name][row]]) for name in tokenizer.model_input_names if name in windows}
     with torch.no_grad():
@@ -108,7 +111,7 @@ def _scores(
 
 
 def _characters(windows: BatchEncoding, row: int, first: int, last: int) -> tuple[int, int]:
-    """Where the words of tokens `first` to `last` begin and end in the context; the tokens, without words."""
+    """Return where the words of tokens `first` to `last` begin and end in the context; the tokens, without words."""
     words = windows.token_to_word(row, first), windows.token_to_word(row, last)
     if None in words:
         offsets = windows["offset_mapping"][row]

@@ -52,7 +52,7 @@ class SparseEmbedding(FeatureExtraction):
         return SpladeGraph(checkpoint.model, inputs)
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
-        """One text alone, without padding."""
+        """Answer one text alone, without padding."""
         inputs = checkpoint.tokenizer(prompted(checkpoint, sample), return_tensors="pt")
         with torch.no_grad():
             logits = checkpoint.model(**inputs).logits[0]
@@ -65,7 +65,7 @@ class SparseEmbedding(FeatureExtraction):
         return cosine(_dense(expected, size), _dense(actual, size))
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
-        """Of the weights: a token that only one of two answers has may have next to none."""
+        """Compare the weights: a token that only one of two answers has may weigh next to nothing."""
         size = 1 + max([0, *expected["indices"], *actual["indices"]])
         wanted, reached = _dense(expected, size), _dense(actual, size)
         apart = np.abs(wanted - reached) / np.maximum(1, wanted)

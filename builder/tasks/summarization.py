@@ -1,4 +1,4 @@
-"""A shorter text that says what a text says."""
+"""A shorter text with the meaning of a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Summarization(Seq2SeqTask):
         return False  # a checkpoint does not say that it summarises
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
-        """As transformers' pipeline had it: config.json's task_specific_params for this task."""
+        """Read config.json's task_specific_params for this task, as transformers' pipeline did."""
         options = dict((getattr(config, "task_specific_params", None) or {}).get("summarization", {}))
         return Instructions(prefix=options.pop("prefix", None), options=options)
 

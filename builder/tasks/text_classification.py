@@ -52,12 +52,12 @@ class TextClassification(EncoderTask):
         return float(expected["label"][0] == actual["label"][0])
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """`label`: the right label."""
+        """Score against labels: `label`, the right label."""
         return classification([str(sample["label"]) for sample in samples], [str(a["label"][0]) for a in answers])
 
 
 def head_size(checkpoint: Checkpoint) -> int:
-    """How many outputs the checkpoint's classification head has, from a run of it."""
+    """Return how many outputs the checkpoint's classification head has, from a run of it."""
     with torch.no_grad():
         return int(checkpoint.model(**probe(checkpoint)).logits.shape[-1])
 

@@ -46,7 +46,7 @@ class TextRanking(TextClassification):
         return {"function": self._function(checkpoint)}
 
     def _function(self, checkpoint: Checkpoint) -> str:
-        """The activation that sentence-transformers' CrossEncoder saved, a sigmoid where it saved none.
+        """Return the activation that sentence-transformers' CrossEncoder saved, a sigmoid where it saved none.
 
         Its places, the first that is there (cross_encoder/model.py, 6.2): config_sentence_transformers.json, then
         `sentence_transformers` of config.json (from 4.0), then `sbert_ce_default_activation_function` (before).
@@ -64,7 +64,7 @@ class TextRanking(TextClassification):
         return function
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
-        """One pair at a time through the model, as sentence-transformers' CrossEncoder.predict computes it."""
+        """Run one pair at a time through the model, as sentence-transformers' CrossEncoder.predict computes it."""
         scores = []
         for document in sample["documents"]:
             encoded = checkpoint.tokenizer(sample["query"], document, return_tensors="pt")
@@ -74,14 +74,14 @@ class TextRanking(TextClassification):
         return {"score": scores, "order": sorted(range(len(scores)), key=lambda i: -scores[i])}
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
-        """Spearman's rank correlation of the scores; they are real numbers, so ties are left out of account."""
+        """Return Spearman's rank correlation of the scores; they are real numbers, so it ignores ties."""
         if len(expected["score"]) < 2:
             return 1.0
         ranks = np.stack([np.argsort(np.argsort(answer["score"])) for answer in (expected, actual)])
         return float(np.corrcoef(ranks)[0, 1])
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """`relevance`: of each document, a number."""
+        """Score against labels: `relevance`, a number for each document."""
         return ranking([sample["relevance"] for sample in samples], [answer["score"] for answer in answers])
 
 

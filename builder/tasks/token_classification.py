@@ -50,7 +50,7 @@ class TokenClassification(EncoderTask):
         return len(labels[0] & labels[1]) / max(1, len(labels[0] | labels[1]))
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """`entities`: a list of {"start", "end", "entity"}, in characters."""
+        """Score against labels: `entities`, a list of {"start", "end", "entity"}, in characters."""
         entities_of_answers = [json.loads(answer["entities"]) for answer in answers]
         expected, predicted = (
             [_spans(entities) for entities in side] for side in ([s["entities"] for s in samples], entities_of_answers)
@@ -59,7 +59,7 @@ class TokenClassification(EncoderTask):
 
 
 def _spans(entities: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """(begin, end, type) of each; tokens that follow one another in one entity become one."""
+    """Return (begin, end, type) of each; tokens that follow one another in one entity become one."""
     spans: list[Span] = []
     for entity in entities:
         tag = str(entity.get("entity_group") or entity["entity"])

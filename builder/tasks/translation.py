@@ -22,7 +22,7 @@ class Translation(Seq2SeqTask):
         return False  # a checkpoint does not say that it translates
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
-        """As transformers' pipeline had it: config.json's task_specific_params for each pair of languages.
+        """Read config.json's task_specific_params for each pair of languages, as transformers' pipeline did.
 
         Where `name` says no pair, a language that all pairs share is the default, so that of one pair both are.
         """
@@ -48,7 +48,7 @@ def _only(codes: set[str]) -> str | None:
 
 
 def _agreed(options: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all pairs say alike, which holds for a model that is told the pair by each request."""
+    """Return the options that are equal for all pairs, which apply if each request names the pair."""
     return {name: value for name, value in options[0].items() if all((name, value) in o.items() for o in options)}
 
 
