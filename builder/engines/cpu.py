@@ -1,4 +1,4 @@
-"""The processor at hand: what latencies were measured on, and which instruction sets a graph can use there."""
+"""The processor of this machine: its model, on which latencies were measured, and the instruction sets it offers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16"
 
 
 def cpu() -> dict[str, Any]:
-    """Its model name, and those of FLAGS that it has."""
+    """Return its model name, and those of FLAGS that it has."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
     fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     fields = {key.strip(): value.strip() for key, value in fields.items()}

@@ -1,8 +1,8 @@
-"""What the engine of a decoder decides: the options that it refuses, its cache, its graph, the settings of the loop.
+"""Interface of an engine that decodes: the options it refuses, its cache, its graph, the settings of the loop.
 
 An engine that decodes has a class `Decoding` in the `decoding.py` of its folder; the folders are the registry. It turns
-the graph that `builder/export/decoder.py` exported for ONNX Runtime into its own. Knows graphs and
-options; knows no model and no task.
+the graph that `builder/export/decoder.py` exported for ONNX Runtime into its own. Knows graphs and options; knows no
+model and no task.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Executors = Callable[[Geometry], Executor]  # all over one open graph, each with
 
 @dataclass(frozen=True)
 class Lowered:
-    """A decoder's graph in a precision. `judged`: the graph that this CPU runs to judge it, over a `cache`."""
+    """Decoder's graph in a precision. `judged`: the graph that this CPU runs to judge it, over a `cache`."""
 
     graph: Graph
     judged: Graph
@@ -59,56 +59,63 @@ class DecodingEngine(ABC):
     @property
     @abstractmethod
     def attention(self) -> str:
-        """The operator over a cache, as reports count it."""
+        """Operator over a cache, as reports count it."""
 
     @abstractmethod
     def refuse(self) -> None:
-        """Raises SpecError for an option that the engine does not have, and says what to use instead."""
+        """Raise SpecError for an option that the engine does not have, and say what to use instead."""
 
     @abstractmethod
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
-        """Bytes of the cache of texts of `length` tokens, beside `weights` bytes of fp32. Raises SpecError."""
+        """Return the bytes of the cache of texts of `length` tokens, beside `weights` bytes of fp32.
+
+        Raises SpecError.
+        """
 
     @abstractmethod
     def fuse(self, exported: Graph, folder: Path) -> Graph:
-        """The graph in fp32 that is verified first. Raises ExportError where the release would not run it."""
+        """Return the graph in fp32 that is verified first. Raises ExportError where the release would not run it."""
 
     @property
     @abstractmethod
     def cache_type(self) -> CacheType:
-        """The type of the cache that is served."""
+        """Type of the cache that is served."""
 
     def blocks(self, layers: Sequence[LayerShape], memory: Memory) -> int | None:
-        """Blocks of a cache that all sequences share; None where each has a slot of its own."""
+        """Return the blocks of a cache that all sequences share; None where each has a slot of its own."""
         return None
 
     @abstractmethod
     def session(self) -> Session:
-        """Where the emitted loop runs its graph, and what the engine is told."""
+        """Return where the emitted loop runs its graph, and what the engine is told."""
 
     @staticmethod
     @abstractmethod
     def session_here(cache: CacheType, threads: int) -> Session:
-        """How its graph, over a cache of that type, is opened on this machine's CPU."""
+        """Return how its graph, over a cache of that type, is opened on this machine's CPU."""
 
     @classmethod
     @abstractmethod
     def opened(cls, graph: Graph, threads: int) -> Executors:
-        """What makes emitted executors over `graph`, on this machine's CPU. Where each opens the graph anew, `let_go`
-        comes first."""
+        """Return a function that creates emitted executors over `graph`, on this machine's CPU.
+
+        Where each opens the graph anew, `let_go` comes first.
+        """
 
     @classmethod
     def opened_mapped(cls, graph: Graph, threads: int) -> Executors:
-        """The same with the weights in their file alone, which is mapped: the memory of one layer instead of all, and
-        slower. Where `maps`."""
+        """Return the same with the weights in their file alone, which is mapped, if `maps`.
+
+        That takes the memory of one layer instead of all, and is slower.
+        """
         raise NotImplementedError(f"{cls.__module__} has weights in a form of its own")
 
     def rung(self, precision: str) -> str:
-        """What a rung of the ladder in `precision` is called."""
+        """Return the name of a rung of the ladder in `precision`."""
         return precision
 
     def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:
-        """`fused` in another precision than fp32. Raises SpecError and VerificationError.
+        """Return `fused` in another precision than fp32. Raises SpecError and VerificationError.
 
         `grids`: those that the checkpoint has its matrices on.
         """
@@ -116,28 +123,31 @@ class DecodingEngine(ABC):
         return Lowered(quantised.graph, quantised.graph, quantised=(quantised,))
 
     def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:
-        """`graph` over an 8-bit cache. `largest`: by cache tensor (key_0, value_0, ...), that of each channel on the
-        samples, (heads, size)."""
+        """Return `graph` over an 8-bit cache.
+
+        `largest`: by cache tensor (key_0, value_0, ...), the largest value of each channel on the samples, (heads,
+        size).
+        """
         return graph
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
-        """`own` with the inputs that it is served with, and the same as the engine of the release has to read it.
+        """Return `own` with the inputs that it is served with, and the same as the engine of the release must read it.
 
-        Raises ExportError where that cannot.
+        Raises ExportError if that engine cannot.
         """
         return own, own
 
     def replayed(self, own: Graph, served: Graph) -> Graph:
-        """Which of what `for_release` returned a CPU can run, where the engine is another version than this build's."""
+        """Return which result of `for_release` a CPU can run, if the engine's version differs from this build's."""
         return served
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What a report says beside the numbers."""
+        """Remarks of a report beside the numbers."""
         return ()
 
     def step_fields(self, graph: Graph, layers: Sequence[LayerShape]) -> Sequence[Field]:
-        """The graph's inputs as config.pbtxt states them, where the steps are a Triton model; none in process."""
+        """Return the graph's inputs as config.pbtxt states them, if the steps are a Triton model; none in process."""
         return ()
 
     @property
@@ -146,12 +156,12 @@ class DecodingEngine(ABC):
         return None
 
     def beside(self, graph: Graph, layers: Sequence[LayerShape], folder: Path) -> tuple[Graph, ...]:
-        """Graphs that the emitted loop needs beside the decoder's."""
+        """Return graphs that the emitted loop needs beside the decoder's."""
         return ()
 
 
 def engine_of(spec: BuildSpec) -> DecodingEngine:
-    """The engine that decodes for `spec`. Raises SpecError where its engine does not."""
+    """Return the engine that decodes for `spec`. Raises SpecError where its engine does not."""
     name = (spec.engine or "onnxruntime") if spec.target == "cpu" else spec.target
     if name not in rooms(ROOM):
         raise SpecError(
@@ -162,18 +172,18 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
 
 
 def opened(graph: Graph, threads: int) -> Executors:
-    """A function that makes emitted executors over `graph`, in the engine that the graph is for."""
+    """Return a function that creates emitted executors over `graph`, in the engine that the graph is for."""
     let_go(graph)
     return _kind(graph.engine).opened(graph, threads)
 
 
 def is_mapped(graph: Graph, served: bool) -> bool:
-    """Whether what judges `graph` leaves its weights in their file, where it may be `served` or never is."""
+    """Return True if `graph` is judged with its weights left in their file; `served`: whether it may be served."""
     return _kind(graph.engine).maps and left_in_file(graph.size, served)
 
 
 def judging(graph: Graph, threads: int, mapped: bool) -> Executors:
-    """What makes emitted executors over `graph`, with its weights left in their file where it is to be `mapped`."""
+    """Return what creates emitted executors over `graph`, with its weights left in their file if `mapped`."""
     if not mapped:
         return opened(graph, threads)
     let_go(graph)
@@ -190,12 +200,12 @@ def let_go(graph: Graph) -> None:
 
 
 def session_here(engine: str, cache: CacheType, threads: int) -> Session:
-    """How `engine` opens a graph over a cache of that type on this machine's CPU."""
+    """Return how `engine` opens a graph over a cache of that type on this machine's CPU."""
     return _kind(engine).session_here(cache, threads)
 
 
 def measurable() -> list[str]:
-    """The engines that decode and that this machine can run as they will be served."""
+    """Return the engines that decode and that this machine can run as they will be served."""
     return [name for name in rooms(ROOM) if _kind(name).timed]
 
 

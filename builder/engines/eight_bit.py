@@ -1,6 +1,6 @@
-"""How an engine multiplies by a matrix of few bits: what replaces a product of real numbers in its graphs.
+"""Interface of an engine's products by matrices of few bits, which replace products of real numbers in its graphs.
 
-An engine that has such products has a class `EightBit` in `weights.py` of its room. Knows nodes; knows nothing about
+An engine that has such products has a class `EightBit` in `weights.py` of its package. Knows nodes; knows nothing about
 quality.
 """
 
@@ -23,7 +23,7 @@ SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
 
 
 class EightBitProducts(ABC):
-    """The products of one graph, whose constants it gains. Matrices are stored once, whoever reads them."""
+    """Products of one graph, which gains their constants. A matrix with several readers is stored once."""
 
     operator: ClassVar[str]  # of which each product by a matrix of bytes has one
     accuracy: ClassVar[int] = 4  # of MatMulNBits: it rounds activations to 8 bits
@@ -35,18 +35,18 @@ class EightBitProducts(ABC):
 
     @abstractmethod
     def by_columns(self, node: onnx.NodeProto, matrix: np.ndarray) -> Iterator[onnx.NodeProto]:
-        """Nodes for `node`, MatMul(x, matrix), with a scale a column of `matrix`, (inputs, outputs)."""
+        """Return nodes for `node`, MatMul(x, matrix), with a scale per column of `matrix`, (inputs, outputs)."""
 
     @abstractmethod
     def by_rows(self, node: onnx.NodeProto, table: np.ndarray) -> Iterator[onnx.NodeProto]:
-        """Nodes for `node`, Gemm(x, table, transB=1), with a scale a row of `table`, (outputs, inputs)."""
+        """Return nodes for `node`, Gemm(x, table, transB=1), with a scale per row of `table`, (outputs, inputs)."""
 
     def lookup(self, node: onnx.NodeProto, table: np.ndarray) -> Iterable[onnx.NodeProto]:
-        """Nodes for `node`, Gather(table, rows), with a scale a row."""
+        """Return nodes for `node`, Gather(table, rows), with a scale per row."""
         return eight_bit_lookup(self.graph, node, table)
 
     def in_blocks(self, node: onnx.NodeProto, blocks: Blocks) -> onnx.NodeProto:
-        """MatMulNBits for `node`, a product by the matrix that is `blocks`."""
+        """Return MatMulNBits for `node`, a product by the matrix that is `blocks`."""
         return helper.make_node(
             "MatMulNBits",
             [node.input[0], *self.store_blocks(node.input[1], blocks)],
@@ -61,7 +61,7 @@ class EightBitProducts(ABC):
         )
 
     def store_blocks(self, name: str, blocks: Blocks) -> list[str]:
-        """The constants that are `blocks`, kept once: codes, scales and, where they are not in the middle, zeros."""
+        """Store `blocks` once as constants: codes, scales and, where they are not in the middle, zeros."""
         parts = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
         if (blocks.zeros == SYMMETRIC[blocks.bits]).all():  # what is meant without a zero point
             del parts["zeros"]
@@ -72,7 +72,7 @@ class EightBitProducts(ABC):
         return [f"{name}.{part}" for part in parts]
 
     def store(self, name: str, values: np.ndarray, axis: int) -> bool:
-        """Keep `values` as `name`.int8, rounded along `axis`, with `name`.scale.flat; False where that was done."""
+        """Store `values` as `name`.int8, rounded along `axis`, with `name`.scale.flat; False if already stored."""
         if name in self.stored:
             return False
         self.stored.add(name)
@@ -82,6 +82,6 @@ class EightBitProducts(ABC):
 
 
 def eight_bit_products(room: str, graph: onnx.GraphProto) -> EightBitProducts:
-    """Those of the engine in `room`, for `graph`."""
+    """Return the products of the engine in the package `room`, for `graph`."""
     products: EightBitProducts = importlib.import_module(f"builder.engines.{room}.weights").EightBit(graph)
     return products

@@ -1,4 +1,4 @@
-"""What the engine of an encoder decides: its precisions and targets, the graph that it reads, and its own file format.
+"""Interface of an engine that runs encoders: its precisions and targets, the graph it reads, its own file format.
 
 An engine that runs encoders has a class `Encoding` in the `encoding.py` of its folder; the folders are the registry.
 Knows graphs and precisions; knows no model and no task.
@@ -29,7 +29,7 @@ VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply
 
 @dataclass(frozen=True)
 class Variant:
-    """A precision on an engine, for a target. `fast_with`: instruction sets; fast on a CPU that has one of them."""
+    """Precision on an engine, for a target. `fast_with`: instruction sets; fast on a CPU that has one of them."""
 
     precision: str
     engine: str
@@ -42,19 +42,19 @@ class Variant:
 
 
 class Encoders(Protocol):
-    """One encoder in fp32, in the two forms that engines start from. What they make of it goes into `folder`."""
+    """One encoder in fp32, in the two forms that engines start from. Their own forms go into `folder`."""
 
     @property
     def folder(self) -> Path: ...
 
     @property
     def fused(self) -> Graph:
-        """With the fused operators of ONNX Runtime."""
+        """Graph with the fused operators of ONNX Runtime."""
         ...
 
     @property
     def plain(self) -> Graph:
-        """With standard operators only, for engines that fuse by themselves."""
+        """Graph with standard operators only, for engines that fuse by themselves."""
         ...
 
 
@@ -71,10 +71,10 @@ class EncodingEngine(ABC):
 
     @abstractmethod
     def source(self, encoders: Encoders, target: str) -> Graph:
-        """The graph in fp32 that it reads for `target`. Raises ExportError."""
+        """Return the graph in fp32 that it reads for `target`. Raises ExportError."""
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
-        """`quantised` in the form that it opens, at or beside `path`. Raises ExportError."""
+        """Return `quantised` in the form that it opens, at or beside `path`. Raises ExportError."""
         return replace(quantised, graph=replace(quantised.graph, engine=self.name))
 
     def files(
@@ -86,32 +86,32 @@ class EncodingEngine(ABC):
         folder: Path,
         stage: Stage,
     ) -> Mapping[str, bytes | Path]:
-        """What it is published as, by path in the model's folder; made in `folder`. Raises SpecError.
+        """Return the published files, by path in the model's folder; they are written in `folder`. Raises SpecError.
 
         `feeds`: inputs of `graph` on the samples, for an engine that compares its own answers later.
         """
         return version_files(graph)
 
     def unable(self, precision: str, flags: Collection[str]) -> str | None:
-        """Why it cannot run `precision` on a CPU with instruction sets `flags`, and what to do; None where it can."""
+        """Return why it cannot run `precision` on a CPU with `flags` (instruction sets), and what to do; or None."""
         return None
 
     def refuse_release(self, target: str, triton: str) -> None:
-        """Raises SpecError where the engine that a Triton release carries cannot run what is made for `target`."""
+        """Raise SpecError if the engine in a Triton release cannot run graphs for `target`."""
         return None
 
     def without_half(self, operators: Collection[str], precision: str, target: str, triton: str) -> Collection[str]:
-        """Those of `operators` that stay in fp32: the engine has no kernel for them in `precision` (fp16 or bf16)."""
+        """Return those of `operators` that stay in fp32: the engine has no kernel for them in fp16 or bf16."""
         return ()
 
 
 def encoding_engine(name: str) -> EncodingEngine:
-    """The engine `name`."""
+    """Return the engine `name`."""
     engine: EncodingEngine = importlib.import_module(f"builder.engines.{name}.{ROOM}").Encoding()
     return engine
 
 
 def all_variants() -> tuple[Variant, ...]:
-    """The variants of every engine, those of the preferred engine first."""
+    """Return the variants of every engine, those of the preferred engine first."""
     ordered = sorted(map(encoding_engine, rooms(ROOM)), key=lambda engine: engine.preference)
     return tuple(variant for engine in ordered for variant in engine.variants)

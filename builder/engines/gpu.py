@@ -1,4 +1,4 @@
-"""GPUs: what each precision needs of one, what a card has room for, and those at hand."""
+"""GPUs: what each precision needs of one, what a card has memory for, and those of this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # no Maxwell, Pascal and Volta sin
 
 
 def least_capability(runs: str, precision: str, triton: str) -> tuple[str, str]:
-    """The compute capability that `runs`, a name of LEAST, needs in `precision` in a Triton release, and the source."""
+    """Return the compute capability that `runs` needs in `precision` in a Triton release, and the source.
+
+    `runs`: a name of LEAST.
+    """
     needs = [LEAST[name] for name in (runs, f"{runs} {precision}") if name in LEAST]
     if version_tuple(RELEASES[triton].cuda or "0") >= (13,):
         needs.append(CUDA_13)
@@ -40,7 +43,7 @@ def least_capability(runs: str, precision: str, triton: str) -> tuple[str, str]:
 
 
 def refuse_card(options: LayoutOptions, runs: str) -> None:
-    """Raises SpecError where the card of --gpu cannot run what is asked for; `runs`: the name of that in LEAST."""
+    """Raise SpecError if the card of --gpu cannot run the request; `runs`: its name in LEAST."""
     if options.gpu.card is None:
         return
     card = CARDS[options.gpu.card]
@@ -57,7 +60,7 @@ def refuse_card(options: LayoutOptions, runs: str) -> None:
 
 
 def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str) -> None:
-    """Raises SpecError where `needs` bytes, which are `parts`, do not fit into the card or its memory limit."""
+    """Raise SpecError if `needs` bytes, which are `parts`, do not fit into the card or its memory limit."""
     room = gpu.memory_limit_mb
     if gpu.card is not None:
         of_card = int(CARDS[gpu.card].memory_mb * HEADROOM)
@@ -70,7 +73,7 @@ def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str) -> None:
 
 
 def gpus() -> tuple[GPU, ...]:
-    """The NVIDIA GPUs that the driver sees, in its order; none where there is no driver."""
+    """Return the NVIDIA GPUs that the driver sees, in its order; none where there is no driver."""
     try:
         lines = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):

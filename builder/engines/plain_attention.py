@@ -1,7 +1,7 @@
 """The exported graph in standard operators alone, for engines that have their own fusions (OpenVINO, TensorRT).
 
-com.microsoft MultiHeadAttention becomes what it stands for: two products and a softmax. One export serves every
-engine, so that a rewrite of the graph holds for all of them. Knows graphs; knows nothing about models.
+com.microsoft MultiHeadAttention becomes two products and a softmax. One export serves every engine, so that a rewrite
+of the graph applies to all of them. Knows graphs; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def spell_out_attention(graph: Graph, folder: Path) -> Graph:
 
 
 def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str]) -> list[onnx.NodeProto]:
-    """softmax(query key^T * scale + mask + bias) value. `produced`: tensors that earlier nodes make."""
+    """Return nodes for softmax(query key^T * scale + mask + bias) value. `produced`: tensors of earlier nodes."""
     query, key, value = node.input[:3]
     padding, bias = ([*node.input[4:6], "", ""])[:2]
     attributes = attributes_of(node)

@@ -45,7 +45,10 @@ OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)), *(Field(n, kind, (-1,)) f
 def model_document(
     options: TensorRTLLM, checkpoint: WholeCheckpoint, model: str, revision: str | None
 ) -> dict[str, Any]:
-    """What model.yaml says: arguments of tensorrt_llm.LLM, and Triton's own. Raises SpecError for an older release."""
+    """Return the content of model.yaml: arguments of tensorrt_llm.LLM, and Triton's own.
+
+    Raises SpecError for an older release.
+    """
     if version_tuple(checkpoint.triton) < version_tuple(SINCE):
         raise SpecError(
             f"--engine {NAME} needs --triton {SINCE} or later: before, TensorRT-LLM had no Triton model that takes a "

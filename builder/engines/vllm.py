@@ -33,9 +33,9 @@ OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)),)
 
 
 def engine_arguments(options: VLLM, checkpoint: WholeCheckpoint, model: str, revision: str | None) -> dict[str, Any]:
-    """What model.json says. Raises SpecError for an argument that the vLLM of the release does not have.
+    """Return the content of model.json. Raises SpecError for an argument that the vLLM of the release does not have.
 
-    `asked.slots`, as max_num_seqs, is vLLM's to choose by the card's memory where it is None.
+    `checkpoint.slots`: max_num_seqs; None lets vLLM choose it by the card's memory.
     """
     _refuse_unknown(options.arguments, checkpoint.triton)
     arguments: dict[str, Any] = {
@@ -57,7 +57,10 @@ def engine_arguments(options: VLLM, checkpoint: WholeCheckpoint, model: str, rev
 
 
 def fields_of(version: str) -> set[str]:
-    """The fields of a vLLM's AsyncEngineArgs; of a version that was not read, those of the ones before and after it."""
+    """Return the fields of a vLLM's AsyncEngineArgs.
+
+    For a version that was not read, the fields of the ones before and after it.
+    """
     if version in ARGUMENTS:
         return set(ARGUMENTS[version])
     wanted = version_tuple(version)

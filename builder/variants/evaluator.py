@@ -276,9 +276,7 @@ def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _fits(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> bool:
-    """Return True if the texts that the emitted task makes of a sample are within the limit, prompt and template
-    included.
-    """
+    """Return True if the texts that the emitted task makes of a sample, prompt included, are within the limit."""
     try:
         texts = front.task.read(to_tensors(sample, fields)).texts
     except InputError:

@@ -46,7 +46,7 @@ NUMBERS = {
 
 
 def provider_options(gpu: Gpu) -> dict[str, str]:
-    """What ONNX Runtime's CUDA provider reads, but for the device."""
+    """Return what ONNX Runtime's CUDA provider reads, except the device."""
     options: dict[str, str] = {
         "cudnn_conv_algo_search": gpu.cudnn_conv_algo_search,
         "arena_extend_strategy": gpu.arena_extend_strategy,
@@ -63,7 +63,7 @@ ALL_WITH_CUDNN = 127  # bits of AttentionBackend, attention_common.h: those that
 
 
 def attention_kernels(card: str | None, precision: str, triton: str) -> dict[str, str]:
-    """CUDA's option for attention in fp16 where the default kernels for masks of lengths do not know the card.
+    """Return CUDA's option for attention in fp16 if the default kernels for masks of lengths do not know the card.
 
     Those end at 8.9: cuDNN's is allowed beside them from 9.0 on. Source: attention_kernel_options.cc; the option is in
     ONNX Runtime since 1.20, which leaves cuDNN's kernel out where its cuDNN is too old.
@@ -76,7 +76,7 @@ def attention_kernels(card: str | None, precision: str, triton: str) -> dict[str
 
 
 def refuse_head_sizes(sizes: Collection[int]) -> None:
-    """Raises SpecError where CUDA's attention over a cache has no kernel for one of the head sizes."""
+    """Raise SpecError if CUDA's attention over a cache has no kernel for one of the head sizes."""
     wrong = sorted(size for size in sizes if size % 8 or size > 256)
     if wrong:
         raise SpecError(
@@ -86,8 +86,10 @@ def refuse_head_sizes(sizes: Collection[int]) -> None:
 
 
 def refuse_blocks(options: LayoutOptions, card: str | None) -> None:
-    """Raises SpecError where a cache in blocks has no kernel, or may have none on a card that nobody names:
-    builder/engines/cuda/blocks.py, with the sources."""
+    """Raise SpecError if a cache in blocks has no kernel, or may have none on a card that is not named.
+
+    Sources: builder/engines/cuda/blocks.py.
+    """
     instead = "leave --cache-gb out, and each of --slots sequences has memory of its own"
     if options.executor == "bls":
         raise SpecError(f"--cache-gb is not for --executor bls, where a cache is made of slots: {instead}")
@@ -119,7 +121,7 @@ def refuse_blocks(options: LayoutOptions, card: str | None) -> None:
 
 
 def refuse_windows(card: str | None, graph: Graph) -> None:
-    """Raises SpecError for sliding windows on a card whose attention kernel did not always know them.
+    """Raise SpecError for sliding windows on a card whose attention kernel did not always know them.
 
     Cards before 8.0 have memory efficient attention alone, which left the window out in older ONNX Runtimes.
     """
@@ -134,7 +136,7 @@ def refuse_windows(card: str | None, graph: Graph) -> None:
 
 
 def without_kernel(operators: Collection[str], precision: str, triton: str) -> list[str]:
-    """Those of `operators` that work on real numbers and have no CUDA kernel in `precision` in a Triton release.
+    """Return those of `operators` on real numbers that have no CUDA kernel in `precision` in a Triton release.
 
     Raises SpecError where that is not known.
     """

@@ -77,7 +77,7 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
 
 
 def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
-    """Bytes of one block in all layers."""
+    """Return the bytes of one block in all layers."""
     tokens = block_tokens(Geometry.pairs(layers))
     return sum(2 * shape.heads * tokens * shape.size * WIDTHS[cache] for shape in layers)
 
@@ -88,13 +88,13 @@ def _layer(value: onnx.ValueInfoProto) -> LayerShape:
 
 
 def _cache(name: str, after: str = "") -> str:
-    """What takes the place of past_key_0, or of present_key_0 with `after`."""
+    """Return the name that replaces past_key_0, or present_key_0 with `after`."""
     _, kind, layer = name.split("_")
     return cache_name(kind, int(layer), after)
 
 
 def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[onnx.NodeProto]:
-    """PagedAttention in the place of `node`, between reshapes: it takes (tokens, hidden), without an axis of rows."""
+    """Yield PagedAttention in place of `node`, between reshapes: it takes (tokens, hidden), without an axis of rows."""
     attributes = attributes_of(node)
     unknown = sorted({name for name, value in attributes.items() if value} - KEPT)
     if unknown or any(node.input[7:]):
@@ -121,7 +121,7 @@ def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[
 
 
 def _declare(graph: onnx.GraphProto, past: dict[str, LayerShape], block: int) -> None:
-    """The graph's inputs and outputs, as the module says above."""
+    """Declare the graph's inputs and outputs, as the module says above."""
     kept = {value.name: value for value in (*graph.input, *graph.output)}
     element = next(kept[name] for name in past).type.tensor_type.elem_type
     answered = [value for value in graph.output if not value.name.startswith("present_")]

@@ -71,7 +71,7 @@ class Decoding(OnnxRuntime):
             refuse_blocks(spec.layout, self._card)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
-        """Beside the weights as they will be at least, on the card."""
+        """Plan the card's memory, beside the least that the weights will take."""
         refuse_head_sizes({shape.size for shape in layers})
         if self._in_blocks:
             cache, parts, lower = self._whole_blocks(layers, length), "weights and the cache", "--cache-gb"
@@ -84,7 +84,7 @@ class Decoding(OnnxRuntime):
         return Memory(cache, weights)
 
     def _whole_blocks(self, layers: Sequence[LayerShape], length: int) -> int:
-        """Bytes of the whole blocks that --cache-gb holds. Raises SpecError where one text does not fit."""
+        """Return the bytes of the whole blocks in --cache-gb. Raises SpecError where one text does not fit."""
         assert self.spec.cache_gb is not None
         block = block_bytes(layers, self.cache_type)
         return block * whole_blocks(self.spec.cache_gb * 1e9, block, length, block_tokens(Geometry.pairs(layers)))
@@ -102,7 +102,7 @@ class Decoding(OnnxRuntime):
 
     @classmethod
     def opened(cls, graph: Graph, threads: int) -> Executors:
-        """Over blocks, as a CPU has them: the graph is opened once an executor, when the one before has gone."""
+        """Return executors over blocks, as a CPU has them. Each opens the graph when the one before has been freed."""
 
         def over(geometry: Geometry) -> CudaBlocks:
             let_go(graph)
@@ -142,8 +142,10 @@ class Decoding(OnnxRuntime):
         return replace(on_cpu(page_attention(judged, folder / "judged"), folder), engine=ROOM)
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
-        """The highest logits leave the GPU alone, where those are enough; through BLS each call says which slots of the
-        cache, which stays there, it continues."""
+        """Return the graphs, from which the highest logits alone leave the GPU, where those are enough.
+
+        Through BLS each call says which slots of the cache, which stays on the GPU, it continues.
+        """
         graph = with_candidates(own, folder)
         own, served = super().for_release(graph if self._in_process else choose_rows(graph, folder), folder)
         if not self._in_blocks:
@@ -162,7 +164,7 @@ class Decoding(OnnxRuntime):
 
     @property
     def _card(self) -> str | None:
-        """The card that serves: that of --gpu, or of the machine that the specification states."""
+        """Card that serves: that of --gpu, or of the machine in the specification."""
         gpu, cards = self.spec.gpu, self.spec.machine.gpus
         return gpu.card or (cards[gpu.devices[0]].name if cards else None)
 

@@ -15,7 +15,7 @@ from builder.optimise.half_precision import to_half
 
 
 def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) -> tuple[Graph, Graph]:
-    """The graph in `precision`, and the one in fp32 and rounded to it that it is judged by on a CPU.
+    """Return the graph in `precision`, and the one in fp32 and rounded to it that it is judged by on a CPU.
 
     Raises SpecError for what CUDA lacks.
     """

@@ -1,4 +1,4 @@
-"""Attention over blocks on a CPU, which has no kernel of it: what PagedAttention means, in operators that a CPU has.
+"""Attention over blocks on a CPU, which has no kernel of it: PagedAttention in operators that a CPU has.
 
 The new keys and values are put into their blocks; then each row, one after the other, is a GroupQueryAttention over the
 blocks of its table. So this machine judges the graph, the tables and the loop that a GPU is served with, and all but
@@ -43,7 +43,7 @@ def _sizes(value: onnx.ValueInfoProto) -> list[int]:
 
 
 def _places(graph: onnx.GraphProto, block: int) -> Iterator[onnx.NodeProto]:
-    """Where the keys and values of each token go, the same in all layers."""
+    """Yield nodes that find where the keys and values of each token go, the same in all layers."""
     for name, value in (("zero", 0), ("one", 1), ("block", block)):
         add_constant(graph, f"paged.{name}", np.array(value, np.int64))
     for name, values in (("last", [-1]), ("first", [0])):
@@ -81,7 +81,7 @@ def _places(graph: onnx.GraphProto, block: int) -> Iterator[onnx.NodeProto]:
 
 
 def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, cache: Sequence[int]) -> Iterator[onnx.NodeProto]:
-    """The nodes for `node`, whose cache is (blocks, tokens of a block, key heads, head size)."""
+    """Yield the nodes for `node`, whose cache is (blocks, tokens of a block, key heads, head size)."""
     _, _, key_heads, size = cache
     attributes = attributes_of(node)
     heads, of = attributes["num_heads"], f"{node.output[0]}."
@@ -105,7 +105,7 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, cache: Sequence[int
 def _row(
     of: str, parts: Sequence[str], caches: Sequence[str], attributes: dict[str, Any], kind: int
 ) -> onnx.GraphProto:
-    """What the loop does with a row: its part of the queries, attended, after those of the rows before it."""
+    """Return the loop's body for one row: its part of the queries, attended, after those of the rows before it."""
     make = helper.make_node
     named = [f"{of}{name}" for name in ("row", "going", "before", "still", "after")]
     row, going, before, still, after = named

@@ -15,7 +15,7 @@ OPTIONS_SINCE = "24.06"
 
 
 def parameters(gpu: Gpu) -> dict[str, str]:
-    """What Triton's ONNX Runtime backend reads where an instance is on a GPU."""
+    """Return what Triton's ONNX Runtime backend reads where an instance is on a GPU."""
     named = provider_options(gpu)
     numbered = {name: numbers[named[name]] for name, numbers in NUMBERS.items()}
     numbered["intra_op_thread_count"] = "1"  # what is left for the CPU is shapes
@@ -24,7 +24,7 @@ def parameters(gpu: Gpu) -> dict[str, str]:
 
 
 def accelerators(options: LayoutOptions) -> tuple[Accelerator, ...]:
-    """Options of CUDA's own: fp32 is multiplied as fp32, which is what was compared, not as TF32. Raises SpecError.
+    """Return CUDA's own options: fp32 is multiplied as fp32, which was compared, not as TF32. Raises SpecError.
 
     Triton's backend passes options of CUDA on since 24.06 (onnxruntime_backend, pull request 256).
     """

@@ -26,7 +26,10 @@ SIZES = (128, 64, 32, 16)  # of a block, the fewest scales first
 
 
 class EightBit(EightBitProducts):
-    """A table that is looked up is stored as a product takes it, and so once where it is the output matrix too."""
+    """Products by matrices of few bits on CUDA.
+
+    A lookup table is stored as a product takes it, and so once where it is the output matrix too.
+    """
 
     operator: ClassVar[str] = "MatMulNBits"
     accuracy: ClassVar[int] = 0  # left unset
@@ -39,7 +42,7 @@ class EightBit(EightBitProducts):
         yield self.in_blocks(node, in_bytes(table))
 
     def lookup(self, node: onnx.NodeProto, table: np.ndarray) -> Iterator[onnx.NodeProto]:
-        """(codes - 128) * scales of the rows, (batch, new, blocks, size), as (batch, new, inputs)."""
+        """Yield nodes for (codes - 128) * scales of the rows, (batch, new, blocks, size), as (batch, new, inputs)."""
         (name, rows), output = node.input, node.output[0]
         codes, scales = self.store_blocks(name, in_bytes(table))
         middle, last, shape = (f"{output}.{part}" for part in ("middle", "last", "shape"))
@@ -56,7 +59,10 @@ class EightBit(EightBitProducts):
 
 
 def in_bytes(rows: np.ndarray) -> Blocks:
-    """`rows`, (outputs, inputs), in 8 bits around 128, a scale a block. Raises SpecError where no block fits."""
+    """Return `rows`, (outputs, inputs), in 8 bits around 128, a scale per block.
+
+    Raises SpecError where no block fits.
+    """
     outputs, inputs = rows.shape
     size = next((size for size in SIZES if inputs % size == 0), None)
     if size is None:

@@ -44,7 +44,7 @@ def open_session(model: Path, threads: int, spinning: bool = False) -> onnxrunti
 
 
 def open_as_it_is(model: Path, threads: int) -> onnxruntime.InferenceSession:
-    """The same with every node as `model` has it, as ONNX Runtime's calibrators open one."""
+    """Open `model` with every node as it is, as ONNX Runtime's calibrators open one."""
     options = _options(threads, spinning=False)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return _session(model, options)
@@ -53,7 +53,7 @@ def open_as_it_is(model: Path, threads: int) -> onnxruntime.InferenceSession:
 def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu: bool) -> None:
     """Write `model` as ONNX Runtime rewrites it, for any hardware: its level "basic", or "extended" with fusions.
 
-    Weights that `model` has in another file stay there, and `written` says of them what `model` does; those that it
+    Weights that `model` has in another file stay there, and `written` refers to them as `model` does; those that it
     rewrites are inside.
     """
     options = _options(threads=1, spinning=False)
@@ -84,7 +84,7 @@ def _session(model: Path, options: onnxruntime.SessionOptions) -> onnxruntime.In
 
 
 def run_with(session: onnxruntime.InferenceSession) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """An `infer` callable as the emitted pipeline wants it: named arrays in, named arrays out."""
+    """Return an `infer` callable for the emitted pipeline: named arrays in, named arrays out."""
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
 
@@ -103,7 +103,7 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
 
 
 def infer_mapped(graph: Graph, threads: int) -> Infer:
-    """The same of a graph in fp32 with its weights in their file alone, which is mapped: less memory, and slower."""
+    """Open a graph in fp32 with its weights in their file alone, which is mapped: less memory, and slower."""
     options = _options(threads, spinning=False)
     for key, value in MAPPED.items():
         options.add_session_config_entry(key, value)
@@ -111,22 +111,22 @@ def infer_mapped(graph: Graph, threads: int) -> Infer:
 
 
 def loop_session(threads: int, spinning: bool) -> Session:
-    """How emitted code opens its graphs on the CPU; 0 `threads`: all cores that it finds."""
+    """Return how emitted code opens its graphs on the CPU; 0 `threads`: all cores that it finds."""
     return Session(threads=threads, entries={SPIN: "1" if spinning else "0"})
 
 
 def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
-    """What Triton's ONNX Runtime backend reads; it hands no session entry on, such as those about spinning."""
+    """Return what Triton's ONNX Runtime backend reads; it passes no session entries on, such as on spinning."""
     return {"intra_op_thread_count": str(threads), "inter_op_thread_count": "1"}
 
 
 def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
-    """None: it runs any shape as it comes."""
+    """Return no shapes: it runs any shape as it comes."""
     return ()
 
 
 def session(graph: Graph, threads: int, spinning: bool) -> Session:
-    """An encoder's in process. Its threads spin within a call and rest after it.
+    """Return the session of an encoder in process. Its threads spin within a call and rest after it.
 
     Left alone, each spins for many times as long as a short text takes, on the cores that carry the answer to its
     client (`scripts/bench spinning`).
@@ -135,7 +135,7 @@ def session(graph: Graph, threads: int, spinning: bool) -> Session:
 
 
 def resting(session: Session) -> Session:
-    """`session`, whose threads spin within a call at most.
+    """Return `session`, whose threads spin within a call at most.
 
     Source of the entry: ONNX Runtime, include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
     """
@@ -143,23 +143,23 @@ def resting(session: Session) -> Session:
 
 
 def served_version(triton: str, in_process: bool) -> str:
-    """The release's, or what the emitted requirements pin for it."""
+    """Return the release's version, or what the emitted requirements pin for it."""
     return runtime_of(triton, in_process)
 
 
 def half_constants(graph: Graph) -> bool:
-    """Whether a weight is in fp16."""
+    """Return True if a weight is in fp16."""
     constants = onnx.load(str(graph.path), load_external_data=False).graph.initializer
     return any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in constants)
 
 
 def wrong_cpus(graph: Graph) -> tuple[str, ...]:
-    """None: fp32 is fp32 everywhere."""
+    """Return none: fp32 is fp32 everywhere."""
     return ()
 
 
 def signature(path: Path) -> Signature:
-    """The inputs and outputs of an ONNX file."""
+    """Return the inputs and outputs of an ONNX file."""
     graph = onnx.load(str(path), load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}  # which old files declare as inputs too
     inputs = [value for value in graph.input if value.name not in weights]
@@ -173,7 +173,7 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 
 def external_files(path: Path) -> dict[str, int]:
-    """The files beside an ONNX file that hold its weights, and how many bytes of each it reads at least.
+    """Return the files beside an ONNX file that hold its weights, and how many bytes of each it reads at least.
 
     Fields: ONNX, docs/ExternalData.md.
     """
@@ -187,7 +187,7 @@ def external_files(path: Path) -> dict[str, int]:
 
 
 def open_clips(path: Path) -> bool:
-    """Whether the graph in `path` has a Clip without an upper bound, and weights or tensors in fp16."""
+    """Return True if the graph in `path` has a Clip without an upper bound, and weights or tensors in fp16."""
     graph = onnx.load(str(path), load_external_data=False).graph
     half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in graph.initializer)
     return half and any(node.op_type == "Clip" and len([*filter(None, node.input)]) < 3 for node in graph.node)

@@ -53,7 +53,10 @@ class Decoding(DecodingEngine):
             raise SpecError("ONNX Runtime's cache on a CPU is fp32 or int8: --cache fp16 is for --engine openvino")
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
-        """A slot of `length` tokens for each of --slots sequences. Raises SpecError for heads that have no kernel."""
+        """Plan a slot of `length` tokens for each of --slots sequences.
+
+        Raises SpecError for heads that have no kernel.
+        """
         refuse_head_sizes(layers, "build it with --engine openvino")
         cache = cache_bytes(layers, self.spec.slots, length, np.dtype(self.cache_type).itemsize)
         slots = f"{self.spec.slots} slots of {length} tokens"
@@ -61,7 +64,7 @@ class Decoding(DecodingEngine):
         return Memory(cache, weights)
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
-        """Where the loop runs it on a CPU, it finds what searches read."""
+        """Fuse the graph; where the loop runs it on a CPU, it also computes what beam search reads."""
         graph = fuse(exported, folder)
         if self.spec.in_process and self.spec.beams != 1:
             graph = finding_likeliest(graph)
@@ -73,7 +76,10 @@ class Decoding(DecodingEngine):
         return CACHE_TYPES[self.spec.cache]
 
     def session(self) -> Session:
-        """With a draft, whose threads work on the same cores by turns, none spins while the other works."""
+        """Return the session of the loop: with a draft, threads rest after each call.
+
+        The threads of the two models work on the same cores by turns, so that none spins while the other works.
+        """
         looped = loop_session(self.spec.loop_threads, self.spec.serving.spinning)
         return looped if self.spec.draft is None else resting(looped)
 
@@ -93,7 +99,7 @@ class Decoding(DecodingEngine):
         return quantise_cache(graph, largest(), folder)
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
-        """The window of attention means another number in older releases."""
+        """Return the graphs: the window of attention means another number in older releases."""
         graph = for_runtime(own, runtime_of(self.spec.triton, self._in_process), folder)
         check_release(graph, self.spec.triton, self._in_process)
         return own, graph
@@ -107,7 +113,7 @@ class Decoding(DecodingEngine):
 
 
 def refuse_head_sizes(layers: Sequence[LayerShape], instead: str) -> None:
-    """Raise SpecError where attention over a cache does not take the heads of a layer; `instead`: what to do.
+    """Raise SpecError if attention over a cache does not take the heads of a layer; `instead`: what to do.
 
     Source: onnxruntime/contrib_ops/cpu/bert/group_query_attention_helper.h, "head_size must be a multiple of 8".
     """

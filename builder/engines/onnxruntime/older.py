@@ -1,4 +1,4 @@
-"""A graph as the ONNX Runtime that serves it has to read it, to say what this build's own says.
+"""Rewrites a graph for the ONNX Runtime that serves it, so that it computes what this build's own computes.
 
 `local_window_size` W of GroupQueryAttention lets W + 1 keys count before ONNX Runtime 1.24, and W from then on
 (measured on 1.18.0 to 1.31.1; microsoft/onnxruntime, pull request 25927). Knows graphs and versions of ONNX Runtime;
@@ -21,9 +21,9 @@ WINDOW = "local_window_size"
 
 
 def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
-    """`graph`, which this build's ONNX Runtime read, for `version`: the same where nothing in it is read otherwise.
+    """Return `graph`, which this build's ONNX Runtime read, for `version`; unchanged if nothing is read otherwise.
 
-    What is changed says in its metadata which versions it is for; the emitted code refuses to load it on others.
+    A changed graph says in its metadata which versions it is for; the emitted code refuses to load it on others.
     """
     model = onnx.load(str(graph.path), load_external_data=False)
     windows = _windows(model)
@@ -44,7 +44,7 @@ def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
 
 
 def unmarked_windows(path: Path) -> bool:
-    """Whether the graph in `path` has windows and does not say which ONNX Runtime they were written for."""
+    """Return True if the graph in `path` has windows and does not say which ONNX Runtime they were written for."""
     model = onnx.load(str(path), load_external_data=False)
     marks = {entry.key for entry in model.metadata_props} & {"onnxruntime_below", "onnxruntime_from"}
     return not marks and bool(_windows(model))

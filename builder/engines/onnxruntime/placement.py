@@ -20,7 +20,7 @@ PRECISION_MODES = {"fp16": "FP16", "int8-static": "INT8"}  # what the graph's ow
 
 
 def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
-    """Instances on `options.target`. Raises SpecError for what the backend cannot be told."""
+    """Place instances on `options.target`. Raises SpecError for an option that the backend cannot take."""
     if options.target == "cpu":
         return on_cpu(options, parameters(graph, options.threads, options.instances))
     groups = (InstanceGroup(options.instances, "KIND_GPU", tuple(options.gpu.devices)),)
@@ -37,7 +37,7 @@ def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
 def _tensorrt_parameters(
     options: LayoutOptions, graph: Graph, shapes: Mapping[str, Mapping[str, tuple[int, int]]]
 ) -> dict[str, str]:
-    """ONNX Runtime's TensorRT: an explicit profile, and engines and timings kept between starts.
+    """Return parameters of ONNX Runtime's TensorRT: an explicit profile, and engines and timings kept between starts.
 
     It names the engines that it keeps by the model's name and tensors, not by its weights: the graph's hash in the path
     keeps a retrained model from running on the engine of the one before. It creates one folder, not those above it.

@@ -11,7 +11,7 @@ onnxruntime.set_default_logger_severity(4)
 
 
 def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]":
-    """As Triton's backend opens it: all optimisations, as many threads as an instance has."""
+    """Open it as Triton's backend does: all optimisations, as many threads as an instance has."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = case["threads"]
     session = onnxruntime.InferenceSession(case["model"], options, providers=["CPUExecutionProvider"])
@@ -20,7 +20,7 @@ def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dic
 
 
 def open_executor(case: "dict[str, Any]") -> Any:
-    """The emitted executor: one whose steps are calls of the graph, or one in process that may attend to texts."""
+    """Open the emitted executor: one whose steps are calls of the graph, or one in process that may attend to texts."""
     from runtime.contract import Session  # type: ignore[import-not-found]
     from runtime.generation.executors.base import CrossGeometry, Geometry  # type: ignore[import-not-found]
     from runtime.generation.executors.bls import Bls  # type: ignore[import-not-found]

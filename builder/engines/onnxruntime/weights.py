@@ -1,7 +1,7 @@
 """Products by matrices of bytes in ONNX Runtime: an 8-bit dot product, whose activations are rounded token by token.
 
-One scale a token, not one a call as DynamicQuantizeLinear has, makes a row's answer independent of the rows beside it:
-what a request gets does not depend on who else is served.
+One scale per token, not one per call as DynamicQuantizeLinear has, makes a row's answer independent of the rows beside
+it: the answer to a request does not depend on the other requests of its batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from builder.onnx.operators import DOMAIN
 
 
 class EightBit(EightBitProducts):
-    """x's scale * (int8(x) . int8(W)) * W's scales."""
+    """Products of the form x's scale * (int8(x) . int8(W)) * W's scales."""
 
     operator: ClassVar[str] = "MatMulIntegerToFloat"
 
@@ -56,7 +56,7 @@ class EightBit(EightBitProducts):
 
 
 def _round(source: str) -> Iterator[onnx.NodeProto]:
-    """Activations to 8 bits around 128, with one scale a token: the largest of its row over 127."""
+    """Round activations to 8 bits around 128, with one scale per token: the largest of its row over 127."""
     yield helper.make_node("Abs", [source], [f"{source}.abs"])
     yield helper.make_node("ReduceMax", [f"{source}.abs", "quantise.axis"], [f"{source}.most"], keepdims=1)
     yield helper.make_node("Div", [source, f"{source}.most"], [f"{source}.shares"])

@@ -65,9 +65,10 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
 
 
 def compiled(path: Path, threads: int, arithmetic: str) -> Any:
-    """The model on the CPU as Triton's backend has it: one stream of `threads` threads, products in `arithmetic`.
+    """Return the model on the CPU as Triton's backend has it: one stream of `threads` threads.
 
-    Raises ExportError where this CPU multiplies in bfloat16 and the model is not for that.
+    Products are in `arithmetic`. Raises ExportError where this CPU multiplies in bfloat16 and the model is not for
+    that.
     """
     import openvino
 
@@ -86,10 +87,10 @@ def compiled(path: Path, threads: int, arithmetic: str) -> Any:
 
 
 def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
-    """The shapes, (rows, tokens of a row), that calls are padded to: OpenVINO makes its primitives anew for each shape.
+    """Return the shapes, (rows, tokens of a row), that calls are padded to.
 
-    Both go up in steps of a quarter to an eighth: lengths 8, 16 .. 64, 80 .. 128, 160 and so on, rows 1, 2, 3, 4, 6, 8,
-    12 and so on. In order of their size.
+    OpenVINO makes its primitives anew for each shape. Both go up in steps of a quarter to an eighth: lengths 8, 16 ..
+    64, 80 .. 128, 160 and so on, rows 1, 2, 3, 4, 6, 8, 12 and so on. In order of their size.
     """
     lengths = _steps(8, 8, max_length)
     rows = _steps(1, 4, max_rows)
@@ -98,7 +99,7 @@ def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[in
 
 
 def _steps(first: int, each: int, last: int) -> list[int]:
-    """From `first` to `last` in steps that double: `each` values of the first, half as many of each other."""
+    """Return `first` to `last` in steps that double: `each` values of the first, half as many of each other."""
     steps, step = [first], first
     while steps[-1] < last:
         if steps[-1] == each * step:
@@ -108,28 +109,28 @@ def _steps(first: int, each: int, last: int) -> list[int]:
 
 
 def session(graph: Graph, threads: int, spinning: bool) -> OpenVinoSession:
-    """An encoder's in process. OpenVINO's threads do not spin: `spinning` has no effect."""
+    """Return the session of an encoder in process. OpenVINO's threads do not spin: `spinning` has no effect."""
     return OpenVinoSession("bf16" if graph.arithmetic == "bf16" else "fp32", threads)
 
 
 def served_version(triton: str, in_process: bool) -> str:
-    """The release's, or what the emitted requirements pin for it."""
+    """Return the release's version, or what the emitted requirements pin for it."""
     release = RELEASES[triton]
     return release.openvino_in_process if in_process else release.openvino
 
 
 def half_constants(graph: Graph) -> bool:
-    """No: they are multiplied as they were in fp32 unless `graph.arithmetic` says otherwise."""
+    """Return False: constants are multiplied as they were in fp32 unless `graph.arithmetic` says otherwise."""
     return False
 
 
 def wrong_cpus(graph: Graph) -> tuple[str, ...]:
-    """Triton's backend cannot be told to multiply in fp32, where the CPU has bf16."""
+    """Return the CPUs with bf16 for a graph in fp32: Triton's backend has no option to multiply in fp32 there."""
     return BF16 if graph.arithmetic == "fp32" else ()
 
 
 def decoder_properties(cache: CacheType) -> dict[str, str]:
-    """What the CPU plugin is told by a decode loop.
+    """Return the CPU plugin's properties for a decode loop.
 
     Products in fp32, whatever the CPU is fast at, and 8-bit ones in groups; keys and values in fp32, fp16 or bytes. No
     thread is bound to a core: Triton's threads and the loop's run beside a step, and the whole step would wait for a
@@ -145,12 +146,12 @@ def decoder_properties(cache: CacheType) -> dict[str, str]:
 
 
 def arithmetic_on(flags: Collection[str]) -> str:
-    """What OpenVINO multiplies real numbers in on a CPU with the instruction sets `flags`: fp32 or bf16."""
+    """Return what OpenVINO multiplies real numbers in on a CPU with the instruction sets `flags`: fp32 or bf16."""
     return "bf16" if set(BF16) & set(flags) else "fp32"
 
 
 def signature(path: Path) -> Signature:
-    """The inputs and outputs of an .xml. Raises RuntimeError where it cannot be read."""
+    """Return the inputs and outputs of an .xml. Raises RuntimeError where it cannot be read."""
     import openvino
 
     model = openvino.Core().read_model(str(path))
@@ -163,7 +164,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
-    """What Triton's OpenVINO backend reads; its instances share one compiled model, a stream for each."""
+    """Return what Triton's OpenVINO backend reads; its instances share one compiled model, a stream for each."""
     numbers = {
         "INFERENCE_NUM_THREADS": str(threads * instances),
         "NUM_STREAMS": str(instances),

@@ -33,7 +33,7 @@ class Decoding(DecodingEngine):
             raise SpecError("--executor bls is not for decoders with --engine openvino, which run in process")
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
-        """Whole blocks, as many as --cache-gb holds, or as --slots full texts need in half of the memory."""
+        """Plan whole blocks, as many as fit into --cache-gb, or as --slots full texts need in half of the memory."""
         block, usable, stated = block_bytes(layers, self.cache_type), self.spec.usable_memory, self.spec.cache_gb
         full = self.spec.slots * -(-length // BLOCK) * block
         size = min(full, usable / 2) if stated is None else stated * 1e9
@@ -45,7 +45,7 @@ class Decoding(DecodingEngine):
         return Memory(blocks * block, weights)
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
-        """OpenVINO has fusions of its own."""
+        """Return the graph over a paged cache; OpenVINO has fusions of its own."""
         return page_attention(exported, folder)
 
     @property
@@ -64,7 +64,7 @@ class Decoding(DecodingEngine):
 
     @classmethod
     def opened(cls, graph: Graph, threads: int) -> Executors:
-        """It compiles the graph for the type of the cache: once an executor, when the one before has gone."""
+        """Return executors. Each compiles the graph for the type of the cache, when the one before has been freed."""
 
         def compiled(geometry: Geometry) -> OpenVino:
             let_go(graph)

@@ -31,8 +31,11 @@ class Encoding(EncodingEngine):
         return encoders.plain
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
-        """Real constants are halves but in fp32; products are in what the CPU multiplies fastest, unless stated. Of a
-        graph that was written to `path` for this, nothing is left."""
+        """Convert the graph: real constants are halves except in fp32; products are in what the CPU multiplies fastest.
+
+        A requested fp32 or bf16 stays the arithmetic of the products. A graph that was written to `path` for this is
+        removed.
+        """
         arithmetic = precision if precision in ("fp32", "bf16") else arithmetic_on(cpu()["flags"])
         converted = convert(quantised.graph, path.parent / "ir" / MODEL_FILE, arithmetic, precision != "fp32")
         if quantised.graph.path == path:

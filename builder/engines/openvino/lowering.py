@@ -73,7 +73,10 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
 
 
 def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
-    """Bytes of one block in all layers. In 8 bits a token's value and a channel's key have a scale and a zero, too."""
+    """Return the bytes of one block in all layers.
+
+    In 8 bits a token's value and a channel's key have a scale and a zero, too.
+    """
     if cache != "uint8":
         return sum(2 * shape.heads * BLOCK * shape.size * WIDTHS[cache] for shape in layers)
     return sum(shape.heads * ((BLOCK + 8) * shape.size + BLOCK * (shape.size + 8)) for shape in layers)
@@ -100,7 +103,7 @@ def _make_paged(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str,
 
 
 def _unpacked(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[onnx.NodeProto]:
-    """A Split where queries, keys and values come as one tensor, which GroupQueryAttention takes apart by itself."""
+    """Yield a Split for queries, keys and values in one tensor, which GroupQueryAttention takes apart by itself."""
     if node.input[1]:
         return
     heads = {a.name: a.i for a in node.attribute}
@@ -112,7 +115,10 @@ def _unpacked(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterat
 
 
 def _rotation_of_a_part(graph: onnx.GraphProto, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """RotaryEmbedding of the first of each head's numbers, alone: OpenVINO 2026.4 is wrong where it leaves the rest."""
+    """Yield RotaryEmbedding of the first of each head's numbers, alone.
+
+    OpenVINO 2026.4 is wrong where it leaves the rest.
+    """
     attributes = {a.name: a.i for a in node.attribute}
     heads, rotated = attributes["num_heads"], attributes.pop(ROTATED)
     (source, *tables), (output,) = node.input, node.output
@@ -132,9 +138,9 @@ def _rotation_of_a_part(graph: onnx.GraphProto, node: onnx.NodeProto) -> Iterato
 
 
 def _slopes(model: onnx.ModelProto) -> dict[str, str]:
-    """By the name of each bias on scores, that of a new constant, (heads,): how much it grows from key to key (ALiBi).
+    """Return, by the name of each bias on scores, a new constant: how much it grows from key to key (ALiBi).
 
-    Raises ExportError for a bias that is another function of positions.
+    The constant is (heads,). Raises ExportError for a bias that is another function of positions.
     """
     slopes = {}
     for node in model.graph.node:
@@ -171,7 +177,7 @@ def _slopes_of(model: onnx.ModelProto, bias: str) -> np.ndarray:
 
 
 def _inputs_of(model: onnx.ModelProto, name: str) -> set[str]:
-    """All names that `name` is computed from."""
+    """Return all names that `name` is computed from."""
     makers = {output: node for node in model.graph.node for output in node.output}
     seen, left = set(), [name]
     while left:
@@ -183,7 +189,7 @@ def _inputs_of(model: onnx.ModelProto, name: str) -> set[str]:
 
 
 def _declare(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
-    """The graph's inputs and its output, as the module says above."""
+    """Declare the graph's inputs and its output, as the module says above."""
     declared = {value.name: value for value in graph.input}
     logits = next(value for value in graph.output if value.name == "logits")
     del graph.output[:]

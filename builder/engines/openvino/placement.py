@@ -10,5 +10,5 @@ from builder.triton.profiles import Calls
 
 
 def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
-    """Instances on the CPU. Raises SpecError for what the backend cannot be told."""
+    """Place instances on the CPU. Raises SpecError for an option that the backend cannot take."""
     return on_cpu(options, parameters(graph, options.threads, options.instances))

@@ -9,7 +9,7 @@ import openvino
 
 
 def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]":
-    """As Triton's backend opens it, which can be told of bf16 and of no other arithmetic."""
+    """Open it as Triton's backend does, which has an option for bf16 and for no other arithmetic."""
     core = openvino.Core()
     settings = {"INFERENCE_NUM_THREADS": case["threads"]}
     if case["arithmetic"] == "bf16":
@@ -24,7 +24,7 @@ def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dic
 
 
 def open_executor(case: "dict[str, Any]") -> Any:
-    """The emitted executor, over blocks that all sequences share."""
+    """Open the emitted executor, over blocks that all sequences share."""
     from runtime.contract import Session  # type: ignore[import-not-found]
     from runtime.generation.executors.base import Geometry  # type: ignore[import-not-found]
     from runtime.generation.executors.openvino import OpenVino  # type: ignore[import-not-found]

@@ -17,7 +17,7 @@ from builder.engines.eight_bit import EightBitProducts
 
 
 class EightBit(EightBitProducts):
-    """MatMul(x, int8(W) * W's scales)."""
+    """Products of the form MatMul(x, int8(W) * W's scales)."""
 
     operator: ClassVar[str] = "DequantizeLinear"
 
@@ -35,6 +35,6 @@ class EightBit(EightBitProducts):
         yield helper.make_node("MatMul", [source, f"{rows}.turned"], list(node.output), name=node.name)
 
     def _dequantised(self, name: str, values: np.ndarray, axis: int, output: str) -> onnx.NodeProto:
-        """`values` rounded along `axis`: one scale for each place of the other one."""
+        """Return `values` rounded along `axis`: one scale for each place of the other one."""
         self.store(name, values, axis)
         return helper.make_node(self.operator, [f"{name}.int8", f"{name}.scale.flat"], [output], axis=1 - axis)

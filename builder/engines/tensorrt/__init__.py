@@ -32,7 +32,7 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
 
 
 def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
-    """None: a plan's profiles take any shape between their bounds."""
+    """Return no shapes: a plan's profiles take any shape between their bounds."""
     return ()
 
 
@@ -41,7 +41,7 @@ def session(graph: Graph, threads: int, spinning: bool) -> Session:
 
 
 def refuse_release(triton: str) -> None:
-    """Raises SpecError for a Triton release whose TensorRT is too old for graphs that state their precision."""
+    """Raise SpecError for a Triton release whose TensorRT is too old for graphs that state their precision."""
     has = RELEASES[triton].tensorrt
     if has is not None and version_tuple(has) < version_tuple(LEAST):
         raise SpecError(
@@ -55,10 +55,10 @@ def served_version(triton: str, in_process: bool) -> str:
 
 
 def half_constants(graph: Graph) -> bool:
-    """Of the ONNX that a plan is compiled from."""
+    """Return True if the ONNX that a plan is compiled from has weights in fp16."""
     return onnxruntime.half_constants(graph)
 
 
 def wrong_cpus(graph: Graph) -> tuple[str, ...]:
-    """None: it runs on a GPU."""
+    """Return none: it runs on a GPU."""
     return ()

@@ -39,7 +39,7 @@ class Encoding(EncodingEngine):
         folder: Path,
         stage: Stage,
     ) -> Mapping[str, bytes | Path]:
-        """The recipe from which a GPU compiles the plan."""
+        """Return the recipe from which a GPU compiles the plan."""
         with stage("recipe"):
             return recipe_files(options, graph, serving, feeds, folder)
 

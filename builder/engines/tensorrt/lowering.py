@@ -1,4 +1,4 @@
-"""The graph as TensorRT's parser wants it: constants computed, and GELU as the operators that TensorRT fuses into one.
+"""The graph for TensorRT's parser: constants computed, and GELU as the operators that TensorRT fuses into one.
 
 Constants are folded by polygraphy over onnx-graphsurgeon. GELU: NVIDIA TensorRT, "Optimizing TensorRT performance",
 supported fusions. Knows graphs; knows nothing about models.
@@ -22,7 +22,7 @@ TANH = 0.044715  # of GELU's approximation, Hendrycks and Gimpel 2016
 
 
 def for_tensorrt(graph: Graph, folder: Path) -> Graph:
-    """Write `graph`, of standard operators, into `folder`. Raises ExportError for an operator of somebody's own."""
+    """Write `graph`, of standard operators, into `folder`. Raises ExportError for an operator of another domain."""
     from polygraphy.backend.onnx import fold_constants  # here, so that builds for a CPU do not load it
     from polygraphy.logger import G_LOGGER
 
@@ -39,7 +39,10 @@ def for_tensorrt(graph: Graph, folder: Path) -> Graph:
 
 
 def _gelu(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """x / 2 * (1 + erf(x / sqrt 2)), or its approximation by tanh(sqrt(2 / pi) * (x + 0.044715 x^3))."""
+    """Return nodes for x / 2 * (1 + erf(x / sqrt 2)), or its approximation by tanh.
+
+    The approximation: tanh(sqrt(2 / pi) * (x + 0.044715 x^3)).
+    """
     (x,), (out,) = node.input, node.output
     approximate = any(attribute.s == b"tanh" for attribute in node.attribute)
     known = {tensor.name for tensor in graph.initializer}

@@ -11,7 +11,7 @@ from builder.triton.profiles import Calls, covering_profile, default_profiles, u
 
 
 def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
-    """Instances on each GPU, each with all profiles. Raises SpecError for profiles that leave a call out."""
+    """Place instances on each GPU, each with all profiles. Raises SpecError for profiles that leave a call out."""
     profiles = profiles_of(options.tensorrt.profiles, calls, plan=True)
     return Placement(
         # One group: Triton hands a call to any free instance, and picks the profile within it, the one whose optimum
@@ -23,7 +23,7 @@ def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
 
 
 def profiles_of(profiles: tuple[Profile, ...], calls: Calls, plan: bool) -> tuple[Profile, ...]:
-    """The `profiles` that were asked for, or the default ones. Raises SpecError where one of `calls` would fit none.
+    """Return the requested `profiles`, or the default ones. Raises SpecError if one of `calls` would fit none.
 
     ONNX Runtime's TensorRT, which is not a `plan`, runs profile 0 alone, so it has one
     (tensorrt_execution_provider.cc).

@@ -1,4 +1,4 @@
-"""What a plan is compiled from, wherever that will be: the graph, its profiles, calls to compare on, and the program.
+"""Files from which a plan is compiled elsewhere: the graph, its profiles, calls to compare on, and the program.
 
 A plan belongs to one GPU and one TensorRT, so a machine without them writes all but the plan.
 """
@@ -34,7 +34,7 @@ def recipe_files(
     feeds: Sequence[Mapping[str, np.ndarray]],
     folder: Path,
 ) -> dict[str, bytes | Path]:
-    """The files of NAME_model/1/recipe. Raises SpecError for profiles that leave a call out."""
+    """Return the files of NAME_model/1/recipe. Raises SpecError for profiles that leave a call out."""
     from polygraphy.comparator import RunResults  # here, so that builds for a CPU do not load it
     from polygraphy.comparator.struct import IterationResult
     from polygraphy.json import save_json
@@ -72,7 +72,7 @@ def recipe_files(
 
 
 def enlarged(call: Mapping[str, np.ndarray], shape: Shape) -> dict[str, np.ndarray]:
-    """A call of `shape` made of the rows of another, their tokens repeated; an axis that is the task's own stays.
+    """Return a call of `shape` made of the rows of another, their tokens repeated; an axis of the task's own stays.
 
     A profile is compared where it is tuned and at its end too: kernels differ there from those of a single text.
     """

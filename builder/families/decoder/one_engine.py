@@ -158,9 +158,7 @@ class Decoder:
         return Exact(fused, reference, rung, long_error, mapped)
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
-        """Choose the requested or the fastest precision that keeps the quality; then the cache; then the release's
-        form.
-        """
+        """Choose the precision, requested or fastest within the quality; then the cache; then the release's form."""
         exact, checkpoint = self._as_served(exact, stage), self.checkpoint
         metric, first = checkpoint.task.metric, exact.fused.exact
         rungs = PrecisionRungs(
