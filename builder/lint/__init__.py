@@ -1,4 +1,4 @@
-"""The linter: would a stock Triton load this repository, and would it do what was meant?
+"""Lint a repository: check that a stock Triton would load it, and that it would do what was meant.
 
 A rule is a function in rules/, which yields what it finds; it knows files and starts nothing. `builder/triton/check.py`
 asks for the errors alone, before anything is published.
@@ -20,11 +20,11 @@ from builder.triton.hosting import hosted_repositories
 def lint(
     repository: Path, triton: str | None = None, verify_key: Path | None = None, digests: Digests | None = None
 ) -> list[Finding]:
-    """What was found, model by model, in the order of the rules' codes.
+    """Return the findings, model by model, in the order of the rules' codes.
 
     `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: what every
     model must have been signed with, as builder/triton/signatures.py takes it. `digests`: of files that the caller has
-    just written; None: every file is read. Raises SpecError where the key is not one.
+    just written; None: every file is read. Raises SpecError if the key is not one.
     """
     looked_at = Repository(repository, triton, verify_key, digests or Digests())
     findings = [finding for rule in all_rules() for finding in rule.findings(looked_at)]
@@ -34,7 +34,7 @@ def lint(
 
 
 def _of_hosted(repository: Repository) -> Iterator[Finding]:
-    """What was found of the models of a shared front, one by one: no server loads all of them."""
+    """Yield the findings on the models of a shared front, one by one: no server loads all of them."""
     prefix = f"{repository.path.parent.name}/{repository.path.name}"
     for rule in all_rules():
         for finding in rule.findings(repository) if rule.scope is not Repository else ():

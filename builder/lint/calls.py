@@ -1,6 +1,6 @@
-"""What the source of a Python model says of itself and of the models that it calls. Knows syntax; runs nothing.
+"""Read what the source of a Python model defines and which models it calls. Knows syntax; runs nothing.
 
-Only what is written down as it is can be read: a model's name that is computed is not one of the calls found here.
+Only literal names can be read: a call of a model whose name is computed is not found here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CLASS = "TritonPythonModel"
-FILES = 512  # that are remembered: models of one kind have the same, and each is asked about by several rules
+FILES = 512  # the cache's size: models of one kind share files, and several rules read each of them
 
 
 @dataclass(frozen=True)
 class Call:
-    """An InferenceRequest. `outputs`: the names that are written in it."""
+    """InferenceRequest in the source. `outputs`: the names that are written in it."""
 
     model: str
     outputs: tuple[str, ...]
@@ -26,16 +26,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Source:
-    """`names`: what its top level defines or imports; `methods`: of the class that Triton makes, where it is here."""
+    """Source of a module.
+
+    `names`: what its top level defines or imports; `methods`: of the class that Triton instantiates, if it is here.
+    """
 
     names: frozenset[str]
     methods: frozenset[str] | None
     calls: tuple[Call, ...]
-    sends: bool  # whether it takes a request's response sender
+    sends: bool  # True if it takes a request's response sender
 
 
 def read_source(path: Path) -> Source | None:
-    """None where it does not parse, which another rule reports."""
+    """Return the source of a file; None if it does not parse, which another rule reports."""
     try:
         return _read(path.read_bytes()) if path.is_file() else None
     except OSError:
@@ -60,16 +63,16 @@ def _read(content: bytes) -> Source | None:
 
 @functools.lru_cache(FILES)
 def syntax_error(content: bytes, python: tuple[int, int]) -> str | None:
-    """Why a file does not compile with a Python of this version; None where it does."""
+    """Return why a file does not compile with a Python of this version; None if it does."""
     try:
         ast.parse(content, feature_version=python)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # MemoryError: it is nested too deeply
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # MemoryError: nested too deeply
         return str(error) or "it is nested too deeply"
     return None
 
 
 def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """The names that importing a module binds, as far as can be seen; "*" for an import of everything."""
+    """Yield the names that importing a module binds, as far as the syntax shows; "*" for an import of everything."""
     for node in nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name

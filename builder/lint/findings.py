@@ -1,4 +1,4 @@
-"""What a rule found: where, how bad, what to write instead, and the edit that writes it where that is safe."""
+"""Findings of rules: the place, the severity, what to write instead, and an edit that writes it where that is safe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """An error does not load, or is not what was built; a warning loads, and does something else than was meant."""
+    """Severity of a finding.
+
+    An error does not load, or is not what was built; a warning loads, and does something else than was meant.
+    """
 
     ERROR = "error"
     WARNING = "warning"
@@ -15,10 +18,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of config.pbtxt that takes nothing from anybody.
+    """Change of config.pbtxt that removes nothing in use.
 
-    `field`: a field of the configuration, or one of its parameters as `parameters[NAME]`. `value`: what a text is to
-    be; None: the field is left out.
+    `field`: a field of the configuration, or one of its parameters as `parameters[NAME]`. `value`: the new text of the
+    field; None: the field is left out.
     """
 
     field: str
@@ -30,8 +33,10 @@ class Edit:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a rule yields. `field`: of the configuration, such as `input[0].dims`; `file`: where that is another one
-    than the configuration, from the model's folder; `model`: where the rule is about several.
+    """Problem that a rule yields.
+
+    `field`: of the configuration, such as `input[0].dims`; `file`: relative to the model's folder, if it is not the
+    configuration; `model`: for a rule about several models.
     """
 
     found: str
@@ -44,7 +49,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem with its rule and its place. `file`: from the repository; `line`: of it, from 1, where it is known."""
+    """Problem with its rule and its place.
+
+    `file`: relative to the repository; `line`: in it, from 1, or None if unknown.
+    """
 
     code: str
     severity: Severity
@@ -58,7 +66,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """What was found and what to write instead, in a sentence."""
+        """Sentence that says what was found and what to write instead."""
         return f"{self.found}; {self.instead}" if self.instead else self.found
 
     def __str__(self) -> str:

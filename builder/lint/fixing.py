@@ -1,6 +1,6 @@
-"""--fix: the edits of findings, written into config.pbtxt where the result is the same configuration with them.
+"""Write the edits of findings into config.pbtxt (--fix), if the result is the same configuration with them.
 
-A configuration that is a link, or signed, or is written in a way that an edit does not fit, stays as it is.
+A configuration that is a link, is signed, or has a syntax that an edit does not fit, stays as it is.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from builder.triton.signatures import SIGNATURE
 
 
 def fix(repository: Path, findings: Sequence[Finding]) -> list[str]:
-    """Make the edits that `findings` have; what was changed and what was left alone, a sentence each.
+    """Make the edits of `findings`; return what was changed and what was left alone, a sentence each.
 
-    Raises RepositoryError where a configuration cannot be written.
+    Raises RepositoryError if a configuration cannot be written.
     """
     edits: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:

@@ -16,13 +16,16 @@ SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sari
 
 
 def as_json(repository: Path, findings: Sequence[Finding]) -> str:
-    """An object with the repository and its findings, each with the fields of a Finding."""
+    """Return a JSON object with the repository and its findings, each with the fields of a Finding."""
     documents = [{**asdict(finding), "fix": None if finding.fix is None else str(finding.fix)} for finding in findings]
     return json.dumps({"repository": str(repository), "findings": documents}, indent=1, ensure_ascii=False)
 
 
 def as_sarif(repository: Path, findings: Sequence[Finding]) -> str:
-    """One run, with every rule; places are relative to the repository, whose address is the base REPOSITORY."""
+    """Return a SARIF log of one run, with every rule.
+
+    Paths are relative to the repository, whose address is the base REPOSITORY.
+    """
     driver = {
         "name": "build-repo check",
         "version": own_version(),
@@ -60,7 +63,7 @@ def _sarif_result(finding: Finding) -> dict[str, Any]:
 
 
 def as_github(repository: Path, findings: Sequence[Finding]) -> str:
-    """A workflow command a line; paths as `repository` was given, which a workflow gives from its checkout."""
+    """Return a workflow command per line. Paths begin with `repository`, which a workflow gives from its checkout."""
     return "\n".join(_annotation(repository, finding) for finding in findings)
 
 
@@ -74,7 +77,7 @@ def _annotation(repository: Path, finding: Finding) -> str:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """As GitHub's own toolkit does it: actions/toolkit, packages/core/src/command.ts."""
+    """Escape as GitHub's own toolkit does: actions/toolkit, packages/core/src/command.ts."""
     for character in f"%\r\n{more}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text

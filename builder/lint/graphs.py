@@ -17,9 +17,9 @@ class Unreadable(Exception):
 
 
 def signature_of(version: Version) -> stock.Signature | None:
-    """The tensors of a version's graph; None where it has none that can be read here. Raises Unreadable.
+    """Return the tensors of a version's graph; None if it has none that can be read here. Raises Unreadable.
 
-    Of a plan, those of the graph that it was compiled from, where that lies beside it.
+    For a plan, return those of the graph that it was compiled from, if that lies beside it.
     """
     backend = version.model.config.backend
     path = version.graph if backend != tensorrt.BACKEND else version.recipe / "model.onnx"
@@ -30,7 +30,7 @@ def signature_of(version: Version) -> stock.Signature | None:
 
 @lru_cache(maxsize=64)
 def _signature(backend: str, path: Path, changed_ns: int) -> stock.Signature | None:
-    """Read once for all rules: a graph may have gigabytes of weights in it."""
+    """Read a graph once for all rules: it may have gigabytes of weights."""
     try:
         if backend == openvino.BACKEND:
             return openvino.signature(path)
@@ -45,7 +45,7 @@ def _signature(backend: str, path: Path, changed_ns: int) -> stock.Signature | N
 
 
 def readable(version: Version) -> stock.Signature | None:
-    """As `signature_of`, but None for a graph that cannot be read: another rule reports that."""
+    """Return the result of `signature_of`, but None for a graph that cannot be read: another rule reports that."""
     try:
         return signature_of(version)
     except Unreadable:

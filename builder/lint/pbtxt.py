@@ -1,4 +1,4 @@
-"""Where each field of a config.pbtxt stands: protobuf's own parser tells values, and no places.
+"""Find the place of each field in a config.pbtxt: protobuf's own parser returns values without places.
 
 Grammar: protobuf.dev, "Text Format Language Specification". Only texts that protobuf has parsed are read here.
 """
@@ -23,7 +23,7 @@ OPEN = {"{": "}", "<": ">"}
 
 @dataclass(frozen=True)
 class Place:
-    """A field from its name to the end of its value, and its value alone, as offsets; `line` from 1.
+    """Place of a field, from its name to the end of its value, and of its value alone, as offsets; `line` from 1.
 
     `alone`: false for an element of a list in brackets, which has commas around it.
     """
@@ -36,17 +36,17 @@ class Place:
 
 
 def places(text: str) -> dict[str, Place]:
-    """Each field by its path: `input[1].dims`, `parameters[NAME]`; the first of a repeated field has no number."""
+    """Return the place of each field by path: `input[1].dims`, `parameters[NAME]`; a first one has no number."""
     return _Reader(text).read()
 
 
 def place_of(field: str, known: Mapping[str, Place]) -> Place | None:
-    """Where a field is, of `places`: `input[0].dims` or `input.dims`; None where it is not in the text."""
+    """Return the place of a field, such as `input[0].dims` or `input.dims`; None if it is not in the text."""
     return known.get(field.replace("[0]", ""))
 
 
 def edited(text: str, edits: list[Edit], name: str) -> str | None:
-    """`text` with `edits`, as it is otherwise; None where that would not be the same configuration with these edits."""
+    """Return `text` with `edits`, otherwise unchanged; None if that is not the same configuration with these edits."""
     wanted = parse(text, name)
     result = text
     for edit in edits:
@@ -72,7 +72,7 @@ def _apply(text: str, edit: Edit) -> str:
 
 
 def _without(text: str, spot: Place) -> str:
-    """`text` without a field, and without its line where nothing else is on it."""
+    """Return `text` without a field, and without its line if nothing else is on it."""
     start, end = spot.start, spot.end
     before = text.rfind("\n", 0, start) + 1
     after = re.compile(r"[ \t;,]*\n?").match(text, end)
@@ -112,7 +112,7 @@ class _Reader:
         return token
 
     def _message(self, path: str, closing: str) -> str | None:
-        """Read fields up to `closing`; the text of the field `key`, for entries of a map."""
+        """Read fields up to `closing`; return the text of the field `key`, for entries of a map."""
         counts: dict[str, int] = {}
         key = None
         while self.at < len(self.tokens) and self._peek() != closing:
@@ -136,7 +136,7 @@ class _Reader:
             self.places[f"{path}[{key}]"] = spot
 
     def _values(self, path: str, start: int, counts: dict[str, int], name: str) -> Iterator[tuple[Place, str | None]]:
-        """The value of a field, or of a list of messages one by one; with the key of an entry of a map."""
+        """Yield the value of a field, or of a list of messages one by one, with the key of an entry of a map."""
         counts.setdefault(name, 0)
         messages = self._peek() == "[" and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1][0] in OPEN
         if not messages:

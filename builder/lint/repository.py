@@ -1,6 +1,6 @@
 """A repository as Triton sees it: models with their configurations as Triton completes them, and their versions.
 
-Any repository, whoever wrote it: what cannot be read is None or empty here, and a rule says so. Knows files and
+The repository may come from any tool: what cannot be read is None or empty here, and a rule reports it. Knows files and
 Triton's rules of names; knows no rule of the linter.
 """
 
@@ -27,10 +27,10 @@ from builder.triton.releases import RELEASES
 from builder.triton.render import parse
 
 CONFIG = "config.pbtxt"
-CONFIGS = "configs"  # the folder of those that --model-config-name chooses
+CONFIGS = "configs"  # the folder of the configurations that --model-config-name chooses
 BESIDE_VERSIONS = ("warmup", "initial_state", CONFIGS)  # core, model_lifecycle.cc, VersionsToLoad
 ENSEMBLE = "ensemble"
-# core, model_config_utils.cc, AutoCompleteBackendFields: what is filled in by a platform, and by a file that is there.
+# core, model_config_utils.cc, AutoCompleteBackendFields: the backend that a platform, or a file that exists, implies.
 PLATFORMS = {
     "tensorrt_plan": "tensorrt",
     "onnxruntime_onnx": "onnxruntime",
@@ -45,13 +45,13 @@ FILES = {
     "pytorch": "model.pt",
     "python": "model.py",
 }
-TWO_ON_CPU = ("onnxruntime", "tensorflow")  # instances, where a configuration does not say how many
-NUMBER = re.compile(r"\s*[+-]?\d+")  # what std::stoll reads of a folder's name
+TWO_ON_CPU = ("onnxruntime", "tensorflow")  # two instances, if a configuration does not say how many
+NUMBER = re.compile(r"\s*[+-]?\d+")  # the part of a folder's name that std::stoll reads
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a repository, which Triton takes for a model; `file`: its configuration, from the folder."""
+    """Folder of a repository, which Triton takes for a model; `file`: its configuration, relative to the folder."""
 
     repository: Repository
     path: Path
@@ -63,9 +63,9 @@ class Folder:
 
     @cached_property
     def text(self) -> str | None:
-        """Its configuration; None where there is none. Raises RepositoryError where it cannot be read.
+        """Text of the configuration; None if there is none. Raises RepositoryError if it cannot be read.
 
-        Bytes that are not UTF-8 are replaced: in a comment Triton passes over them.
+        Bytes that are not UTF-8 are replaced: in a comment Triton ignores them.
         """
         path = self.path / self.file
         try:
@@ -74,15 +74,18 @@ class Folder:
             raise RepositoryError(f"{self.file} of {self.name} is not a Triton model configuration: {error}") from error
 
     def config(self) -> Any:
-        """Its configuration as Triton completes it. Raises RepositoryError where it does not parse."""
+        """Return the configuration as Triton completes it. Raises RepositoryError if it does not parse."""
         parsed = parse(self.text or "", self.name)
         return _completed(parsed, self.path)
 
 
 @dataclass(frozen=True)
 class Repository:
-    """`triton`: the release to check against, instead of the one that each model was built for. `verify_key`: by whom
-    every model must have been signed; None: by nobody. `digests`: of files that several models have in common.
+    """Repository of models.
+
+    `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: the key that
+    must have signed every model; None: no signature is required. `digests`: of files that several models have in
+    common.
     """
 
     path: Path
@@ -98,7 +101,7 @@ class Repository:
 
     @cached_property
     def models(self) -> tuple[Model, ...]:
-        """Those whose configuration can be read, or whose backend Triton finds without one."""
+        """Models whose configuration can be read, or whose backend Triton finds without one."""
         models = []
         for folder in self.folders:
             try:
@@ -111,13 +114,13 @@ class Repository:
 
     @cached_property
     def by_name(self) -> Mapping[str, Model]:
-        """What other models call: by its folder, with the configuration that Triton takes unless told otherwise."""
+        """Models that others can call, by folder, with the configuration that Triton uses by default."""
         return {model.name: model for model in self.models if model.file == CONFIG}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model with one of its configurations; `config`: a ModelConfig."""
+    """Model with one of its configurations; `config`: a ModelConfig."""
 
     repository: Repository
     path: Path
@@ -135,13 +138,13 @@ class Model:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The configuration as Triton hands it to backends."""
+        """Configuration as Triton hands it to backends."""
         document: dict[str, Any] = MessageToDict(self.config, preserving_proto_field_name=True)
         return {"backend": "", **document}
 
     @cached_property
     def recorded(self) -> dict[str, Any]:
-        """build.json; empty where there is none, or none that can be read."""
+        """Content of build.json; empty if it is missing or cannot be read."""
         try:
             document = json.loads((self.path / "build.json").read_text("utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -150,13 +153,13 @@ class Model:
 
     @property
     def release(self) -> str | None:
-        """The Triton release that is to serve it; None where nobody says, or says one that is not known."""
+        """Triton release that is to serve the model; None if none is named, or an unknown one."""
         release = self.repository.triton or self.recorded.get("triton")
         return release if isinstance(release, str) and release in RELEASES else None
 
     @property
     def instances(self) -> int:
-        """How many Triton makes on one machine: core, model_config_utils.cc, SetDefaultInstanceCount."""
+        """Number of instances that Triton creates per machine: core, model_config_utils.cc, SetDefaultInstanceCount."""
         groups = self.config.instance_group
         default = 2 if self.config.backend in TWO_ON_CPU else 1
         return sum((group.count or default) * max(1, len(group.gpus)) for group in groups) if groups else default
@@ -167,14 +170,14 @@ class Model:
 
     @cached_property
     def versions(self) -> tuple[Version, ...]:
-        """Its version folders, the oldest first."""
+        """Version folders, the oldest first."""
         numbers = {path.name: path for path in _subfolders(self.path) if re.fullmatch(r"0|[1-9]\d*", path.name)}
         served = self.served
         return tuple(Version(self, path, int(name) in served) for name, path in sorted(numbers.items(), key=_by_number))
 
     @cached_property
     def served(self) -> frozenset[int]:
-        """The versions that Triton loads: core, model_lifecycle.cc, VersionsToLoad."""
+        """Versions that Triton loads: core, model_lifecycle.cc, VersionsToLoad."""
         names = [path.name for path in _subfolders(self.path) if path.name not in BESIDE_VERSIONS]
         read = [NUMBER.match(name) for name in names if len(name) == 1 or not name.startswith("0")]
         there = sorted({int(match.group()) for match in read if match is not None}, reverse=True)
@@ -188,7 +191,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Version:
-    """A version folder. `served`: whether Triton loads it."""
+    """Version folder. `served`: Triton loads it."""
 
     model: Model
     path: Path
@@ -200,43 +203,43 @@ class Version:
 
     @property
     def graph(self) -> Path:
-        """The file that the model's backend opens; it may be absent."""
+        """File that the model's backend opens; it may be absent."""
         config = self.model.config
         path = self.path / (config.default_model_filename or FILES.get(config.backend, ""))
         return path / path.name if config.backend == "onnxruntime" and path.is_dir() else path
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The report of its build; empty where there is none."""
+        """Report of the build; empty if there is none."""
         return self.model.recorded
 
     @property
     def judged(self) -> bool:
-        """Whether the model's configuration is meant for it: one that waits to be served keeps a configuration."""
+        """True if the model's configuration is meant for this version: one that waits to be served keeps its own."""
         return self.served or not (self.path / CONFIG).is_file()
 
     @property
     def recipe(self) -> Path:
-        """The folder of what its plan is compiled from; it may be absent."""
+        """Folder of the files that the plan is compiled from; it may be absent."""
         return self.path / program.FOLDER
 
     def file(self, path: Path) -> str:
-        """`path` from the model's folder, as findings name it."""
+        """Return `path` relative to the model's folder, as findings name it."""
         return Path(os.path.relpath(path, self.model.path)).as_posix()
 
     @cached_property
     def serving(self) -> Serving | None:
-        """What serving.json says of a front; None where there is none, or none that can be read."""
+        """Content of a front's serving.json; None if it is missing or cannot be read."""
         return _serving(self.path)
 
     @property
     def draft(self) -> Path:
-        """The folder of the model that guesses for it; it may be absent."""
+        """Folder of the draft model; it may be absent."""
         return self.path / DRAFT
 
     @cached_property
     def documents(self) -> Sequence[tuple[Path, Serving]]:
-        """What can be read of `serving` and of that of the draft, with their folders."""
+        """Readable serving documents, of the version and of its draft, with their folders."""
         pairs = ((self.path, self.serving), (self.draft, _serving(self.draft)))
         return [(folder, serving) for folder, serving in pairs if serving is not None]
 
@@ -249,7 +252,7 @@ def _serving(folder: Path) -> Serving | None:
 
 
 def is_paged(serving: Serving) -> bool:
-    """Whether a front runs its graph, of ONNX operators and our own, in OpenVINO."""
+    """Return True if a front runs its graph, of ONNX operators and our own, in OpenVINO."""
     return isinstance(serving, GenerationServing) and serving.session.engine == "openvino"
 
 
@@ -267,7 +270,7 @@ def _by_number(entry: tuple[str, Path]) -> int:
 
 
 def _completed(config: model_config_pb2.ModelConfig, path: Path) -> model_config_pb2.ModelConfig:
-    """What Triton fills in without opening the model's file: name, backend, file."""
+    """Return the configuration with what Triton fills in without opening the model's file: name, backend, file."""
     if not config.name:
         config.name = path.name
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):

@@ -1,7 +1,7 @@
-"""What a rule is: a function of a repository, a model or a version that yields problems, with its documentation.
+"""Rules: functions of a repository, a model or a version that yield problems, with their documentation.
 
-Its docstring says what a repository must have and, after an empty line, why. Without both, or without an
-example, it is refused.
+A rule's docstring says what a repository must have and, after an empty line, why. A rule without both, or without an
+example, is refused.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from builder.lint.repository import Model, Repository, Version
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 Check = Callable[[Any], Iterator[Problem]]
-"""A function of a Repository, a Model or a Version: which, its annotation says."""
+"""Function of a Repository, a Model or a Version: its annotation says of which."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`what`, `why`, `wrong`, `right`: its documentation. `source`: where Triton, or whoever it is, has the rule."""
+    """Rule. `what`, `why`, `wrong`, `right`: its documentation.
+
+    `source`: where Triton, or another program, has the rule.
+    """
 
     code: str
     severity: Severity
@@ -47,7 +50,10 @@ class Rule:
                 yield _finding(self, subject, problem)
 
     def _problems(self, subject: Any) -> list[Problem]:
-        """What the rule yields. A file that is damaged in a way nobody thought of ends no check of thousands."""
+        """Return what the rule yields.
+
+        A file that is damaged in an unforeseen way does not end a check of thousands.
+        """
         try:
             return list(self.check(subject))
         except BuilderError:
@@ -61,7 +67,10 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(code: str, severity: Severity, *, wrong: str, right: str, source: str = "") -> Callable[[Check], Check]:
-    """Make a function a rule. Raises ValueError for a code that is taken, and where it does not explain itself."""
+    """Register a function as a rule.
+
+    Raises ValueError for a code that is taken or a rule that does not explain itself.
+    """
 
     def register(check: Check) -> Check:
         what, _, why = inspect.cleandoc(check.__doc__ or "").partition("\n\n")
@@ -88,7 +97,7 @@ def _line(text: str) -> str:
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule of every module in rules/, by code."""
+    """Return every rule of every module in rules/, by code."""
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     return tuple(RULES[code] for code in sorted(RULES))
@@ -102,7 +111,7 @@ def _subjects(scope: type, repository: Repository) -> Iterator[Repository | Mode
 
 
 def _finding(rule: Rule, subject: Repository | Model | Version, problem: Problem) -> Finding:
-    """A problem of a version that Triton does not load is a warning."""
+    """Return the finding of a problem. A problem of a version that Triton does not load is a warning."""
     model = subject.model if isinstance(subject, Version) else subject if isinstance(subject, Model) else None
     severity = rule.severity if not isinstance(subject, Version) or subject.served else WARNING
     if model is None:

@@ -1,4 +1,4 @@
-"""Triton releases: what each carries, and so what a repository for it may use. The facts are in releases.toml."""
+"""Triton releases: what each carries and a repository for it may use. The facts are in releases.toml."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TABLE = tomllib.loads((Path(__file__).parent / "releases.toml").read_text("utf-
 
 @dataclass(frozen=True)
 class Release:
-    """`opset`, `ir_version`: the highest its ONNX Runtime reads. tensorrt, cuda, vllm: None where not known.
+    """One Triton release. `opset`, `ir_version`: the highest that its ONNX Runtime reads.
 
     `onnxruntime`, `openvino`: of its own backends; `in_process`, `openvino_in_process`: the ONNX Runtime and OpenVINO
-    that the emitted requirements pin in its interpreter.
+    that the emitted requirements pin in its interpreter. `tensorrt`, `cuda`, `vllm`: None where not known.
     """
 
     triton: str
@@ -32,7 +32,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Fix:
-    """`what` clients can do to a server older than the release `since`; `source`: where that is from."""
+    """Fix of a defect.
+
+    `what`: what clients can do to a server older than the release `since`; `source`: where that is from.
+    """
 
     since: str
     what: str
@@ -52,7 +55,7 @@ RELEASES: dict[str, Release] = {
     for row in _TABLE["release"]
 }
 FIXES: tuple[Fix, ...] = tuple(Fix(**row) for row in _TABLE["fixes"])
-# Options of tritonserver that not every release here knows, and the first that does.
+# Options of tritonserver that not every release here knows, and the first release that does.
 OPTIONS: dict[str, str] = _TABLE["options"]
 NEWEST = next(reversed(RELEASES))
 SENDERS_SINCE = "24.06"  # models that are not decoupled may answer later (python_backend, r24.06)
@@ -61,27 +64,27 @@ OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]
 
 
 def version_tuple(text: str) -> tuple[int, ...]:
-    """ "10.5.0.18" as numbers that compare."""
+    """Return a version such as "10.5.0.18" as numbers that compare."""
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def lacking(triton: str) -> list[Fix]:
-    """What a release is too old to have mended, the oldest first."""
+    """Return the fixes that a release is too old to have, the oldest first."""
     return [fix for fix in FIXES if version_tuple(triton) < version_tuple(fix.since)]
 
 
 def runtime_of(triton: str, in_process: bool) -> str:
-    """The ONNX Runtime that runs a graph there: in Triton's interpreter, or in the release's own backend."""
+    """Return the version of the ONNX Runtime that runs a graph: that of Triton's interpreter or of its own backend."""
     return RELEASES[triton].in_process if in_process else RELEASES[triton].onnxruntime
 
 
 def has(need: str, triton: str, in_process: bool) -> bool:
-    """Whether the ONNX Runtime there has what a graph may use, by its name in OPERATOR_NEEDS."""
+    """Return True if that ONNX Runtime has the feature `need`, a name in OPERATOR_NEEDS."""
     return version_tuple(runtime_of(triton, in_process)) >= version_tuple(OPERATOR_NEEDS[need])
 
 
 def with_tensorrt(least: str) -> list[str]:
-    """The releases whose TensorRT is known to be at least `least`, the oldest first."""
+    """Return the releases whose TensorRT is known to be at least `least`, the oldest first."""
     return [
         name
         for name, release in RELEASES.items()

@@ -1,6 +1,6 @@
-"""config.pbtxt from its template, parsed back with Triton's own protobuf before anybody sees it.
+"""Render config.pbtxt from its template, and parse it back with Triton's own protobuf.
 
-Knows Jinja and ModelConfig; knows nothing about how the values came about.
+Knows Jinja and ModelConfig; knows nothing about where the values come from.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def templates() -> Path:
-    """The templates: inside an installed package, or at the top of the checkout."""
+    """Return the folder of the templates: inside an installed package, or at the top of the checkout."""
     inside = Path(__file__).parent.parent / "templates"
     return inside if inside.is_dir() else Path(__file__).parent.parent.parent / "templates"
 
 
 def render(config: Config) -> str:
-    """The text of config.pbtxt. Raises RepositoryError when Triton could not read it as it was meant."""
+    """Return the text of config.pbtxt. Raises RepositoryError if Triton would read it otherwise than it was meant."""
     try:
         text = _template(templates()).render({field.name: getattr(config, field.name) for field in fields(config)})
     except jinja2.UndefinedError as error:

@@ -1,7 +1,7 @@
-"""What of a published model can be changed without building it: its batching, instances, threads, slots and queue.
+"""Settings of a published model that change without a build: its batching, instances, threads, slots and queue.
 
-They are in config.pbtxt and serving.json alone, and in neither does anything else depend on them. What is written is,
-byte for byte, what a build with these options would have written. Settings are named by their keys in models.yaml.
+They are in config.pbtxt and serving.json alone, and nothing else in either depends on them. The result is, byte for
+byte, what a build with these options would have written. Settings are named by their keys in models.yaml.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ DECODER = ("threads", "slots", "serving.prefill_tokens", "serving.queue.max_size
 
 
 def read_settings(version: Path) -> dict[str, int]:
-    """Those of the model whose version folder this is; `threads` is 0 where all cores are taken.
+    """Read the settings of the model whose version folder this is; `threads` is 0 if it uses all cores.
 
-    Raises SpecError for a model whose engine is a Triton model of its own, RepositoryError for another's files.
+    Raises SpecError for a model whose engine is a Triton model of its own, RepositoryError for files that another tool
+    wrote.
     """
     serving = _load(version)
     text = (version.parent / CONFIG).read_text("utf-8")
@@ -54,7 +55,7 @@ def read_settings(version: Path) -> dict[str, int]:
 
 
 def with_settings(version: Path, settings: Settings) -> dict[str, bytes]:
-    """The files that change, by their paths in the model's folder. Raises SpecError and RepositoryError."""
+    """Return the files that change, by their paths in the model's folder. Raises SpecError and RepositoryError."""
     serving = _load(version)
     known = ENCODER if isinstance(serving, EncoderServing) else DECODER
     unknown = sorted(set(settings) - set(known))
@@ -90,7 +91,7 @@ def _line(text: str, name: str) -> re.Match[str]:
 
 
 def _refuse_config(text: str, name: str) -> None:
-    """What Triton would not load."""
+    """Raise SpecError if Triton would not load the configuration."""
     config = parse(text, name)
     too_big = [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]
     if too_big:
@@ -115,7 +116,10 @@ def _encoder(serving: EncoderServing, settings: Settings) -> EncoderServing:
 
 
 def _generation(serving: GenerationServing, settings: Settings) -> GenerationServing:
-    """A decoder's searches may have as many beams as it has slots, unless the build was told otherwise."""
+    """Return `serving` with other settings.
+
+    A decoder's searches may have as many beams as it has slots, unless the build was told otherwise.
+    """
     slots = settings.get("slots", serving.arena.slots)
     all_slots = serving.source is None and serving.beams == serving.arena.slots
     if not all_slots and slots < serving.beams:

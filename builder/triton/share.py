@@ -1,5 +1,4 @@
-"""Sharing a front: built encoders move from fronts of their own into the process of one that answers for all of them,
-and back.
+"""Share a front: move built encoders from fronts of their own into one process that answers for all of them, and back.
 
 NAME/            the shared front, all that Triton sees
   config.pbtxt   the tensors of its task, and `model`, which says whose request it is
@@ -56,10 +55,10 @@ MEMORY_MB = 2048
 
 
 def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | None = None) -> list[str]:
-    """Have the shared front `name` answer for `models` of `repository`, and for those that it has. Returns them all.
+    """Have the shared front `name` answer for `models` of `repository` as well; return all models that it hosts.
 
-    `memory_mb`: of its process, at most, in 2^20 bytes; where nothing is said, what it had, or MEMORY_MB.
-    Raises RepositoryError; the repository is then as before.
+    `memory_mb`: the most memory of its process, in 2^20 bytes; by default what it had, or MEMORY_MB. Raises
+    RepositoryError; the repository is then as before.
     """
     wrong = misnamed(name)
     if wrong is not None:
@@ -80,7 +79,7 @@ def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | N
 
 
 def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
-    """Take `models` from the shared front `name` and give each a front of its own again. Returns those that stay.
+    """Take `models` from the shared front `name`, give each a front of its own again, and return those that stay.
 
     Raises RepositoryError; the repository is then as before.
     """
@@ -95,7 +94,7 @@ def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
             if (repository / model).exists():
                 raise RepositoryError(f"{repository} has a model {model} already: remove or rename it first")
             del entries[model]
-        change.write(dump_hosted(entries).encode(), front / MODELS / HOSTED)  # first: nobody opens what moves
+        change.write(dump_hosted(entries).encode(), front / MODELS / HOSTED)  # first: no reader opens what moves
         for model in dict.fromkeys(models):
             change.move(front / MODELS / model, repository / model)
     return sorted(entries)
@@ -103,13 +102,13 @@ def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _alone(front: Path) -> Iterator[None]:
-    """Nobody else changes what a shared front hosts. Of a new one there is nothing that could be changed."""
+    """Lock what a shared front hosts against other changes. A new front has nothing to lock."""
     with alone(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext():
         yield
 
 
 def _hosted_as(repository: Path, front: str, name: str) -> HostedModel:
-    """What hosted.json is to say of a model that moves in."""
+    """Return what hosted.json will say of a model that moves in. Raises RepositoryError for one that cannot."""
     if (repository / front / MODELS / name).exists():
         raise RepositoryError(
             f"{front} hosts {name} already; build its next version there: build-repo MODEL --name {name} "
@@ -131,7 +130,7 @@ def _hosted_as(repository: Path, front: str, name: str) -> HostedModel:
 
 
 def _entry(front: Path, configs: Sequence[Any], memory_mb: int | None) -> RepositoryEntry:
-    """The shared front as it is to be, in version 1."""
+    """Return the shared front with the new models, as version 1."""
     if (front / CONFIG).is_file():
         own, memory = config_of(front), _shared(front).memory_mb
         for config in configs:
@@ -163,7 +162,7 @@ def _shared(front: Path) -> SharedServing:
 
 
 def _config(name: str, task: str, configs: Sequence[Any], batch: int) -> Config:
-    """It takes what any of `configs` takes and answers what the first does; sizes are left open."""
+    """Return a configuration that takes what any of `configs` takes and answers what the first does; sizes are open."""
     inputs = {
         field.name: replace(_field(field), optional=True) for config in reversed(configs) for field in config.input
     }
@@ -201,7 +200,7 @@ def _parsed(config: Config) -> Any:
 
 
 def _serve_as(change: Change, repository: Path, entry: RepositoryEntry) -> None:
-    """Have a shared front served as `entry` says: as a new version of it, unless the served one is that already."""
+    """Serve a shared front as `entry` describes it: as a new version, unless the served version is already the same."""
     front = repository / entry.name
     now = served(front) if front.exists() else None
     if now is not None and _is(front, entry.at(now)):
@@ -222,7 +221,7 @@ def _is(front: Path, entry: RepositoryEntry) -> bool:
 
 
 def _write(folder: Path, entry: RepositoryEntry, hosts: bool) -> None:
-    """The files of the entry; of a new one its repository too, with nothing in it."""
+    """Write the files of the entry and, if it is new, its repository, without models."""
     config = render(entry.config).encode()
     files: dict[str, bytes | Path] = {**entry.files, CONFIG: config, f"{entry.config.version}/{CONFIG}": config}
     if hosts:

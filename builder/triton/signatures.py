@@ -1,8 +1,8 @@
-"""Signatures of models: by whom each version was published, and that nothing in it was changed since.
+"""Signatures of models: they prove who published each version, and that nothing in it has changed since.
 
-One for each version folder, in the format of OpenSSF's model-signing (a Sigstore bundle; no network is asked). It goes
-where the version goes: another version, a rollback or another model leaves it as it is. What lies beside the version
-folders must be a copy of what a signed version holds, or in the list of its signed build.json. Knows files and keys.
+Each version folder has one, in the format of OpenSSF's model-signing (a Sigstore bundle; no network is asked). It goes
+where the version goes: another version, a rollback or another model leaves it as it is. A file beside the version
+folders must be a copy of one in a signed version, or be listed in its signed build.json. Knows files and keys.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from builder.triton.hosting import MODELS, hosted_repositories, read_hosted, ref
 from builder.triton.render import parse
 from builder.triton.versions import CONFIG, REPORT, entries, loaded, numbers
 
-SIGNATURE = "model.sig"  # model-signing's own name for it
+SIGNATURE = "model.sig"  # the file name that model-signing uses
 WARM_UP = "warmup"  # a folder of each version in it
 HOW = "build-repo sign --key FILE"
 
-Which = Callable[[Path], Sequence[int]]  # of the folder of a model, some of its versions
+Which = Callable[[Path], Sequence[int]]  # selects some versions of the model in a folder
 
 
 @dataclass(frozen=True)
 class Signer:
-    """`key`: a private key (PEM; an elliptic curve's). `certificate`: its certificate, and `chain` those between it and
-    the one that is trusted; None where the key itself is trusted.
+    """Signer of models.
+
+    `key`: a private key (PEM; an elliptic curve's). `certificate`: its certificate, and `chain` those between it and
+    the trusted one; None if the key itself is trusted.
     """
 
     key: Path
@@ -42,7 +44,7 @@ class Signer:
 
 
 def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[str]:
-    """Sign every version of the models `names` and of their engines, or of all. Returns what was signed, as NAME/N.
+    """Sign every version of the models `names` and of their engines, or of all; return what was signed, as NAME/N.
 
     Raises SpecError for a key that cannot be used, RepositoryError for a model that is not there or has links in it.
     """
@@ -66,11 +68,11 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
 
 
 def unsigned(repository: Path, trusted: Path, names: Sequence[str] = (), which: Which = numbers) -> list[str]:
-    """What keeps each model from being the one that was signed, in a sentence with its name; nothing where all hold.
+    """Return why each model is not the one that was signed, as sentences with its name; empty if all signatures hold.
 
-    `trusted`: a public key, or the certificates (PEM) that a signer's own must lead to; `names`: of these models and
-    their engines alone; `which`: of these versions alone. Raises SpecError where `trusted` is neither, RepositoryError
-    for a model that is not there.
+    `trusted`: a public key, or the certificates (PEM) that a signer's own must lead to; `names`: check only these
+    models and their engines; `which`: check only these versions. Raises SpecError if `trusted` is neither,
+    RepositoryError for a model that is not there.
     """
     configuration, wanted = _verifying(trusted), _named_folders(repository, names, which)
     hosting = [hosted for hosted in hosted_repositories(repository) if hosted.parent.name in wanted]
@@ -81,7 +83,7 @@ def unsigned(repository: Path, trusted: Path, names: Sequence[str] = (), which: 
 
 
 def to_be_loaded(folder: Path) -> list[int]:
-    """The versions of a model that Triton loads by its config.pbtxt; all, where that names none or cannot be read."""
+    """Return the versions of a model that Triton loads by its config.pbtxt; all if it names none or is unreadable."""
     try:
         return loaded(folder) or numbers(folder)
     except (RepositoryError, OSError, ValueError):
@@ -89,7 +91,10 @@ def to_be_loaded(folder: Path) -> list[int]:
 
 
 def trusted_text(trusted: Path) -> str:
-    """What is trusted, as others are to have it (PEM). Raises SpecError where it is not that, or a secret beside it."""
+    """Return the trusted key or certificates as text to hand to others (PEM).
+
+    Raises SpecError if the file has neither, or a private key beside them.
+    """
     _verifying(trusted)
     text = trusted.read_text("ascii", "replace")
     if "PRIVATE KEY" in text:
@@ -98,7 +103,7 @@ def trusted_text(trusted: Path) -> str:
 
 
 def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
-    """The same of the models of a shared front; hosted.json must say what they say."""
+    """Yield the problems of the models of a shared front, including those that hosted.json describes wrongly."""
     prefix = f"{repository.parent.name}/{repository.name}"
     hosted = read_hosted(repository)
     if hosted:
@@ -113,7 +118,7 @@ def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
 
 
 def _unsigned(folder: Path, there: Sequence[int], configuration: Any, trusted: Path) -> list[str]:
-    """What keeps versions of one model from being what was signed; also that it cannot be read, or has just gone."""
+    """Return why versions of one model are not what was signed; also that they cannot be read, or are just removed."""
     try:
         return [*_unsigned_versions(folder, there, configuration, trusted), *_beside(folder, there)]
     except (OSError, ValueError) as error:
@@ -139,7 +144,7 @@ def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]
     try:
         configuration.verify(version, version / SIGNATURE)
     except ValueError as error:
-        if str(error).startswith("Signature mismatch"):  # the signature itself holds
+        if str(error).startswith("Signature mismatch"):  # the signature itself is good
             yield from (f"{version.name}/{problem}" for problem in _changes(version))
         else:
             yield _not_held(version, error, trusted)
@@ -151,7 +156,10 @@ def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]
 
 
 def _mixed(version: Path) -> Iterator[str]:
-    """Whether a front and its engine of one number are of two builds: the report of each says the files of both."""
+    """Yield a problem if a front and its engine of one number are of two builds.
+
+    The report of each lists the files of both.
+    """
     own = _files(version)
     for mate in own if version.parent.name in own else ():
         other = version.parent.parent / mate / version.name
@@ -160,7 +168,7 @@ def _mixed(version: Path) -> Iterator[str]:
 
 
 def _files(version: Path) -> dict[str, Any]:
-    """What the report of a version says of the files of its build, by model; nothing where it has none."""
+    """Return the files of a version's build that its report lists, by model; empty if it has no report."""
     try:
         hashes = json.loads((version / REPORT).read_text("utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -169,7 +177,7 @@ def _files(version: Path) -> dict[str, Any]:
 
 
 def _moved(version: Path) -> Iterator[str]:
-    """Whether a version whose signature holds is of another model or number."""
+    """Yield a problem if a version whose signature is good was signed under another name or number."""
     number, config = _statement(version)["subject"][0]["name"], version / CONFIG
     name = parse(config.read_text("utf-8"), version.parent.name).name if config.is_file() else ""
     if (name, number) != (version.parent.name, version.name):
@@ -177,7 +185,7 @@ def _moved(version: Path) -> Iterator[str]:
 
 
 def _beside(folder: Path, there: Sequence[int]) -> Iterator[str]:
-    """What lies beside the version folders and is not what one of `there` says, and what is missing there."""
+    """Yield the files beside the version folders that differ from those of every version in `there`, or are missing."""
     versions = {str(number): folder / str(number) for number in there}
     others = set(map(str, numbers(folder))) - set(versions)
     for wanted in (CONFIG, REPORT):
@@ -188,13 +196,13 @@ def _beside(folder: Path, there: Sequence[int]) -> Iterator[str]:
         if name.parts[0] in versions or (name.parts[0] == MODELS and (folder / MODELS / HOSTED).is_file()):
             continue
         if name.parts[0] in others or (name.parts[0] == WARM_UP and name.parts[1:2] and name.parts[1] in others):
-            continue  # nobody loads it, nor what only it names
+            continue  # files of a version that Triton does not load
         if path.is_symlink() or not any(_is_of(name, path, version) for version in versions.values()):
             yield f"{name} is not what a version of it says"
 
 
 def _is_of(name: Path, path: Path, version: Path) -> bool:
-    """Whether the file `path`, called `name` beside `version`, is a copy of its file, or one that it lists."""
+    """Return True if the file `path`, called `name` beside `version`, is a copy of its file, or one that it lists."""
     own = version / name
     if str(name) == CONFIG and own.is_file():
         return _without_policy(own) == _without_policy(path)
@@ -208,7 +216,7 @@ def _is_of(name: Path, path: Path, version: Path) -> bool:
 
 
 def _without_policy(config: Path) -> Any:
-    """A configuration but for which versions it has Triton load."""
+    """Return a configuration without its version policy; None if it does not parse."""
     try:
         parsed = parse(config.read_text("utf-8"), config.parent.name)
     except RepositoryError:
@@ -223,7 +231,7 @@ def _not_held(version: Path, error: Exception, trusted: Path) -> str:
 
 
 def _changes(folder: Path) -> Iterator[str]:
-    """What has changed since the version was signed, a sentence a file; its signature itself is good."""
+    """Yield a sentence for each file that has changed since the version was signed. Its signature itself is good."""
     signed = {item["name"]: item["digest"] for item in _statement(folder)["predicate"]["resources"]}
     here = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     here.pop(SIGNATURE, None)
@@ -235,13 +243,13 @@ def _changes(folder: Path) -> Iterator[str]:
 
 
 def _statement(folder: Path) -> Any:
-    """What a signature that holds says: an in-toto statement."""
+    """Return what a signature states: an in-toto statement. The signature must be verified already."""
     bundle = json.loads((folder / SIGNATURE).read_text("utf-8"))
     return json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
 
 
 def _folders(repository: Path) -> dict[str, Path]:
-    """What Triton takes for a model: every folder. Raises RepositoryError where there is none."""
+    """Return the folders of the models: Triton takes every folder for one. Raises RepositoryError if there is none."""
     folders = {path.name: path for path in sorted(repository.iterdir()) if path.is_dir()} if repository.is_dir() else {}
     if not folders:
         raise RepositoryError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
@@ -249,7 +257,7 @@ def _folders(repository: Path) -> dict[str, Path]:
 
 
 def _named_folders(repository: Path, names: Sequence[str], which: Which = numbers) -> dict[str, Path]:
-    """The folders of `names` and of their engines; where none are named, all."""
+    """Return the folders of `names` and of their engines; all if none are named."""
     try:
         folders = _folders(repository)
         named = dict.fromkeys(entry for name in names for entry in _with_engine(folders, repository, name, which))
@@ -259,9 +267,9 @@ def _named_folders(repository: Path, names: Sequence[str], which: Which = number
 
 
 def _with_engine(folders: Mapping[str, Path], repository: Path, name: str, which: Which) -> list[str]:
-    """The folders of a model: its own, and those of each of its versions `which`, which are loaded with it.
+    """Return the folders of a model: its own, and those of the engines that its versions `which` load.
 
-    By what the versions say, for that is signed. Raises RepositoryError where the model is not there.
+    The versions say which, for they are signed. Raises RepositoryError if the model is not there.
     """
     if name not in folders:
         raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(folders)}")
@@ -302,7 +310,7 @@ def _verifying(trusted: Path) -> Any:
 
 
 def _all_files(package: Any) -> Any:
-    """Every file but the signature; model-signing would leave out those of git as well."""
+    """Return options that hash every file but the signature; model-signing would leave out those of git as well."""
     return package.hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
 
 

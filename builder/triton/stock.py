@@ -1,6 +1,6 @@
-"""What Triton's own C++ backends refuse of a model, release by release, so that nothing else accepts it before them.
+"""Models that Triton's own C++ backends refuse, release by release, so that nothing else accepts them earlier.
 
-The Python-based backends that stand in for them ask here when they load a model, `check` asks when it reads one.
+The Python-based backends that stand in for them ask here when they load a model; `check` asks when it reads one.
 Parameters and accelerators are in stock.toml, each rule with its source; what a release's ONNX Runtime reads is in
 releases.toml. Knows configurations, signatures and build.json; opens no graph.
 """
@@ -19,13 +19,13 @@ from builder.triton.releases import version_tuple
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 OLDEST = "24.04"
-NEWEST = "99.12"  # for a repository that does not say its release: what the newest backends take
+NEWEST = "99.12"  # for a repository that does not say its release: the rules of the newest backends
 Config = Mapping[str, Any]  # of protobuf's JSON, or of what Triton hands to a Python-based backend
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that a backend reads. `values`: a pattern of all that it accepts, in lower case; None: anything."""
+    """Parameter that a backend reads. `values`: a pattern of all that it accepts, in lower case; None: anything."""
 
     name: str
     backend: str
@@ -58,7 +58,7 @@ ACCELERATORS: Mapping[str, Mapping[str, Any]] = {row["name"]: row for row in _TA
 
 
 def refusals(config: Config, release: str | None) -> Iterator[str]:
-    """Why the backend of `release` does not load a model with this configuration, whatever its graph; none: it does."""
+    """Yield why the backend of `release` does not load a model of this configuration, whatever its graph."""
     read = {rule.name: rule for rule in _read(config, release)}
     for name, value in parameters(config).items():
         rule = read.get(name)
@@ -78,13 +78,13 @@ def refusals(config: Config, release: str | None) -> Iterator[str]:
 
 
 def without_effect(config: Config, release: str | None) -> list[str]:
-    """The parameters that the backend of `release` does not read."""
+    """Return the parameters that the backend of `release` does not read."""
     read = {rule.name for rule in _read(config, release)}
     return [name for name in parameters(config) if name not in read]
 
 
 def mismatches(config: Config, graph: Signature) -> Iterator[str]:
-    """Where a configuration is not the graph's, as the backends compare the two when they load a model.
+    """Yield where a configuration differs from the graph, as the backends compare the two when they load a model.
 
     ValidateInputs, ValidateOutputs and CompareDimsSupported of onnxruntime_backend, src/onnxruntime.cc and
     onnxruntime_utils.cc, and of openvino_backend, src/openvino.cc and openvino_utils.cc.
@@ -117,7 +117,7 @@ def refuse(config: Config, graph: Signature, model: Path) -> None:
 
 
 def model_file(config: Config, folder: Path, version: str, default: str) -> Path:
-    """The model's file in `folder`. Raises RuntimeError where it is not there."""
+    """Return the path of the model's file in `folder`. Raises RuntimeError if it is not there."""
     path = folder / version / (config.get("default_model_filename") or default)
     if not path.is_file():
         raise RuntimeError(f"unable to find '{path}' for model '{config['name']}'")
@@ -125,7 +125,7 @@ def model_file(config: Config, folder: Path, version: str, default: str) -> Path
 
 
 def release_of(model: Path) -> str | None:
-    """The Triton release that NAME/N/`model` was built for, by its build.json; None where that does not say."""
+    """Return the Triton release that NAME/N/`model` was built for, by its build.json; None if that does not say."""
     for report in (model.with_name("build.json"), model.parent.with_name("build.json")):
         if report.is_file():
             release: str | None = json.loads(report.read_text("utf-8")).get("triton")
@@ -134,7 +134,7 @@ def release_of(model: Path) -> str | None:
 
 
 def wrong_batch(config: Config, rows: int) -> str | None:
-    """Why the backend does not run a call of so many rows; None where it does.
+    """Return why the backend does not run a call of so many rows; None if it does.
 
     openvino_backend, src/openvino.cc: ValidateConfigureModel sets the batch to max_batch_size, ProcessRequests refuses
     every other number of rows.
@@ -150,7 +150,7 @@ def max_batch_size(config: Config) -> int:
 
 
 def _read(config: Config, release: str | None) -> list[Parameter]:
-    """The parameters that the model's backend reads."""
+    """Return the parameters that the model's backend reads."""
     kinds, now = _kinds(config), version_tuple(release or NEWEST)
     return [
         rule
@@ -162,12 +162,12 @@ def _read(config: Config, release: str | None) -> list[Parameter]:
 
 
 def parameters(config: Config) -> dict[str, str]:
-    """The `parameters` of config.pbtxt."""
+    """Return the `parameters` of config.pbtxt."""
     return {name: str(entry.get("string_value", "")) for name, entry in config.get("parameters", {}).items()}
 
 
 def accelerators(config: Config) -> Sequence[Mapping[str, Any]]:
-    """The execution accelerators of GPU instances, each with `name` and `parameters`."""
+    """Return the execution accelerators of GPU instances, each with `name` and `parameters`."""
     stated = config.get("optimization", {}).get("execution_accelerators", {})
     return stated.get("gpu_execution_accelerator", ())  # type: ignore[no-any-return]
 
@@ -188,7 +188,7 @@ def _refused_accelerator(accelerator: Mapping[str, Any], release: str | None) ->
 
 
 def _expected_inputs(config: Config) -> int:
-    """How many inputs a graph has to have: those of the batcher and of sequences too, and optional ones not."""
+    """Return how many inputs a graph must have: with those of the batcher and of sequences, without optional ones."""
     sequence = config.get("sequence_batching", {})
     controls = [control for tensor in sequence.get("control_input", ()) for control in tensor.get("control", ())]
     required = [entry for entry in config.get("input", ()) if not entry.get("optional")]
@@ -201,7 +201,7 @@ def _dims(config: Config, entry: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _same(dims: Sequence[int], shape: Sequence[int], exact: bool) -> bool:
-    """Whether a declared shape is the graph's; where not `exact`, any size may stand for the graph's -1."""
+    """Return True if a declared shape is the graph's; unless `exact`, any size may stand for the graph's -1."""
     if not shape:  # a scalar
         return all(size == 1 for size in dims)
     return len(dims) == len(shape) and all(d == s or (s == -1 and not exact) for d, s in zip(dims, shape, strict=True))
@@ -212,5 +212,5 @@ def _names(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _readable(values: str) -> str:
-    """A pattern of values as a reader takes it in."""
+    """Return a pattern of values as a reader understands it."""
     return values.upper().replace(r"[+-]?\D.*", "a number").replace(r"\D+", "a number").replace("|", ", ")

@@ -1,9 +1,9 @@
-"""Changing a repository: all of a change or nothing of it, whatever happens and whenever.
+"""Transactions on a repository: a change is made as a whole or not at all, even if the process dies.
 
-Each step is written down before it is made, with how to undo it. An exception undoes a change at once; that of a
-killed process is undone by the next `recover` (each build, check and serve begins with it). One at a time changes or
-recovers a repository: a lock says who. What takes long, such as a version that is tried, holds that of its model alone.
-Knows files; knows nothing of models.
+The journal records each step, with how to undo it, before the step is made. An exception undoes a change at once; that
+of a killed process is undone by the next `recover` (each build, check and serve begins with it). A lock lets one
+process at a time change or recover a repository. Long work, such as trying a version, holds the lock of its model
+alone. Knows files; knows nothing of models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 class Step:
     """One step: what is at `target` came from `source`. Paths are relative to the folder that the repository is in.
 
-    `kind`: "move" or "write"; of what was written, `source` is what was there before, None where nothing was.
+    `kind`: "move" or "write". Of a write, `source` is a copy of the earlier content of `target`; None if there was
+    none.
     """
 
     kind: str
@@ -40,7 +41,7 @@ class Step:
 
 
 class Change:
-    """A change that is being made. `staging`: a folder on the repository's own file system, outside of it."""
+    """A change in progress. `staging`: a folder on the repository's own file system, outside it."""
 
     def __init__(self, repository: Path, staging: Path) -> None:
         self.root, self.staging = repository.parent, staging
@@ -48,14 +49,14 @@ class Change:
         self._note()
 
     def move(self, source: Path, target: Path) -> None:
-        """Rename a file or a folder to where nothing is."""
+        """Rename a file or a folder to a path where nothing exists."""
         target.parent.mkdir(exist_ok=True)
         self._note(Step("move", self._place(source), self._place(target)))
         os.rename(source, target)
         sync(target.parent)
 
     def write(self, content: bytes, target: Path) -> None:
-        """Put a file of `content` in the place of `target`, in one rename."""
+        """Replace `target` with a file of `content`, in one rename."""
         if target.is_file() and not target.is_symlink() and target.read_bytes() == content:
             return
         path = self._next("written")
@@ -63,7 +64,7 @@ class Change:
         self._replace(path, target)
 
     def write_at_once(self, contents: Mapping[Path, bytes], folder: Path) -> None:
-        """Put files in the places of others, all at the same moment. `folder`: of the repository, until then."""
+        """Replace several files, all at the same moment. `folder`: of the repository, for the time of the change."""
         if folder.exists():
             self._end_switch(folder)
         if len(contents) > 1:
@@ -74,8 +75,11 @@ class Change:
             self.move(folder, self._next("together"))
 
     def _switch_links(self, contents: Mapping[Path, bytes], folder: Path) -> None:
-        """Two files have no rename in common. So they become links that go through one link, `folder`/now: to what they
-        held before, until its rename, and then to `contents`."""
+        """Replace the files with symbolic links that change together, when one link is renamed.
+
+        Two files cannot share a rename. So they become links that go through one link, `folder`/now: to their earlier
+        content until its rename, and then to `contents`.
+        """
         made = self._next("together")
         _fill_folder(made / "before", [target.read_bytes() for target in contents])
         _fill_folder(made / "after", list(contents.values()))
@@ -87,7 +91,10 @@ class Change:
         self._link("after", folder / "now")
 
     def _first_link(self, path: Path, to: str) -> None:
-        """Raises RepositoryError where the file system has no symbolic links: exFAT, some network folders."""
+        """Create the first symbolic link.
+
+        Raises RepositoryError if the file system has no symbolic links: exFAT, some network folders.
+        """
         try:
             path.symlink_to(to)
         except OSError as error:
@@ -99,7 +106,10 @@ class Change:
             ) from error
 
     def _end_switch(self, folder: Path) -> None:
-        """A repository that was copied, or restored, in the midst of such a change: its links become plain files."""
+        """Turn the links that an interrupted switch left into plain files.
+
+        A repository that was copied or restored in the middle of a switch has them.
+        """
         for path in folder.parent.parent.glob("*/*"):
             if path.is_symlink() and folder.resolve() in path.resolve().parents:
                 self.write(path.read_bytes(), path)
@@ -111,7 +121,7 @@ class Change:
         self.commit()
 
     def commit(self) -> None:
-        """Nothing is undone from here on."""
+        """Make the change final: nothing is undone from here on."""
         self.steps = []
         (self.staging / JOURNAL).unlink(missing_ok=True)
 
@@ -121,7 +131,7 @@ class Change:
         self._replace(path, target)
 
     def _replace(self, path: Path, target: Path) -> None:
-        """Put a file, or a link, of the staging folder in the place of `target`."""
+        """Replace `target` with a file or a link of the staging folder."""
         before = self._next("before") if os.path.lexists(target) else None
         if before is not None:
             shutil.copyfile(target, before, follow_symlinks=False)
@@ -132,7 +142,7 @@ class Change:
         sync(target.parent)
 
     def _next(self, kind: str) -> Path:
-        """What belongs to the next step, in the staging folder."""
+        """Return a path in the staging folder for the next step."""
         return self.staging / f"{kind}_{len(self.steps)}"
 
     def _place(self, path: Path) -> str:
@@ -148,7 +158,7 @@ class Change:
 
 
 def _fill_folder(folder: Path, contents: Sequence[bytes]) -> None:
-    """A folder of files whose names are their places."""
+    """Create a folder of files whose names are their indices."""
     folder.mkdir(parents=True)
     for index, content in enumerate(contents):
         _fill(folder / str(index), content)
@@ -161,7 +171,7 @@ def _fill(path: Path, content: bytes) -> None:
 
 
 def undo(root: Path, steps: Sequence[Step]) -> None:
-    """Put everything back, the last step first; what a killed process had put back already is left as it is."""
+    """Put everything back, the last step first. Steps that a killed process had already undone are left alone."""
     for step in reversed(steps):
         target = root / step.target
         source = None if step.source is None else root / step.source
@@ -175,10 +185,10 @@ def undo(root: Path, steps: Sequence[Step]) -> None:
 
 @contextlib.contextmanager
 def changing(repository: Path, *names: str) -> Iterator[Change]:
-    """A change of the models `names` of `repository`, alone: all of it is there after the block, or nothing of it.
+    """Yield a change of the models `names` of `repository`; after the block all of it is made, or none.
 
-    It waits for who changes the repository, or has one of these models to itself. Raises RepositoryError where the
-    disk or the folder does not allow it; the repository is then as before.
+    Waits for processes that change the repository or hold the lock of one of these models. Raises RepositoryError if
+    the disk or the folder does not allow it; the repository is then as before.
     """
     with contextlib.ExitStack() as stack, _told(repository):
         for name in sorted(names):
@@ -195,8 +205,11 @@ def changing(repository: Path, *names: str) -> Iterator[Change]:
 
 @contextlib.contextmanager
 def visiting(repository: Path, guest: str, make: Callable[[Path], None]) -> Iterator[None]:
-    """An entry `guest` of `repository`, which `make` fills, in the block and not after it; others change the repository
-    meanwhile. `recover` takes out that of a process that was killed. Raises RepositoryError."""
+    """Keep an entry `guest`, which `make` fills, in `repository` for the block.
+
+    Other processes may change the repository meanwhile. `recover` removes the guest of a process that was killed.
+    Raises RepositoryError.
+    """
     if (repository / guest).exists():
         raise RepositoryError(f"{repository} has a model {guest} of its own, a name that is needed: remove it first")
     with contextlib.ExitStack() as stack:
@@ -214,7 +227,7 @@ def visiting(repository: Path, guest: str, make: Callable[[Path], None]) -> Iter
 
 @contextlib.contextmanager
 def _told(folder: Path, nothing: str = "nothing in it") -> Iterator[None]:
-    """What the disk or `folder` does not allow, as RepositoryError with what to do; `nothing` was changed."""
+    """Turn an OSError into a RepositoryError that says what to do, and that `nothing` was changed in `folder`."""
     try:
         yield
     except OSError as error:
@@ -234,9 +247,9 @@ def _undo(repository: Path, change: Change, cause: BaseException) -> None:
 
 
 def recover(repository: Path) -> list[str]:
-    """Undo what killed processes left half done in `repository`; the models that they had begun to change.
+    """Undo what killed processes left half done in `repository`; return the models that they had begun to change.
 
-    Raises RepositoryError where that is not possible.
+    Raises RepositoryError if that is impossible.
     """
     if not _left(repository):
         return []
@@ -257,13 +270,13 @@ def recover(repository: Path) -> list[str]:
 
 
 def _changed(repository: Path, step: Step) -> str:
-    """The model that a step has changed: it put something into the repository, or took it out."""
+    """Return the model that a step has changed: it put something into the repository, or took it out."""
     folder, model, *_ = Path(step.target).parts
     return model if folder == repository.name or step.source is None else Path(step.source).parts[1]
 
 
 def _left(repository: Path) -> list[Path]:
-    """The staging folders whose process is over: it held a lock on each."""
+    """Return the staging folders whose process has ended: it held a lock on each."""
     return [folder for folder in sorted(repository.parent.glob(f".{repository.name}.*.staging")) if not _held(folder)]
 
 
@@ -283,8 +296,11 @@ def _held(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def alone(repository: Path, *name: str) -> Iterator[None]:
-    """Hold the lock of `repository`, or of one model of it; wait while another has it. A process that dies gives it
-    back. Take a model's lock before the repository's. Raises RepositoryError where the folder does not allow it."""
+    """Hold the lock of `repository`, or of one model of it, for the block; wait while another process has it.
+
+    A process that dies releases it. Take a model's lock before the repository's. Raises RepositoryError if the folder
+    does not allow it.
+    """
     with contextlib.ExitStack() as stack:
         with _told(repository.parent, "nothing"):
             stack.enter_context(_locked(repository, *name))
@@ -293,14 +309,14 @@ def alone(repository: Path, *name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(repository: Path, *name: str) -> Iterator[None]:
-    """`alone`, for who says itself what an OSError means."""
+    """Hold the lock like `alone`, but let an OSError through, for callers that explain it themselves."""
     path = repository.parent / ".".join(["", repository.name, *name, "lock"])
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             break
-        os.close(descriptor)  # whoever had it has removed the file
+        os.close(descriptor)  # its former holder has removed the file
     try:
         yield
     finally:
@@ -310,14 +326,14 @@ def _locked(repository: Path, *name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def staging(repository: Path) -> Iterator[Path]:
-    """A folder on the repository's own file system, outside it: a running Triton never looks there.
+    """Yield a folder on the repository's own file system, outside it: a running Triton never looks there.
 
-    It stays where it holds what could not be put back.
+    It stays if it holds files that could not be put back.
     """
     folder = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=repository.parent))
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # `recover` leaves it alone
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that `recover` leaves the folder alone
         yield folder
     finally:
         if not (folder / JOURNAL).exists():
@@ -326,9 +342,9 @@ def staging(repository: Path) -> Iterator[Path]:
 
 
 def refuse_unwritable(repository: Path) -> None:
-    """Raise RepositoryError where a change of `repository` could not be made; nothing is left there by the trial.
+    """Raise RepositoryError if `repository` cannot be changed; the trial leaves nothing behind.
 
-    A change is staged in the folder that the repository is in, or that of its parents that exists so far.
+    A change is staged in the folder that contains the repository, or in the nearest parent that exists so far.
     """
     try:
         if os.path.lexists(repository) and not (repository.is_dir() and os.access(repository, os.W_OK | os.X_OK)):
@@ -343,7 +359,7 @@ def refuse_unwritable(repository: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a folder's list of files, on the disk before what comes next."""
+    """Flush a file, or a folder's list of files, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -352,7 +368,7 @@ def sync(path: Path) -> None:
 
 
 def what_to_do(error: OSError) -> str:
-    """What the user can do about it."""
+    """Return what the user can do about the error."""
     if error.errno in FULL:
         return "Free some space, or choose another folder"
     if error.errno in FORBIDDEN:
@@ -361,7 +377,7 @@ def what_to_do(error: OSError) -> str:
 
 
 def _read_journal(path: Path) -> list[Step]:
-    """Nothing where there is none, or an empty one: no step is made before it is written down."""
+    """Read the steps of a journal; none if it is missing or empty, for each step is journalled before it is made."""
     try:
         return [Step(**step) for step in json.loads(path.read_text("utf-8"))]
     except (FileNotFoundError, ValueError):

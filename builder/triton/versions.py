@@ -1,10 +1,10 @@
-"""The versions of a model: which there are, which of them Triton serves, and how another is served.
+"""Versions of a model: those that exist, those that Triton serves, and how another becomes the served one.
 
 A model is a front and, where its engine is a Triton model of its own, that too; version N of the front calls version N
-of the engine. What lies beside the version folders is a copy of what the served version holds, and its version_policy
-names that version: to replace the front's config.pbtxt is the moment of change, for the engine too, whose policy has
-both versions meanwhile, or whose config.pbtxt is replaced by the same rename. Triton has one config.pbtxt for all
-versions of a model; each version keeps its own, and it is the served version's that counts.
+of the engine. The files beside the version folders are copies of the served version's, and their version_policy names
+that version. Replacing the front's config.pbtxt switches versions, the engine's too: the engine's policy has both
+versions meanwhile, or its config.pbtxt is replaced by the same rename. Triton has one config.pbtxt for all versions of
+a model; each version keeps its own, and the served version's applies.
 """
 
 from __future__ import annotations
@@ -47,20 +47,22 @@ class Version:
 
 
 def numbers(entry: Path) -> list[int]:
-    """The versions of a model of the repository, in order."""
+    """Return the versions of a model of the repository, in order."""
     names = (path.name for path in entry.iterdir() if path.is_dir()) if entry.is_dir() else ()
     return sorted(int(name) for name in names if name.isdecimal() and not name.startswith("0"))
 
 
 def loaded(entry: Path) -> list[int]:
-    """The versions that Triton loads by the model's version_policy. Raises RepositoryError for a config.pbtxt that
-    cannot be parsed."""
+    """Return the versions that Triton loads by the model's version_policy.
+
+    Raises RepositoryError for a config.pbtxt that cannot be parsed.
+    """
     config = entry / CONFIG
     return chosen(parse(config.read_text("utf-8"), entry.name), numbers(entry)) if config.is_file() else []
 
 
 def chosen(config: ModelConfig, there: Sequence[int]) -> list[int]:
-    """Of the versions that are `there`, in order, those that the version_policy of `config` names."""
+    """Return the versions among `there`, in order, that the version_policy of `config` names."""
     policy = config.version_policy
     if policy.HasField("specific"):
         return [number for number in there if number in policy.specific.versions]
@@ -68,12 +70,15 @@ def chosen(config: ModelConfig, there: Sequence[int]) -> list[int]:
 
 
 def served(entry: Path) -> int | None:
-    """The version that answers a request which names none: of those that are loaded, the newest."""
+    """Return the version that answers a request which names none: the newest of those that are loaded."""
     return max(loaded(entry), default=None)
 
 
 def newest_first(repository: Path, name: str) -> list[Version]:
-    """The versions of a model. Raises RepositoryError where there is no such model, or what it holds cannot be read."""
+    """Return the versions of a model, the newest first.
+
+    Raises RepositoryError if there is no such model, or its files cannot be read.
+    """
     known(repository, name)
     entry = repository / name
     now = served(entry)
@@ -90,12 +95,12 @@ def newest_first(repository: Path, name: str) -> list[Version]:
 
 
 def entries(repository: Path, name: str, number: int) -> list[str]:
-    """The models that a version is made of: the front, then its engine where that is one."""
+    """Return the models that a version consists of: the front, then its engine if that is a model."""
     return [name, *sorted(mate for mate in _files(repository / name, number) if mate != name)]
 
 
 def known(repository: Path, name: str) -> None:
-    """Raise RepositoryError where the repository has no such front model."""
+    """Raise RepositoryError if the repository has no such front model."""
     fronts = [path.parent.name for path in sorted(repository.glob(f"*/{REPORT}")) if is_front(path.parent)]
     if name in fronts:
         return
@@ -111,20 +116,20 @@ def known(repository: Path, name: str) -> None:
 
 
 def is_front(entry: Path) -> bool:
-    """Whether a model was built under this name: the report beside an engine names its front."""
+    """Return True if a model was built under this name: the report beside an engine names its front."""
     return front_of(entry) == entry.name
 
 
 def front_of(entry: Path) -> str | None:
-    """The name that a model was built under: its own, or that of the front that calls it; None where nothing says."""
+    """Return the name that a model was built under: its own, or that of the front that calls it; None if unknown."""
     name: str | None = _read(entry / REPORT).get("name")
     return name
 
 
 def rollback(repository: Path, name: str, number: int | None = None) -> int:
-    """Have version `number` served, the one before the served version where none is given. Returns it.
+    """Serve version `number`, by default the one before the served version, and return it.
 
-    Raises RepositoryError where there is no such version; the repository is then as before.
+    Raises RepositoryError if there is no such version; the repository is then as before.
     """
     known(repository, name)
     there, now = numbers(repository / name), served(repository / name)
@@ -141,7 +146,7 @@ def rollback(repository: Path, name: str, number: int | None = None) -> int:
 
 
 def activate(change: Change, repository: Path, names: Sequence[str], number: int) -> None:
-    """Have version `number` of a model served; `names`: its entries, the front first."""
+    """Serve version `number` of a model. `names`: its entries, the front first."""
     front, *engines = [repository / name for name in names]
     changed = [engine for engine in engines if served(engine) not in (None, number)]
     both = [engine for engine in changed if one_config(engine, served(engine), number)]
@@ -160,7 +165,7 @@ def activate(change: Change, repository: Path, names: Sequence[str], number: int
 
 
 def _switch(change: Change, together: Sequence[Path], number: int) -> None:
-    """The moment of change: of the front, the first of `together`, and of engines that cannot have both versions.
+    """Switch the front, the first of `together`, and engines that cannot have both versions, at one moment.
 
     Triton reads the configurations of all models before it loads any (core, model_repository_manager.cc, PollModels).
     """
@@ -177,7 +182,7 @@ def _put_beside(change: Change, entry: Path, number: int, versions: Sequence[int
 
 
 def _beside(entry: Path, number: int, versions: Sequence[int]) -> dict[Path, bytes]:
-    """What belongs beside the version folders when `number` is served and Triton loads `versions`, in order."""
+    """Return the files beside the version folders when `number` is served and Triton loads `versions`, in order."""
     sources = [entry / str(number) / name for name in BESIDE]
     contents = {entry / source.name: source.read_bytes() for source in sources if source.is_file()}
     if entry / CONFIG in contents:
@@ -186,7 +191,7 @@ def _beside(entry: Path, number: int, versions: Sequence[int]) -> dict[Path, byt
 
 
 def with_versions(config: bytes, versions: Sequence[int]) -> bytes:
-    """A config.pbtxt that has Triton load `versions`."""
+    """Return a config.pbtxt that has Triton load `versions`."""
     parsed = parse(config.decode(), "it")
     if list(parsed.version_policy.specific.versions) == list(versions):
         return config
@@ -196,7 +201,7 @@ def with_versions(config: bytes, versions: Sequence[int]) -> bytes:
 
 
 def as_candidate(config: bytes, name: str, of: str) -> bytes:
-    """A config.pbtxt of a model of another name, which says `of` which model it is to take the place."""
+    """Return a config.pbtxt of a model of another name, which says that it is a candidate to replace the model `of`."""
     parsed = parse(config.decode(), name)
     parsed.name = name
     parsed.parameters["candidate_of"].string_value = of
@@ -204,13 +209,13 @@ def as_candidate(config: bytes, name: str, of: str) -> bytes:
 
 
 def one_config(entry: Path, *versions: int | None) -> bool:
-    """Whether versions of a model differ in nothing that the others could not be loaded with."""
+    """Return True if one config.pbtxt can load all these versions of a model: they differ in nothing that it fixes."""
     configs = [parse((entry / str(number) / CONFIG).read_text("utf-8"), entry.name) for number in versions]
     return all(getattr(config, field) == getattr(configs[0], field) for config in configs for field in SHARED)
 
 
 def adopt(change: Change, entry: Path) -> None:
-    """Give the served version of a model that an earlier build-repo published what belongs to it."""
+    """Give the served version of a model that an earlier build-repo published the files that belong to it."""
     now = served(entry)
     if now is None or _keeps(entry, now):
         return
@@ -244,9 +249,9 @@ def prune(repository: Path, name: str, staging: Path, keep: int, also: Sequence[
 
 
 def remove(repository: Path, name: str) -> list[str]:
-    """Take a model out of the repository, with its engine unless another model calls that. Returns what is gone.
+    """Remove a model from the repository, with its engine unless another model calls that; return what was removed.
 
-    Raises RepositoryError where there is no such model, or another one calls it.
+    Raises RepositoryError if there is no such model, or another one calls it.
     """
     known(repository, name)
     using = callers(repository, name, name)
@@ -262,7 +267,7 @@ def remove(repository: Path, name: str) -> list[str]:
 
 
 def callers(repository: Path, called: str, apart_from: str) -> list[str]:
-    """The models, other than `apart_from` and itself, that call the model `called`: fronts and ensembles."""
+    """Return the models, other than `apart_from` and itself, that call the model `called`: fronts and ensembles."""
     others = [path.parent for path in sorted(repository.glob(f"*/{CONFIG}"))]
     return [o.name for o in others if o.name not in (called, apart_from) and called in _calls(o)]
 
@@ -275,19 +280,19 @@ def _calls(entry: Path) -> Iterator[str]:
 
 
 def _keeps(entry: Path, number: int) -> bool:
-    """Whether a version has what belongs beside the version folders when it is served."""
+    """Return True if a version has the files that belong beside the version folders when it is served."""
     return (entry / str(number) / CONFIG).is_file()
 
 
 def _files(entry: Path, number: int) -> Mapping[str, Any]:
-    """The files of a version by the model that they are of, of models that are there."""
+    """Return the files of a version by the model that they are of, for models that exist."""
     own = entry / str(number) / REPORT
     files: Mapping[str, Any] = _read(own if own.is_file() else entry / REPORT).get("files", {})
     return {name: files[name] for name in files if (entry.parent / name / str(number)).is_dir()}
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A JSON object; an empty one where the file holds none."""
+    """Read a JSON object; an empty one if the file does not hold an object."""
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

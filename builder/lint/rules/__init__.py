@@ -1,1 +1,1 @@
-"""The rules, one module a topic. A module here is found by itself; its docstring heads its rules on docs/rules.md."""
+"""Rules, one module per topic. A module here is found by itself; its docstring heads its rules on docs/rules.md."""

@@ -1,6 +1,6 @@
 """Batching, queues and caches
 
-What Triton's schedulers refuse, and batchers that never make a batch.
+Settings that Triton's schedulers refuse, and batchers that never build a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DELAY = 1  # of ModelQueuePolicy.TimeoutAction
 
 @rule("TR301", ERROR, wrong="max_batch_size: -1", right="max_batch_size: 0", source=VALIDATE)
 def max_batch_size_is_not_negative(model: Model) -> Iterator[Problem]:
-    """max_batch_size is 0, for a model that does not batch, or the most rows of one call.
+    """Check that max_batch_size is 0, for a model that does not batch, or the maximum number of rows of one call.
 
     Triton refuses a negative one.
     """
@@ -37,7 +37,7 @@ dynamic_batching { preferred_batch_size: [ 8, 16 ] }""",
     source=VALIDATE,
 )
 def preferred_batches_are_possible(model: Model) -> Iterator[Problem]:
-    """A preferred batch has at least one row, and at most max_batch_size.
+    """Check that a preferred batch has at least one row, and at most max_batch_size.
 
     Triton refuses others, for dynamic batching and for sequences alike.
     """
@@ -67,7 +67,7 @@ dynamic_batching { max_queue_delay_microseconds: 5000 }""",
     source="core, src/dynamic_batch_scheduler.cc",
 )
 def dynamic_batching_can_batch(model: Model) -> Iterator[Problem]:
-    """A dynamic batcher has a max_batch_size above 1, unless its model is decoupled.
+    """Check that a dynamic batcher has a max_batch_size above 1, unless its model is decoupled.
 
     With 0 or 1 no two requests ever share a call; limits of its queue and priorities still have effect. A decoupled
     model may have one for its queue alone: without it a thousand waiting requests can corrupt Triton's memory.
@@ -93,7 +93,7 @@ def dynamic_batching_can_batch(model: Model) -> Iterator[Problem]:
     right="dynamic_batching { max_queue_delay_microseconds: 5000 }",
 )
 def does_not_wait_for_seconds(model: Model) -> Iterator[Problem]:
-    """A batch waits for milliseconds, not for seconds.
+    """Check that a batch waits for milliseconds, not for seconds.
 
     Every request that comes alone waits for the whole of max_queue_delay_microseconds, which is in microseconds.
     """
@@ -114,7 +114,7 @@ def does_not_wait_for_seconds(model: Model) -> Iterator[Problem]:
     source=VALIDATE,
 )
 def priorities_are_among_the_levels(model: Model) -> Iterator[Problem]:
-    """With priority_levels, the default level and those of each queue policy are from 1 to priority_levels.
+    """Check that, with priority_levels, the default level and those of each queue policy are from 1 to priority_levels.
 
     Triton refuses a model whose default level is left out.
     """
@@ -139,7 +139,7 @@ def priorities_are_among_the_levels(model: Model) -> Iterator[Problem]:
     source=VALIDATE,
 )
 def ordering_has_no_priorities(model: Model) -> Iterator[Problem]:
-    """preserve_ordering goes with one priority level, and with timeouts that reject.
+    """Check that preserve_ordering goes with one priority level, and with timeouts that reject.
 
     Answers cannot come in the order of the requests while some of them overtake others; Triton refuses the model.
     """
@@ -170,7 +170,7 @@ instance_group { count: 2 kind: KIND_CPU }""",
     source="core, src/dynamic_batch_scheduler.cc, BatcherThread; measured, see the page on deployment",
 )
 def limits_of_a_queue_go_with_two_instances(model: Model) -> Iterator[Problem]:
-    """A model whose queue has a limit has two instances or more.
+    """Check that a model whose queue has a limit has two instances or more.
 
     With any limit of its queue Triton stops preparing the next batch while one runs; a model with one instance then
     pauses for up to half a second between requests.
@@ -201,7 +201,7 @@ input { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch:
     source="core, src/backend_model.cc, SetConfiguredScheduler: enforce_equal_shape_tensors",
 )
 def rows_of_any_length_share_a_batch(model: Model) -> Iterator[Problem]:
-    """Dynamic batching over inputs of variable size says what is to be done with unequal ones.
+    """Check that dynamic batching over inputs of variable size says how to treat unequal ones.
 
     Requests whose inputs differ in a size of -1 are never put into one batch, so that texts of many lengths run one by
     one. Batch where lengths do not matter, on the text in front of the tokenizer, or let the model take ragged batches.
@@ -228,9 +228,9 @@ response_cache { enable: true }""",
     source=VALIDATE,
 )
 def caches_single_answers(model: Model) -> Iterator[Problem]:
-    """The response cache is for models of one answer a request: neither decoupled ones nor sequences.
+    """Check that only models of one answer per request use the response cache: neither decoupled ones nor sequences.
 
-    Triton refuses such a model.
+    Triton refuses other models with it.
     """
     config = model.config
     decoupled, sequence = config.model_transaction_policy.decoupled, config.HasField("sequence_batching")
@@ -252,7 +252,7 @@ def caches_single_answers(model: Model) -> Iterator[Problem]:
     source="core, src/dynamic_batch_scheduler.cc and src/tritonserver.cc",
 )
 def has_a_cache_to_answer_from(model: Model) -> Iterator[Problem]:
-    """A model with response_cache is served with --cache-config.
+    """Check that a model with response_cache is served with --cache-config.
 
     A server without a cache loads the model, answers every request anew and says nothing. `build-repo serve` has one.
     """
@@ -275,7 +275,7 @@ parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "batch.so" 
     source="core, src/backend_model.cc, TritonModel::Create",
 )
 def has_its_batching_library(model: Model) -> Iterator[Problem]:
-    """A library of a custom batching strategy exists, and not beside a sequence batcher.
+    """Check that a library of a custom batching strategy exists, and is not beside a sequence batcher.
 
     Triton opens it when it loads the model.
     """

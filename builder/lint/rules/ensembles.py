@@ -22,12 +22,12 @@ STEP = "ensemble_scheduling.step"
 
 
 def _steps(model: Model) -> list[tuple[str, Any]]:
-    """The steps of an ensemble with their fields; none of another model."""
+    """Return the steps of an ensemble with their fields; empty for another model."""
     return [(f"{STEP}[{number}]", step) for number, step in enumerate(model.config.ensemble_scheduling.step)]
 
 
 def _called(model: Model) -> Iterator[tuple[str, Any, Model]]:
-    """The steps whose model is in the repository."""
+    """Yield the steps whose model is in the repository."""
     for field, step in _steps(model):
         target = model.repository.by_name.get(step.model_name)
         if target is not None:
@@ -44,7 +44,7 @@ ensemble_scheduling { step { model_name: "tokenizer" } }""",
     source=SCHEDULING,
 )
 def an_ensemble_is_one(model: Model) -> Iterator[Problem]:
-    """An ensemble has platform: "ensemble", no backend, and ensemble_scheduling with steps.
+    """Check that an ensemble has platform: "ensemble", no backend, and ensemble_scheduling with steps.
 
     Triton refuses a model that has only one of them.
     """
@@ -70,9 +70,9 @@ instance_group { count: 2 }""",
     source=SCHEDULING,
 )
 def an_ensemble_runs_nothing_itself(model: Model) -> Iterator[Problem]:
-    """An ensemble has no instance_group, no optimization and no model_warmup.
+    """Check that an ensemble has no instance_group, no optimization and no model_warmup.
 
-    Its steps have. Triton refuses an ensemble with them.
+    They belong to its steps. Triton refuses an ensemble with them.
     """
     for name in ("instance_group", "optimization", "model_warmup"):
         value = getattr(model.config, name)
@@ -96,10 +96,10 @@ def an_ensemble_runs_nothing_itself(model: Model) -> Iterator[Problem]:
     source="core, src/model_config_utils.cc, BuildEnsembleGraph and ValidateEnsembleSchedulingConfig",
 )
 def tensors_of_an_ensemble_are_connected(model: Model) -> Iterator[Problem]:
-    """Every tensor of an ensemble is written once, before it is read, and is read or is an output.
+    """Check that every tensor of an ensemble is written once, before it is read, and is read or is an output.
 
-    Each step names its model and maps inputs and outputs. A circle of steps never starts, and a tensor that nobody
-    reads is refused like one that nobody writes.
+    Each step names its model and maps inputs and outputs. A circle of steps never starts, and Triton refuses a tensor
+    that no step reads like one that no step writes.
     """
     steps = _steps(model)
     for field, step in steps:
@@ -137,7 +137,7 @@ def _unconnected(model: Model, steps: Sequence[tuple[str, Any]]) -> Iterator[Pro
 
 
 def _ready(tensors: set[str], steps: Sequence[tuple[str, Any]]) -> set[str]:
-    """What can be computed from `tensors`."""
+    """Return the tensors that can be computed from `tensors`."""
     ready, before = set(tensors), -1
     while len(ready) != before:
         before = len(ready)
@@ -155,14 +155,14 @@ def _ready(tensors: set[str], steps: Sequence[tuple[str, Any]]) -> set[str]:
     source="core, src/model_repository_manager/model_repository_manager.cc, DependencyGraph",
 )
 def steps_are_models(model: Model) -> Iterator[Problem]:
-    """The model of each step is in the repository, with the version that the step names.
+    """Check that the model of each step is in the repository, with the version that the step names.
 
     An ensemble does not load before all of its steps have.
     """
     for field, step in _steps(model):
         target = model.repository.by_name.get(step.model_name)
         if not step.model_name:
-            continue  # TR553 says so
+            continue  # TR553 reports it
         if target is None:
             problem = f"the step {step.model_name} is not in the repository"
             yield Problem(problem, "add the model, or name another", f"{field}.model_name")
@@ -179,7 +179,7 @@ def steps_are_models(model: Model) -> Iterator[Problem]:
     source="core, src/model_repository_manager/model_repository_manager.cc, CircularDependencyCheck",
 )
 def ensembles_do_not_call_each_other(model: Model) -> Iterator[Problem]:
-    """No ensemble is a step of itself, or of its own steps.
+    """Check that no ensemble is a step of itself, or of its own steps.
 
     Each would wait for the other to load.
     """
@@ -203,9 +203,9 @@ def _reached(model: Model, seen: dict[str, None]) -> Mapping[str, None]:
     source=MAPPING,
 )
 def steps_map_tensors_of_their_models(model: Model) -> Iterator[Problem]:
-    """The keys of input_map and output_map are tensors of the step's model, and every required input is mapped.
+    """Check that keys of input_map and output_map are tensors of the step's model, and every required input is mapped.
 
-    Triton compares them when the ensemble loads. A model whose configuration declares no tensors is not looked at.
+    Triton compares them when the ensemble loads. A model whose configuration declares no tensors is skipped.
     """
     for field, step, target in _called(model):
         inputs = {tensor.name: tensor.optional for tensor in target.config.input}
@@ -225,7 +225,7 @@ def steps_map_tensors_of_their_models(model: Model) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of an ensemble as somebody declares it."""
+    """Tensor of an ensemble as one model declares it."""
 
     owner: str
     data_type: int
@@ -233,7 +233,7 @@ class _Tensor:
     batched: bool
 
     def differs(self, other: _Tensor) -> str | None:
-        """How, by ValidateTensorConsistency: sizes of -1 fit any, with and without the batch."""
+        """Return how two declarations differ (ValidateTensorConsistency): -1 fits any size, with or without batch."""
         if self.data_type != other.data_type:
             types = [model_config_pb2.DataType.Name(kind) for kind in (self.data_type, other.data_type)]
             return f"{types[0]} in {self.owner} and {types[1]} in {other.owner}"
@@ -262,7 +262,7 @@ input_map { key: "input_ids" value: "ids" }""",
     source="core, src/ensemble_scheduler/ensemble_utils.cc, ValidateTensorConsistency",
 )
 def tensors_of_an_ensemble_have_one_type_and_shape(model: Model) -> Iterator[Problem]:
-    """Whoever writes and reads a tensor of an ensemble declares one type and shape of it.
+    """Check that all steps that write or read a tensor of an ensemble declare one type and shape of it.
 
     A size of -1 fits any, and the batch is counted for models that batch.
     """
@@ -294,7 +294,7 @@ def tensors_of_an_ensemble_have_one_type_and_shape(model: Model) -> Iterator[Pro
     source="core, src/ensemble_scheduler/ensemble_utils.cc, ValidateEnsembleConfig",
 )
 def an_ensemble_batches_as_its_steps(model: Model) -> Iterator[Problem]:
-    """The max_batch_size of an ensemble is at most that of each step that batches.
+    """Check that the max_batch_size of an ensemble is at most that of each step that batches.
 
     A batch goes from step to step as it is.
     """
@@ -317,9 +317,9 @@ response_cache { enable: true }     # and a step is decoupled""",
     source="core, src/ensemble_scheduler/ensemble_utils.cc, ValidateEnsembleConfig: the ensemble becomes decoupled",
 )
 def an_ensemble_that_streams_has_no_cache(model: Model) -> Iterator[Problem]:
-    """An ensemble with a decoupled step has no response cache.
+    """Check that an ensemble with a decoupled step has no response cache.
 
-    It becomes decoupled itself, and Triton refuses it when its steps have loaded.
+    The ensemble becomes decoupled itself, and Triton refuses it when its steps have loaded.
     """
     streams = [target.name for _, _, target in _called(model) if target.config.model_transaction_policy.decoupled]
     if streams and model.config.response_cache.enable:

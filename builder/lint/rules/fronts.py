@@ -31,9 +31,9 @@ PYTHON = "python"
     source="the compatibility page of Triton, in builder/triton/releases.toml",
 )
 def is_python_of_its_release(version: Version) -> Iterator[Problem]:
-    """The Python of a model compiles with the Python of the release's container.
+    """Check that the Python of a model compiles with the Python of the release's container.
 
-    That is 3.10 up to Triton 24.11 and 3.12 from 24.12 on; where no release is named, 3.10 is taken.
+    That is 3.10 up to Triton 24.11 and 3.12 from 24.12 on; if no release is named, 3.10 is assumed.
     """
     if version.model.config.backend != PYTHON:
         return
@@ -57,7 +57,7 @@ def _feature(python: str) -> tuple[int, int]:
     right="both of the same build",
 )
 def has_a_serving_document_that_its_code_reads(version: Version) -> Iterator[Problem]:
-    """serving.json is what the emitted code beside it reads.
+    """Check that serving.json is what the emitted code beside it reads.
 
     The two are written together. A file that was edited, or copied from another build, stops the model when it loads.
     """
@@ -76,9 +76,9 @@ def has_a_serving_document_that_its_code_reads(version: Version) -> Iterator[Pro
     right="{% for message in messages %}{{ message.content }}{% endfor %}",
 )
 def has_a_chat_template_that_compiles(version: Version) -> Iterator[Problem]:
-    """The chat template of a model compiles.
+    """Check that the chat template of a model compiles.
 
-    With one that does not, texts are answered and chats refused.
+    If it does not, the model answers texts and refuses chats.
     """
     served = version.serving
     if isinstance(served, GenerationServing) and served.chat is not None:
@@ -96,9 +96,9 @@ def has_a_chat_template_that_compiles(version: Version) -> Iterator[Problem]:
     right="the whole folder, as it was built",
 )
 def has_the_graph_that_it_runs(version: Version) -> Iterator[Problem]:
-    """The graph that a front runs in its own process is beside it, and its engine opens it; that of its draft too.
+    """Check that the graph that a front runs in its own process is beside it and opens in its engine.
 
-    The front opens it when it loads, and does not load without it.
+    The same applies to the graph of its draft. The front opens it when it loads, and does not load without it.
     """
     for folder, served in version.documents:
         if served.model is not None:
@@ -115,7 +115,7 @@ def _not_opened(version: Version, model: Path, paged: bool) -> Iterator[Problem]
 
 
 def _refused_by_openvino(version: Version, model: Path) -> Iterator[Problem]:
-    """Why the OpenVINO that the emitted requirements pin would not open the graph of a decode loop."""
+    """Yield why the OpenVINO that the emitted requirements pin would not open the graph of a decode loop."""
     from builder.runtime.generation.executors.openvino import compile_paged  # loads OpenVINO
 
     try:
@@ -127,7 +127,7 @@ def _refused_by_openvino(version: Version, model: Path) -> Iterator[Problem]:
 
 
 def _entry(version: Version) -> Source | None:
-    """The module that Triton imports; None where it is not Python's own backend, or cannot be read."""
+    """Return the module that Triton imports; None if it is not for Python's own backend, or cannot be read."""
     if version.model.config.backend != PYTHON or not version.graph.is_file():
         return None
     return read_source(version.graph)
@@ -141,9 +141,9 @@ def _entry(version: Version) -> Source | None:
     source="python_backend, src/pb_stub.cc, Stub::Initialize",
 )
 def has_the_class_that_triton_makes(version: Version) -> Iterator[Problem]:
-    """model.py has a class TritonPythonModel.
+    """Check that model.py has a class TritonPythonModel.
 
-    Triton makes an object of it for each instance, and refuses the model without it.
+    Triton creates an object of it for each instance, and refuses the model without it.
     """
     source = _entry(version)
     if source is not None and not {CLASS, "*"} & source.names:
@@ -159,7 +159,7 @@ def has_the_class_that_triton_makes(version: Version) -> Iterator[Problem]:
     source="python_backend, src/pb_stub.cc, Stub::ProcessRequests",
 )
 def has_the_method_that_triton_calls(version: Version) -> Iterator[Problem]:
-    """TritonPythonModel has a method execute.
+    """Check that TritonPythonModel has a method execute.
 
     The model loads without it, and every request fails.
     """
@@ -179,9 +179,9 @@ def has_the_method_that_triton_calls(version: Version) -> Iterator[Problem]:
     source="python_backend, src/pb_stub.cc, Stub::ProcessRequests",
 )
 def a_decoupled_model_sends(version: Version) -> Iterator[Problem]:
-    """The Python of a decoupled model sends its answers through the response sender of each request.
+    """Check that the Python of a decoupled model sends its answers through the response sender of each request.
 
-    What execute returns is refused there: every request of such a model fails.
+    Triton refuses a response that execute returns: every request of such a model fails.
     """
     entry = _entry(version)
     if entry is None or entry.methods is None or not version.model.config.model_transaction_policy.decoupled:
@@ -207,9 +207,9 @@ parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIR
     source="core, src/model_config_utils.cc, LocalizePythonBackendExecutionEnvironmentPath",
 )
 def has_its_environment(model: Model) -> Iterator[Problem]:
-    """The environment of a Python model that lies in the model's folder is there.
+    """Check that the environment of a Python model exists if it lies in the model's folder.
 
-    Triton unpacks it when it loads the model. An environment elsewhere is not looked at: the path is the server's.
+    Triton unpacks it when it loads the model. An environment elsewhere is not checked: the path is the server's.
     """
     if model.config.backend != PYTHON or ENVIRONMENT not in model.config.parameters:
         return
@@ -227,9 +227,9 @@ encoders/models/minilm/2/     # and there is no 3""",
     right="build-repo rollback minilm 2 --repository model_repository/encoders/models",
 )
 def hosts_models_that_are_there(model: Model) -> Iterator[Problem]:
-    """What hosted.json says of the models of a shared front is what their files say, and the front has their tensors.
+    """Check that hosted.json agrees with the files of a shared front's models, and that the front has their tensors.
 
-    The front loads a model when it is asked for: one that is not there, or does not fit, fails then.
+    The front loads a model on its first request: one that is not there, or does not fit, fails then.
     """
     models = model.path / MODELS
     if not (models / HOSTED).is_file():

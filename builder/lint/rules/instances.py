@@ -1,6 +1,6 @@
 """Instances and cores
 
-How many instances there are, on what, and whether the machine at hand has cores for them.
+Numbers and devices of instances, and the cores of this machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Group = model_config_pb2.ModelInstanceGroup
     source=GROUPS,
 )
 def gpus_are_for_gpu_instances(model: Model) -> Iterator[Problem]:
-    """Only instances of KIND_GPU, or of no named kind, list GPUs.
+    """Check that only instances of KIND_GPU, or of no named kind, list GPUs.
 
     Triton refuses GPUs with KIND_CPU and KIND_MODEL.
     """
@@ -51,7 +51,7 @@ instance_group { kind: KIND_GPU }""",
     source=GROUPS,
 )
 def profiles_are_of_plans(model: Model) -> Iterator[Problem]:
-    """Profiles are for plans of TensorRT, and are numbers in quotes from "0" on.
+    """Check that profiles are for plans of TensorRT, and are numbers in quotes from "0" on.
 
     Triton refuses them for other backends.
     """
@@ -71,9 +71,9 @@ def profiles_are_of_plans(model: Model) -> Iterator[Problem]:
     source=GROUPS,
 )
 def gpus_are_here(model: Model) -> Iterator[Problem]:
-    """The GPUs of a model are in the machine that serves it.
+    """Check that the GPUs of a model are in the machine that serves it.
 
-    This machine was looked at: where another one is to serve, the finding says nothing. Triton refuses the model on a
+    The check looks at this machine: if another one is to serve, the finding says nothing. Triton refuses the model on a
     machine without them.
     """
     here = len(gpus()) if any(group.kind == Group.KIND_GPU for group in model.config.instance_group) else 0
@@ -97,11 +97,11 @@ parameters { key: "intra_op_thread_count" value { string_value: "2" } }""",
     source="onnxruntime_backend, README.md, and core, src/model_config_utils.cc, SetDefaultInstanceCount",
 )
 def threads_have_cores(version: Version) -> Iterator[Problem]:
-    """The threads of all instances of a model are no more than the cores.
+    """Check that the threads of all instances of a model are no more than the cores.
 
     Each instance has threads of its own, as many as cores unless the configuration says how many, and a model of the
-    ONNX Runtime backend has two instances on a CPU where it has no instance_group. More threads than cores wait for
-    each other: throughput falls and latency doubles.
+    ONNX Runtime backend has two instances on a CPU if it has no instance_group. More threads than cores wait for each
+    other: throughput falls and latency doubles.
     """
     model, cores = version.model, available_cores()
     if not version.served or any(group.kind == Group.KIND_GPU for group in model.config.instance_group):
@@ -116,7 +116,7 @@ def threads_have_cores(version: Version) -> Iterator[Problem]:
 
 
 def _threads(version: Version, cores: int) -> int | None:
-    """Of one instance; None where it is not known, or where instances share them."""
+    """Return the threads of one instance; None if they are unknown, or if instances share them."""
     config, served = version.model.config, version.serving
     if config.backend == onnxruntime.BACKEND:
         count = config.parameters["intra_op_thread_count"].string_value if _has_threads(version) else "0"
@@ -140,9 +140,9 @@ instance_group { rate_limiter { resources { name: "R" global: true count: 2 } } 
     source="core, src/rate_limiter.cc",
 )
 def resources_are_global_or_of_a_device(repository: Repository) -> Iterator[Problem]:
-    """A resource of the rate limiter is global everywhere, or nowhere.
+    """Check that a resource of the rate limiter is global everywhere, or nowhere.
 
-    With --rate-limit=execution_count Triton refuses the second model that says otherwise.
+    With --rate-limit=execution_count Triton refuses the second model that declares it otherwise.
     """
     seen: dict[str, bool] = {}
     for model in repository.by_name.values():

@@ -1,6 +1,6 @@
 """Memory
 
-Whether weights, caches and tensors fit into the machine at hand.
+Weights, caches and tensors against the memory of this machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from builder.runtime.generation.executors.openvino_graph import BLOCK
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 SHARED_MEMORY = Path("/dev/shm")
 OF_A_PROCESS = 1 << 20  # bytes that the Python backend takes for each instance at its start
-DOCKERS_OWN = 64 << 20  # bytes of /dev/shm in a container unless --shm-size says otherwise
+DOCKERS_OWN = 64 << 20  # bytes of /dev/shm in a container by default (--shm-size)
 
 
 @rule(
@@ -33,10 +33,11 @@ DOCKERS_OWN = 64 << 20  # bytes of /dev/shm in a container unless --shm-size say
     right="instance_group { count: 2 kind: KIND_CPU }",
 )
 def weights_and_caches_have_memory(repository: Repository) -> Iterator[Problem]:
-    """The weights of every instance, and the caches of models that generate, fit into the machine's memory together.
+    """Check that the weights of all instances and the caches of generating models fit into the machine's memory.
 
     Each instance of the ONNX Runtime backend, and each process of a Python model, has weights of its own; instances of
-    OpenVINO share them. A model that generates reserves its cache when it loads. This machine's memory is compared.
+    OpenVINO share them. A model that generates reserves its cache when it loads. The check compares with this machine's
+    memory.
     """
     needs = {model.name: sum(map(_bytes, model.versions)) for model in repository.by_name.values()}
     room = total_memory()
@@ -52,7 +53,7 @@ def weights_and_caches_have_memory(repository: Repository) -> Iterator[Problem]:
 
 
 def _bytes(version: Version) -> int:
-    """What a version takes of the machine's memory, at least; 0 where it is a GPU's, or not served."""
+    """Return the bytes of memory that a version takes at least; 0 if it is not served or uses a GPU's memory."""
     model, served = version.model, version.serving
     if not version.served or any(group.kind == KIND_GPU for group in model.config.instance_group):
         return 0
@@ -64,18 +65,18 @@ def _bytes(version: Version) -> int:
 
 
 def _loaded(folder: Path, served: Serving) -> int:
-    """Bytes of the graph that a process opens, and of its cache."""
+    """Return the bytes of the graph that a process opens, and of its cache."""
     graph = 0 if served.model is None else _size(folder / served.model)
     return graph + (_cache(served.arena) if isinstance(served, GenerationServing) else 0)
 
 
 def _size(graph: Path) -> int:
-    """Bytes of a graph with its weights, which may lie in files beside it."""
+    """Return the bytes of a graph with its weights, which may lie in files beside it."""
     return sum(file.stat().st_size for file in graph.parent.glob(f"{graph.stem}.*") if file.is_file())
 
 
 def _cache(arena: Arena) -> int:
-    """Bytes of the keys and values of all slots, or of the blocks that they share (on a CPU those of OpenVINO)."""
+    """Return the bytes of the keys and values of all slots, or of the blocks that they share (on a CPU OpenVINO's)."""
     a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * WIDTHS[arena.dtype]
     return a_token * (arena.slots * arena.length if arena.blocks is None else arena.blocks * BLOCK)
 
@@ -88,11 +89,11 @@ def _cache(arena: Arena) -> int:
     source="python_backend, README.md, shm-default-byte-size",
 )
 def processes_have_shared_memory(repository: Repository) -> Iterator[Problem]:
-    """/dev/shm has room for the tensors of every process of a Python model.
+    """Check that /dev/shm has memory for the tensors of every process of a Python model.
 
-    Triton and a process of a model exchange tensors in shared memory. Docker gives a container 64 MB unless it is
-    told otherwise; a large batch then fails, or ends the server with a bus error. Where Triton runs in another
-    container than this check, look there.
+    Triton and a process of a model exchange tensors in shared memory. Docker gives a container 64 MB by default; a
+    large batch then fails, or ends the server with a bus error. If Triton runs in another container than this check,
+    look there.
     """
     processes = sum(model.instances for model in repository.by_name.values() if model.config.backend == "python")
     room = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None

@@ -1,6 +1,6 @@
 """Plans and checkpoints
 
-What belongs to one machine: plans of TensorRT, and what vLLM and TensorRT-LLM are started with.
+Files that belong to one machine: plans of TensorRT, and the arguments of vLLM and TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from builder.triton.releases import RELEASES, version_tuple
     source="NVIDIA, TensorRT's developer guide: engines are specific to a version of TensorRT and a kind of GPU",
 )
 def belongs_to_its_tensorrt(version: Version) -> Iterator[Problem]:
-    """A plan runs on the TensorRT and the kind of GPU that it was compiled for, and belongs to the graph beside it.
+    """Check that a plan runs on the TensorRT and kind of GPU that it was compiled for, and fits the graph beside it.
 
     TensorRT refuses a plan of another version; one of another GPU is refused, or slow.
     """
@@ -59,7 +59,7 @@ def belongs_to_its_tensorrt(version: Version) -> Iterator[Problem]:
 
 
 def _recipe(recipe: Path) -> dict[str, Any]:
-    """The recipe of a plan; empty where there is none that can be read."""
+    """Return the recipe of a plan; empty if it is missing or cannot be read."""
     try:
         document = json.loads((recipe / "recipe.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -75,7 +75,7 @@ def _recipe(recipe: Path) -> dict[str, Any]:
     source="vllm_backend, src/model.py; TensorRT-LLM, triton_backend/all_models/llmapi",
 )
 def says_what_it_runs(version: Version) -> Iterator[Problem]:
-    """The file of a model for vLLM or TensorRT-LLM names a checkpoint, and one in the repository is there.
+    """Check that the file of a model for vLLM or TensorRT-LLM names a checkpoint, and one in the repository is there.
 
     The engine loads the checkpoint itself: a wrong name is found when Triton starts, after the container was pulled.
     """
@@ -103,7 +103,7 @@ def says_what_it_runs(version: Version) -> Iterator[Problem]:
     source="builder/engines/vllm.toml, the fields of AsyncEngineArgs in each vLLM",
 )
 def gives_vllm_arguments_that_it_has(version: Version) -> Iterator[Problem]:
-    """The arguments in model.json are those that the vLLM of the release has.
+    """Check that the arguments in model.json are those that the vLLM of the release has.
 
     vLLM refuses an argument that it does not know when it starts, after the checkpoint was read.
     """
@@ -114,7 +114,7 @@ def gives_vllm_arguments_that_it_has(version: Version) -> Iterator[Problem]:
     try:
         arguments = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return  # TR652 says so
+        return  # TR652 reports it
     known = vllm.fields_of(carried)
     for name in arguments if isinstance(arguments, dict) else ():
         if name not in known:
@@ -132,9 +132,9 @@ model_transaction_policy { decoupled: true }""",
     source="vllm_backend, src/model.py, auto_complete_config and _init_engine_args",
 )
 def vllm_streams(model: Model) -> Iterator[Problem]:
-    """A model for vLLM is decoupled.
+    """Check that a model for vLLM is decoupled.
 
-    Its backend refuses another where it may not complete the configuration itself, as `build-repo` starts Triton.
+    Its backend refuses another if it may not complete the configuration itself, as `build-repo` starts Triton.
     """
     config = model.config
     if config.backend == vllm.BACKEND and model.text and not config.model_transaction_policy.decoupled:
@@ -153,7 +153,7 @@ def vllm_streams(model: Model) -> Iterator[Problem]:
     right="build-repo compile, on the GPU that is to serve",
 )
 def has_its_plan(version: Version) -> Iterator[Problem]:
-    """A plan of TensorRT is compiled before the model is served.
+    """Check that a plan of TensorRT is compiled before the model is served.
 
     A build writes what to compile; the plan itself belongs to one GPU, and a machine that has one compiles it.
     """

@@ -1,6 +1,6 @@
 """Where it comes from
 
-Whether a model is what was built, on what it was measured, and what its release is known for.
+The files of a build, the processor that it was measured on, and the known defects of its release.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ REPORT = "build.json"
     right="build.json as it was built",
 )
 def has_a_report_that_can_be_read(model: Model) -> Iterator[Problem]:
-    """build.json, where there is one, is the report that a build wrote.
+    """Check that build.json, if there is one, is the report that a build wrote.
 
-    Without it nothing says which release the model is for, or which bytes were verified.
+    Without it the release that the model is for, and the bytes that were verified, are unknown.
     """
     path = model.path / REPORT
     if not path.is_file():
@@ -48,7 +48,7 @@ def has_a_report_that_can_be_read(model: Model) -> Iterator[Problem]:
     right="build-repo MODEL, with the tokenizer in its checkpoint",
 )
 def is_what_was_built(model: Model) -> Iterator[Problem]:
-    """Every file of a build is there, byte for byte.
+    """Check that every file of a build is there, byte for byte.
 
     What was verified is these bytes. Another tokenizer, graph or program may load and answer otherwise.
     """
@@ -67,7 +67,7 @@ def _files(model: Model) -> Mapping[str, str]:
 
 
 def is_front(model: Model) -> bool:
-    """Whether its report is its own: an engine beside its front has the same one."""
+    """Return True if a model's report is its own: an engine beside its front has the front's."""
     return bool(model.recorded) and model.recorded.get("name") == model.name
 
 
@@ -78,9 +78,9 @@ def is_front(model: Model) -> bool:
     right="build-repo MODEL --precision auto, on the processor that is to serve",
 )
 def was_chosen_on_such_a_processor(model: Model) -> Iterator[Problem]:
-    """A precision that was chosen for an instruction set runs where there is such a set.
+    """Check that a precision that was chosen for an instruction set runs on a processor that has it.
 
-    Elsewhere the answers are the same, and the model may be slower than another that the build measured.
+    On another one the answers are the same, and the model may be slower than another that the build measured.
     """
     tuned_for, chosen_on = model.recorded.get("tuned_for"), model.recorded.get("cpu")
     wanted = [str(name) for name in tuned_for] if is_front(model) and isinstance(tuned_for, list) else []
@@ -101,10 +101,10 @@ def was_chosen_on_such_a_processor(model: Model) -> Iterator[Problem]:
     source="builder/triton/releases.toml: NVIDIA's bulletins, and pull requests of triton-inference-server/server",
 )
 def has_a_release_that_is_mended(repository: Repository) -> Iterator[Problem]:
-    """A model is served by a release that has the fixes of what clients can do to older ones.
+    """Check that a model is served by a release that fixes what clients can do to older ones.
 
     Requests with too large a shape, or in many chunks, end an old server or worse. The gateway refuses such requests,
-    where it is all that clients reach.
+    if clients reach nothing else.
     """
     releases: dict[str, list[str]] = {}
     for model in repository.by_name.values():
@@ -128,9 +128,9 @@ def has_a_release_that_is_mended(repository: Repository) -> Iterator[Problem]:
     source="builder/triton/signatures.py; OpenSSF, model-signing",
 )
 def is_signed(repository: Repository) -> Iterator[Problem]:
-    """Where a key is given, every model is signed by it, and nothing in it was changed since.
+    """Check that, given a key, every model is signed by it, and nothing in it has changed since.
 
-    Without a key nothing is looked at.
+    Without a key nothing is checked.
     """
     if repository.verify_key is not None and repository.folders:
         for sentence in unsigned(repository.path, repository.verify_key):

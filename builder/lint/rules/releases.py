@@ -1,6 +1,6 @@
 """Backends, operators and releases
 
-What the backend of a release refuses, passes over, or computes otherwise than was meant.
+Models that the backend of a release refuses, and settings that it ignores or computes otherwise than was meant.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from builder.triton.releases import RELEASES, version_tuple
     source="builder/triton/releases.toml, which says how each limit was measured",
 )
 def runs_in_its_release(version: Version) -> Iterator[Problem]:
-    """The release's ONNX Runtime reads the graph and means by it what was verified.
+    """Check that the release's ONNX Runtime reads the graph and computes what was verified.
 
     Each Triton release carries one ONNX Runtime, which reads graphs up to an opset and an IR version. Some operators
-    also changed what they say: attention windows of GroupQueryAttention count one more key before 1.24, and up to
+    also changed their meaning: attention windows of GroupQueryAttention count one more key before 1.24, and up to
     1.19.2 several new tokens after a past are wrong.
     """
     served = version.serving
@@ -46,7 +46,7 @@ def runs_in_its_release(version: Version) -> Iterator[Problem]:
 
 
 def _refused(version: Version, graph: Path, in_process: bool) -> Iterator[Problem]:
-    """Why the ONNX Runtime that is to run a graph there would not, or would say something else."""
+    """Yield why the ONNX Runtime that is to run a graph would refuse it, or compute something else."""
     release = version.model.release
     if release is None or not graph.is_file():
         return
@@ -70,7 +70,7 @@ def _refused(version: Version, graph: Path, in_process: bool) -> Iterator[Proble
     source="builder/triton/stock.toml, which names the file of each backend",
 )
 def has_values_that_its_backend_takes(model: Model) -> Iterator[Problem]:
-    """Parameters, accelerators and kinds of instances are those that the backend of the release takes.
+    """Check that parameters, accelerators and kinds of instances are those that the backend of the release takes.
 
     A backend reads its parameters when it loads the model, and refuses values that it does not know.
     """
@@ -86,13 +86,13 @@ def has_values_that_its_backend_takes(model: Model) -> Iterator[Problem]:
     source="builder/triton/stock.toml, which names the file of each backend",
 )
 def has_no_parameters_without_effect(model: Model) -> Iterator[Problem]:
-    """Every parameter is one that the backend of the release reads.
+    """Check that every parameter is one that the backend of the release reads.
 
-    What a backend does not read is passed over without a word: a misspelt number of threads leaves the default, which
-    is every core of the machine.
+    A backend silently ignores other parameters: a misspelt number of threads leaves the default, which is every core of
+    the machine.
     """
     if model.config.backend not in (onnxruntime.BACKEND, openvino.BACKEND):
-        return  # any other may read what it likes
+        return  # any other backend may read any parameter
     for name in sorted(stock.without_effect(model.document, model.release)):
         yield Problem(
             f"the parameter {name} has no effect: Triton's {model.config.backend} backend does not read it",
@@ -103,7 +103,7 @@ def has_no_parameters_without_effect(model: Model) -> Iterator[Problem]:
 
 
 def _parameter(model: Model, reason: str) -> str:
-    """The field that a refusal is about."""
+    """Return the field that a refusal is about."""
     parameters = [name for name in model.config.parameters if f"parameter {name} " in reason]
     return (
         f"parameters[{parameters[0]}]"
@@ -125,7 +125,7 @@ def _parameter(model: Model, reason: str) -> str:
     source="ONNX, docs/ExternalData.md",
 )
 def has_its_external_weights(version: Version) -> Iterator[Problem]:
-    """The files that an ONNX graph keeps its weights in are beside it, and as long as the graph says.
+    """Check that the files that an ONNX graph keeps its weights in are beside it, and as long as the graph says.
 
     ONNX Runtime opens them when it loads the graph, and takes no path that leads out of its folder.
     """
@@ -150,11 +150,11 @@ def has_its_external_weights(version: Version) -> Iterator[Problem]:
     source="microsoft/onnxruntime, pull request 25927; measured on 1.18.0 to 1.31.1",
 )
 def windows_mean_what_they_say(version: Version) -> Iterator[Problem]:
-    """An attention window counts as many keys as it says.
+    """Check that an attention window counts as many keys as it says.
 
     GroupQueryAttention with local_window_size W attends W + 1 keys before ONNX Runtime 1.24, and W from then on. A
-    graph that was tried on one side of 1.24 answers a little differently on the other, and says nothing. `build-repo`
-    writes into a graph which side it is for; of others nobody knows.
+    graph that was verified on one side of 1.24 answers a little differently on the other, without a warning.
+    `build-repo` writes into a graph which side it is for; for other graphs it is unknown.
     """
     release = version.model.release
     if version.model.config.backend != onnxruntime.BACKEND or release is None or readable(version) is None:
@@ -177,9 +177,9 @@ def windows_mean_what_they_say(version: Version) -> Iterator[Problem]:
     source="microsoft/onnxruntime, issue 21957",
 )
 def clips_in_fp16_have_both_bounds(version: Version) -> Iterator[Problem]:
-    """A Clip of fp16 has both of its bounds.
+    """Check that a Clip of fp16 has both of its bounds.
 
-    ONNX Runtime 1.19, which Triton 24.09 to 24.11 carry, answers 0 where max is left out.
+    ONNX Runtime 1.19, which Triton 24.09 to 24.11 carry, answers 0 if max is left out.
     """
     release = version.model.release
     if version.model.config.backend != onnxruntime.BACKEND or release is None or readable(version) is None:
@@ -197,7 +197,7 @@ def clips_in_fp16_have_both_bounds(version: Version) -> Iterator[Problem]:
     source="common, protobuf/model_config.proto in the branches r24.04 to r26.07",
 )
 def has_fields_that_its_release_knows(model: Model) -> Iterator[Problem]:
-    """Every field of a configuration is one that the release knows.
+    """Check that every field of a configuration is one that the release knows.
 
     Triton parses a configuration with the fields of its own release, and refuses others.
     """

@@ -1,6 +1,6 @@
 """Folders and files
 
-What Triton looks for before it asks a backend.
+Files and folders that Triton looks for before it asks a backend.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LABELS = "label_filename"
     right="build-repo check model_repository",
 )
 def holds_models(repository: Repository) -> Iterator[Problem]:
-    """A repository is a folder with a folder for each model.
+    """Check that a repository is a folder with a folder for each model.
 
-    There is nothing to check, and nothing that Triton could serve.
+    Otherwise there is nothing to check, and nothing that Triton could serve.
     """
     output = f"build-repo MODEL --output {repository.path}"
     if not repository.path.is_dir():
@@ -49,10 +49,10 @@ def holds_models(repository: Repository) -> Iterator[Problem]:
     source="core, src/model_repository_manager/model_repository_manager.cc, Poll",
 )
 def is_a_model(repository: Repository) -> Iterator[Problem]:
-    """Every folder of a repository is a model: it has a config.pbtxt, or a file by which Triton knows its backend.
+    """Check that every folder of a repository is a model: it has a config.pbtxt, or a file that implies its backend.
 
-    Triton takes each folder for a model, hidden ones too, and a server that loads all models does not start when one
-    of them fails.
+    Triton takes each folder for a model, hidden ones too, and a server that loads all models does not start when one of
+    them fails.
     """
     known = {model.path for model in repository.models}
     for folder in repository.folders:
@@ -73,11 +73,11 @@ def is_a_model(repository: Repository) -> Iterator[Problem]:
     source=f"{CORE}, AutoCompleteBackendFields",
 )
 def is_complete(model: Model) -> Iterator[Problem]:
-    """A configuration says its backend and tensors itself.
+    """Check that a configuration states its backend and tensors itself.
 
-    What is left out, Triton completes when it loads the model, unless it was started with
-    --disable-auto-complete-config, as `build-repo serve` starts it. A server that completes configurations also decides
-    for you: ONNX models that can batch get max_batch_size 4 and a dynamic batcher.
+    Triton completes the rest when it loads the model, unless it was started with --disable-auto-complete-config, as
+    `build-repo serve` starts it. A server that completes configurations also decides for you: ONNX models that can
+    batch get max_batch_size 4 and a dynamic batcher.
     """
     written = "write down what Triton made of it: GET v2/models/NAME/config"
     if not model.text:
@@ -97,7 +97,7 @@ _COMPLETING = ("onnxruntime", "openvino", "tensorrt")
     source="common, protobuf/model_config.proto",
 )
 def parses(repository: Repository) -> Iterator[Problem]:
-    """A configuration is a ModelConfig in protobuf's text format.
+    """Check that a configuration is a ModelConfig in protobuf's text format.
 
     Triton parses it with the same definition and refuses a field that it does not know, a value of another type, and
     two schedulers in one model.
@@ -119,7 +119,7 @@ name: "classifier\"""",
     source="core, src/model_repository_manager/model_repository_manager.cc, InitializeModelInfo",
 )
 def has_the_name_of_its_folder(model: Model) -> Iterator[Problem]:
-    """The name in a configuration is the name of the model's folder.
+    """Check that the name in a configuration is the name of the model's folder.
 
     Triton compares the two and refuses the model. Leave the name out, or write the folder's.
     """
@@ -140,9 +140,9 @@ def has_the_name_of_its_folder(model: Model) -> Iterator[Problem]:
     source=f"{CORE}, AutoCompleteBackendFields and ValidateModelConfig",
 )
 def has_a_backend(model: Model) -> Iterator[Problem]:
-    """A model has a backend: by its field, a platform that Triton knows, or a file with a known name.
+    """Check that a model has a backend: by its field, a platform that Triton knows, or a file with a known name.
 
-    Without any of these Triton does not know what is to run the model, and refuses it.
+    Without any of these Triton does not know which backend runs the model, and refuses it.
     """
     if not model.config.backend and not model.is_ensemble:
         known = ", ".join(PLATFORMS)
@@ -163,9 +163,9 @@ platform: "tensorrt_plan\"""",
     source=f"{CORE}, ValidateModelConfig, GetBackendType, GetBackendTypeFromPlatform",
 )
 def has_its_backends_platform(model: Model) -> Iterator[Problem]:
-    """A platform belongs to the backend beside it.
+    """Check that a platform belongs to the backend beside it.
 
-    Both are written in old configurations. Triton refuses a pair that does not fit, and an ensemble with a backend.
+    Old configurations have both. Triton refuses a pair that does not fit, and an ensemble with a backend.
     """
     config = model.config
     if config.platform and config.platform not in OWN_PLATFORM.get(config.backend, (config.platform,)):
@@ -185,7 +185,7 @@ def has_its_backends_platform(model: Model) -> Iterator[Problem]:
     source="core, src/model.cc, Model::Init",
 )
 def has_its_files_of_labels(model: Model) -> Iterator[Problem]:
-    """A file of labels is in the model's folder.
+    """Check that a file of labels is in the model's folder.
 
     Triton reads it when it loads the model, and refuses a path that leads out of the folder.
     """
@@ -210,7 +210,7 @@ def has_its_files_of_labels(model: Model) -> Iterator[Problem]:
   1/model.onnx""",
 )
 def has_no_links_out_of_the_repository(model: Model) -> Iterator[Problem]:
-    """A link leads to a place inside the repository.
+    """Check that a link leads to a place inside the repository.
 
     A container that mounts the repository, or a copy of it, finds nothing at the other end of a link that leads out.
     """
@@ -228,9 +228,10 @@ def has_no_links_out_of_the_repository(model: Model) -> Iterator[Problem]:
     right="cp model.onnx classifier/1/",
 )
 def has_files_and_folders_alone(model: Model) -> Iterator[Problem]:
-    """A repository is made of files and folders.
+    """Check that a repository contains only files and folders.
 
-    Whoever reads a FIFO, a socket or a device waits for ever: Triton, and whatever copies the repository.
+    A process that reads a FIFO, a socket or a device waits for ever: Triton, and any program that copies the
+    repository.
     """
     for path in sorted(model.path.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):

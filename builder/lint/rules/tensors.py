@@ -1,6 +1,6 @@
 """Tensors
 
-What a configuration says of inputs and outputs, by itself and against the graph.
+Inputs and outputs of a configuration, by themselves and against the graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from builder.triton import stock
     right="1/model.onnx with its bytes",
 )
 def can_be_read(version: Version) -> Iterator[Problem]:
-    """The file of a model is what its name says: an ONNX graph, or OpenVINO's two files.
+    """Check that the file of a model is what its name says: an ONNX graph, or OpenVINO's two files.
 
     A download that was cut, or a pointer of git-lfs, has the right name and is not a graph.
     """
@@ -48,7 +48,7 @@ input { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] }""",
     source="onnxruntime_backend, src/onnxruntime.cc, ValidateInputs; openvino_backend, src/openvino.cc, ValidateInputs",
 )
 def has_the_tensors_of_its_graph(version: Version) -> Iterator[Problem]:
-    """Inputs and outputs are those of the graph: names, types, dimensions, and the batch in front of them.
+    """Check that inputs and outputs are those of the graph: names, types, dimensions, and the batch in front of them.
 
     With max_batch_size above 0 the first dimension of every tensor of the graph is the batch, of any size, and dims
     leave it out; with 0 dims are the whole shape. A plan of TensorRT is compared with the graph that it was compiled
@@ -58,7 +58,7 @@ def has_the_tensors_of_its_graph(version: Version) -> Iterator[Problem]:
     config = version.model.config
     whole = all(tensor.name and tensor.data_type and tensor.dims for _, tensor in _tensors(version.model))
     if signature is None or not whole or not (config.input or config.output):
-        return  # TR204 and TR103 say so
+        return  # TR204 and TR103 report it
     for text in stock.mismatches(version.model.document, signature):
         yield Problem(text, field=_field(version, text))
 
@@ -75,7 +75,7 @@ input { name: "input_ids" data_type: TYPE_INT64 dims: [ -1, -1 ] }""",
     source="openvino_backend, src/openvino.cc, ValidateConfigureModel and ProcessRequests",
 )
 def runs_calls_of_one_row(version: Version) -> Iterator[Problem]:
-    """A model takes calls of fewer rows than max_batch_size.
+    """Check that a model takes calls of fewer rows than max_batch_size.
 
     Triton's OpenVINO backend sets the graph's batch to max_batch_size, and then refuses every call of another number
     of rows.
@@ -86,7 +86,7 @@ def runs_calls_of_one_row(version: Version) -> Iterator[Problem]:
 
 
 def _field(version: Version, text: str) -> str:
-    """The tensor that a mismatch names."""
+    """Return the tensor that a mismatch names."""
     config = version.model.config
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for number, tensor in enumerate(tensors):
@@ -106,7 +106,7 @@ SHAPE = "core, src/model_config_utils.cc, ValidateIOShape"
     source=SHAPE,
 )
 def tensors_have_name_type_and_dims(model: Model) -> Iterator[Problem]:
-    """Every tensor has a name, a data_type and dims, and each size in dims is at least 1, or -1 for any size.
+    """Check that every tensor has a name, a data_type and dims; each size in dims is at least 1, or -1 for any size.
 
     A scalar has dims: [ 1 ]. Triton refuses a tensor without them, and sizes of 0.
     """
@@ -130,7 +130,7 @@ def tensors_have_name_type_and_dims(model: Model) -> Iterator[Problem]:
     source=SHAPE,
 )
 def reshapes_keep_every_element(model: Model) -> Iterator[Problem]:
-    """A reshape has as many elements as dims, and the same sizes of -1 in the same places.
+    """Check that a reshape has as many elements as dims, and the same sizes of -1 in the same places.
 
     Between two sizes of -1 the elements are counted on both sides. An empty reshape is for one element, of a model
     that batches.
@@ -146,7 +146,7 @@ def reshapes_keep_every_element(model: Model) -> Iterator[Problem]:
 
 
 def _products(sizes: list[int]) -> list[int]:
-    """The products of the sizes between those of -1."""
+    """Return the products of the sizes between those of -1."""
     products = [1]
     for size in sizes:
         if size == -1:
@@ -166,7 +166,7 @@ input { name: "ids" data_type: TYPE_INT64 dims: [ -1 ] }""",
     source="core, src/model.cc, Model::Init: what is inserted first stays",
 )
 def names_of_tensors_are_different(model: Model) -> Iterator[Problem]:
-    """No two inputs and no two outputs have one name.
+    """Check that no two inputs and no two outputs have one name.
 
     Triton checks requests against the first of them and counts both as required: no request is ever complete.
     """
@@ -185,7 +185,7 @@ def names_of_tensors_are_different(model: Model) -> Iterator[Problem]:
     source="core, src/model_config_utils.cc, ValidateModelInput, ValidateModelOutput, ValidateNonLinearFormatIO",
 )
 def formats_fit(model: Model) -> Iterator[Problem]:
-    """An image format has three dims, and shape tensors and non-linear formats are for TensorRT alone.
+    """Check that an image format has three dims, and shape tensors and non-linear formats are for TensorRT alone.
 
     Triton refuses the others.
     """
@@ -199,7 +199,7 @@ def formats_fit(model: Model) -> Iterator[Problem]:
             yield Problem(f"{tensor.name} has {name}, which is for TensorRT", "leave it out", f"{field}.{name}")
 
 
-IMAGE = 3  # dims of one
+IMAGE = 3  # dims of an image
 
 
 @rule(
@@ -210,9 +210,9 @@ IMAGE = 3  # dims of one
     source="core, src/model_config_utils.cc, ValidateBatchIO",
 )
 def batch_tensors_have_sources(model: Model) -> Iterator[Problem]:
-    """A batch_input and a batch_output each have one source, which is an input; an input of a batch is INT32 or FP32.
+    """Check that batch_input and batch_output each have one source, an input; an input of a batch is INT32 or FP32.
 
-    What a batch_output is scattered into are outputs of the model, each once.
+    A batch_output is scattered into outputs of the model, each once.
     """
     inputs = {tensor.name for tensor in model.config.input}
     outputs = {tensor.name for tensor in model.config.output}
@@ -235,7 +235,7 @@ BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
 
 
 def _tensors(model: Model) -> Iterator[tuple[str, Any]]:
-    """The tensors of a configuration, each by its field."""
+    """Yield the tensors of a configuration, each with its field."""
     for kind, tensors in (("input", model.config.input), ("output", model.config.output)):
         for number, tensor in enumerate(tensors):
             yield f"{kind}[{number}]", tensor

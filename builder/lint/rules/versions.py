@@ -1,6 +1,6 @@
 """Versions
 
-Which folders of a model are versions, which of them Triton loads, and what has to be in them.
+Folders of a model that are versions, those that Triton loads, and the files that they must have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from builder.triton.render import parse
     source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
 )
 def has_a_version(model: Model) -> Iterator[Problem]:
-    """A model has a version folder, named by a number, that its version_policy lets Triton load.
+    """Check that a model has a version folder, named by a number, that its version_policy lets Triton load.
 
     The file of a model lies in a folder such as `1`. Without a version to load, Triton refuses the model.
     """
@@ -51,10 +51,10 @@ def has_a_version(model: Model) -> Iterator[Problem]:
     source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
 )
 def has_the_versions_it_asks_for(model: Model) -> Iterator[Problem]:
-    """The versions that version_policy names exist.
+    """Check that the versions that version_policy names exist.
 
-    Triton logs an error for one that does not, loads the others and reports the model as ready: whoever asks for the
-    missing version is refused.
+    Triton logs an error for one that does not, loads the others and reports the model as ready: requests for the
+    missing version are refused.
     """
     absent = sorted(set(model.config.version_policy.specific.versions) - model.served)
     if absent and model.served:
@@ -76,9 +76,9 @@ def has_the_versions_it_asks_for(model: Model) -> Iterator[Problem]:
     source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
 )
 def versions_have_no_leading_zeros(model: Model) -> Iterator[Problem]:
-    """The number of a version has no leading zeros.
+    """Check that the number of a version has no leading zeros.
 
-    Triton passes over such a folder, and serves another version than was meant, or none.
+    Triton ignores such a folder, and serves another version than was meant, or none.
     """
     for path in model.path.iterdir():
         if path.is_dir() and re.fullmatch(r"0\d+", path.name):
@@ -98,7 +98,7 @@ def versions_have_no_leading_zeros(model: Model) -> Iterator[Problem]:
     source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad, which reads names with std::stoll",
 )
 def versions_are_whole_numbers(model: Model) -> Iterator[Problem]:
-    """A folder that is not a version does not begin with a number.
+    """Check that a folder that is not a version does not begin with a number.
 
     Triton reads `2_broken` as version 2, prefers it as the latest, and then finds no folder `2` to load.
     """
@@ -125,7 +125,7 @@ def versions_are_whole_numbers(model: Model) -> Iterator[Problem]:
     source="core, src/model_config_utils.cc, AutoCompleteBackendFields",
 )
 def has_the_file_that_its_backend_opens(version: Version) -> Iterator[Problem]:
-    """Each version has the file that its backend opens: default_model_filename, or the backend's own default.
+    """Check that each version has the file that its backend opens: default_model_filename or the backend's own default.
 
     The defaults are model.onnx, model.xml with model.bin, model.plan, model.pt and model.py.
     """
@@ -151,10 +151,10 @@ input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }   # 1/config.pbt
     right="""input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }   # both""",
 )
 def has_the_tensors_that_it_was_built_with(version: Version) -> Iterator[Problem]:
-    """The tensors in the configuration that Triton reads are those in the copy that a built version keeps.
+    """Check that the configuration that Triton reads has the tensors of the copy that a built version keeps.
 
-    The code of the version was emitted for those. Under other names, types or sizes, or with an input that is
-    required now, the model loads and the requests of its documentation fail. Batching and instances may be edited.
+    The code of the version was emitted for those. Under other names, types or sizes, or with an input that is required
+    now, the model loads and the requests of its documentation fail. Batching and instances may be edited.
     """
     own = version.path / CONFIG
     if not version.served or version.model.file != CONFIG or not own.is_file():
@@ -182,7 +182,7 @@ def has_the_tensors_that_it_was_built_with(version: Version) -> Iterator[Problem
 
 
 def _shown(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput, field: str) -> str:
-    """Return the value of a field of a tensor as a finding shows it; none of what outputs do not have."""
+    """Return the value of a field of a tensor as a finding shows it; empty for fields that outputs do not have."""
     value: Any = getattr(tensor, field, None)
     if field == "data_type":
         return str(model_config_pb2.DataType.Name(value))

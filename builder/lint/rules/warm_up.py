@@ -31,7 +31,7 @@ SIZES = {
 
 
 def _inputs(model: Model) -> Iterator[tuple[str, str, Any]]:
-    """The inputs of every warm-up that Triton makes: field, name and Input."""
+    """Yield the inputs of every warm-up that Triton makes: field, name and Input."""
     for number, warm_up in enumerate(model.config.model_warmup):
         if warm_up.batch_size and not model.is_ensemble:
             for name in sorted(warm_up.inputs):
@@ -52,9 +52,9 @@ def _inputs(model: Model) -> Iterator[tuple[str, str, Any]]:
     source="core, src/backend_model_instance.cc, GenerateWarmupData",
 )
 def warm_ups_are_made(model: Model) -> Iterator[Problem]:
-    """A warm-up has a batch_size of 1 or more, with max_batch_size 0 too.
+    """Check that a warm-up has a batch_size of 1 or more, with max_batch_size 0 too.
 
-    Triton skips one of batch_size 0, which is what a field that is left out says, and the first request pays.
+    Triton skips one of batch_size 0, the value of a field that is left out, and the first request pays.
     """
     for number, warm_up in enumerate(model.config.model_warmup):
         if not warm_up.batch_size:
@@ -75,9 +75,9 @@ inputs { key: "ids" value { data_type: TYPE_INT64 dims: [ 16 ] input_data_file: 
     source=GENERATE,
 )
 def warm_ups_have_their_data(model: Model) -> Iterator[Problem]:
-    """Each input of a warm-up says where its data is from, and a file in warmup/ is as long as its shape.
+    """Check that each input of a warm-up says where its data is from, and a file in warmup/ is as long as its shape.
 
-    It is zero_data, random_data, or the name of a file. Triton refuses the model otherwise.
+    The data is zero_data, random_data, or the name of a file. Triton refuses the model otherwise.
     """
     for field, name, tensor in _inputs(model):
         if tensor.WhichOneof("input_data_type") is None:
@@ -106,7 +106,7 @@ model_warmup { batch_size: 1 inputs { key: "ids" value { data_type: TYPE_INT64 d
     source=GENERATE,
 )
 def warm_ups_are_requests(model: Model) -> Iterator[Problem]:
-    """A warm-up is a request that the model takes: every required input, with its type and a shape of it.
+    """Check that a warm-up is a request that the model takes: every required input, with its type and a shape of it.
 
     Sizes are numbers, not -1, and without the batch. Triton refuses the model when a warm-up fails.
     """
@@ -144,9 +144,9 @@ def _fits(dims: list[int], declared: list[int]) -> bool:
     source=GENERATE,
 )
 def warm_ups_name_inputs(model: Model) -> Iterator[Problem]:
-    """What a warm-up gives are inputs of the model, or tensors that control its sequences.
+    """Check that a warm-up gives inputs of the model, or tensors that control its sequences.
 
-    Triton hands another name to the backend as it is, which passes over it.
+    Triton hands another name to the backend as it is, which ignores it.
     """
     known = {tensor.name for tensor in model.config.input}
     known |= {control.name for control in model.config.sequence_batching.control_input}
@@ -166,9 +166,9 @@ model_warmup { name: "full" batch_size: 8 }""",
     source="python_backend, src/python_be.cc; onnxruntime_backend, src/onnxruntime.cc, ProcessRequests",
 )
 def warm_ups_are_batches(model: Model) -> Iterator[Problem]:
-    """A warm-up has at most max_batch_size rows.
+    """Check that a warm-up has at most max_batch_size rows.
 
-    Triton hands so many requests to the backend at once, which refuses more of them, and with them the model.
+    Triton hands all of them to the backend at once; with more rows the backend refuses the call, and Triton the model.
     """
     most = model.config.max_batch_size
     for number, warm_up in enumerate(model.config.model_warmup):
@@ -188,9 +188,10 @@ def warm_ups_are_batches(model: Model) -> Iterator[Problem]:
     source="core, src/model_config_utils.cc, GetBooleanSequenceControlProperties and GetTypedSequenceControlProperties",
 )
 def controls_of_sequences_are_whole(model: Model) -> Iterator[Problem]:
-    """Each control of a sequence has a name of its own and occurs once; start, end and ready have two values of a type.
+    """Check that each control of a sequence has a name of its own, occurs once, and has the values of its kind.
 
-    The correlation id has a data_type instead: a 32- or 64-bit integer, or TYPE_STRING. Triton refuses others.
+    Start, end and ready have two values of a type. The correlation id has a data_type instead: a 32- or 64-bit integer,
+    or TYPE_STRING. Triton refuses others.
     """
     seen_names: set[str] = set()
     seen_kinds: set[int] = set()
@@ -216,7 +217,7 @@ IDS = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
 def _wrong_control(control: Any) -> tuple[str, str] | None:
-    """What is wrong with one control, and what to write."""
+    """Return what is wrong with one control, and what to write."""
     pairs = {
         name: len(getattr(control, name))
         for name in ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -240,7 +241,7 @@ def _wrong_control(control: Any) -> tuple[str, str] | None:
     source="core, src/model_config_utils.cc, ValidateModelConfig; src/sequence_batch_scheduler",
 )
 def states_of_sequences_are_whole(model: Model) -> Iterator[Problem]:
-    """Slots are used from 0 to 1, and the initial state of a sequence has its type, name and whole shape.
+    """Check that minimum_slot_utilization is from 0 to 1, and that initial states have a name and fit their state.
 
     A state has one initial state at most, with numbers for every size.
     """

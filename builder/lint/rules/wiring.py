@@ -1,6 +1,6 @@
 """Wiring
 
-Which model calls which: fronts and their engines, BLS, ensembles.
+Calls between models: fronts and their engines, BLS, ensembles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from builder.runtime.contract import FILE
   classifier_model/""",
 )
 def has_its_engine(version: Version) -> Iterator[Problem]:
-    """The engine that a front calls is in the repository.
+    """Check that the engine that a front calls is in the repository.
 
     A front that was built with an engine of its own calls it through BLS, and every request fails without it.
     """
@@ -50,9 +50,9 @@ def has_its_engine(version: Version) -> Iterator[Problem]:
     source="python_backend, README.md, Business Logic Scripting",
 )
 def calls_models_that_are_there(version: Version) -> Iterator[Problem]:
-    """The models that Python calls by a name in its source are in the repository, with the outputs that it asks for.
+    """Check that models that Python calls by a literal name are in the repository, with the outputs that it requests.
 
-    Nothing looks at such calls before the first request. A name that is computed is not looked at here either.
+    Triton does not check such calls before the first request. A name that is computed is not checked here either.
     """
     if version.model.config.backend != "python":
         return
