@@ -1,4 +1,4 @@
-"""The Python that runs inside Triton, emitted byte for byte into the front model's version folder.
+"""Python that runs inside Triton, emitted byte for byte into the front model's version folder.
 
 It imports the standard library, numpy and tokenizers; decode loops also jinja2 and llguidance, and executors
 onnxruntime or openvino. It never imports torch, transformers or `builder`, and runs on Python 3.10, the oldest

@@ -1,4 +1,4 @@
-"""How many cores this process may use."""
+"""Count the CPU cores that this process may use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Those that it may run on, or fewer where its container has a quota of time: more threads would only wait.
+    """Return the number of cores of this process's affinity, or fewer if its container has a CPU quota.
 
+    More threads than the quota allows would only wait.
     `limit`: microseconds of quota and of its period, of cgroup v2 (Linux, Documentation/admin-guide/cgroup-v2.rst).
     """
     here = len(os.sched_getaffinity(0))

@@ -1,6 +1,6 @@
-"""The adapter of an encoder to Triton's Python backend; emitted as model.py.
+"""Adapt an encoder to Triton's Python backend; emitted as model.py.
 
-Requests are answered by execute(), in the batches that Triton makes. Where more come than are answered it takes them
+execute() answers requests in the batches that Triton makes. When more arrive than are answered, the front takes them
 over (encoder/waiting.py), and they are answered through their response senders, which models that are not decoupled
 have since release 24.06.
 """
@@ -33,12 +33,15 @@ class TritonPythonModel:
         self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
         self.metrics.publish({"loaded_timestamp_seconds": time.time()})
         serving = self.front.serving
-        size = -(-serving.queue // sum(group["count"] for group in config["instance_group"]))  # each has its share
+        size = -(-serving.queue // sum(group["count"] for group in config["instance_group"]))  # one share each
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
         self.waiting = Waiting(size, timeout_s, rows, self._answer_later, _refuse, _left)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """None for a request that is answered later. Raises nothing once one is: Triton would answer it, too."""
+        """Return the responses, None for a request that is answered later.
+
+        Raises nothing once there is such a request: Triton would then answer it, too.
+        """
         came = time.monotonic()
         responses = [refusal(request, self.inputs) for request in requests]
         left = [index for index, refused in enumerate(responses) if refused is None]
@@ -56,7 +59,10 @@ class TritonPythonModel:
         return responses
 
     def is_ready(self) -> bool:
-        """Asked by Triton since release 26.03, where somebody asks it for readiness (python_backend, README.md)."""
+        """Return True while the front works; Triton calls this since release 26.03 (python_backend, README.md).
+
+        It does so when a client asks for readiness.
+        """
         return self.waiting.failure is None
 
     def finalize(self) -> None:
@@ -74,7 +80,7 @@ class TritonPythonModel:
 
 
 def _taken(request: Any, tensors: dict[str, np.ndarray], rows: int) -> Taken | Exception:
-    """What is left of a request when execute() has returned: Triton takes its memory back then."""
+    """Copy what a request needs after execute() has returned, when Triton frees its memory."""
     try:
         copies = {name: array.copy() for name, array in tensors.items()}
         return Taken(request.get_response_sender(), copies, rows)
@@ -93,5 +99,5 @@ def _refuse(request: Taken, error: BaseException) -> None:
 def _send(request: Taken, answered: Any) -> None:
     try:
         request.sender.send(answered, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception as error:  # the client is gone
+    except Exception as error:  # the client disconnected
         pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")

@@ -1,4 +1,4 @@
-"""What a task says about its tensors, and how one request's tensors are read.
+"""Describe a task's tensors, and read those of one request.
 
 Knows numpy arrays and names; knows nothing about Triton or tokenisers.
 """
@@ -16,21 +16,21 @@ import numpy as np
 from .contract import RequestLimits
 
 LONGEST_MESSAGE = 1000  # characters
-CANCEL = "cancel"  # a parameter: the id of a request that is to end; the request that has it asks for nothing else
-BESIDE_CANCEL = "stream"  # the one input that may come with it: a model with a batch dimension takes none without any
+CANCEL = "cancel"  # a parameter: the id of a request to cancel; a request with it cannot ask for anything else
+BESIDE_CANCEL = "stream"  # the one input allowed with it: a model with a batch dimension needs an input
 
 
 def readable(error: BaseException) -> str:
-    """The message of `error` as a client can be sent it: not longer than somebody reads, and all of it UTF-8.
+    """Return the message of `error` for a client, cut to `LONGEST_MESSAGE` characters and valid UTF-8.
 
-    (Half a character, which JSON can spell, is nothing that Triton's TritonError takes.)
+    (Triton's TritonError does not accept half of a surrogate pair, which JSON can spell.)
     """
     text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} ..."
 
 
 class InputError(ValueError):
-    """A request that cannot be answered as it stands; the message goes to its sender alone."""
+    """The request cannot be answered as it is; the message goes to its sender alone."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,16 @@ class Field:
 
 
 Tensors = Mapping[str, np.ndarray]
-JSON_TYPES: "dict[type, str]" = {  # of what json.loads returns
+JSON_TYPES: "dict[type, str]" = {  # by the types that json.loads returns
     dict: "object", list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null",
 }  # fmt: skip
 
 
 def named_to_end(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:
-    """The id of the request that a request with the parameter `cancel` ends.
+    """Return the id of the request that a request with the parameter `cancel` cancels.
 
-    Raises InputError where it holds none (requests without an id are many people's), or asks for something else too.
+    Raises InputError if the parameter has no id (many requests have none), or if the request asks for something else
+    too.
     """
     name = parameters[CANCEL]
     if not isinstance(name, str) or not name:
@@ -64,22 +65,22 @@ def named_to_end(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:
 
 
 def read_parameters(parameters: str) -> dict[str, Any]:
-    """What a request says beside its inputs: Triton's /generate makes a parameter of every field that is none.
+    """Return a request's parameters: Triton's /generate turns every field that is not an input into one.
 
-    `parameters`: a JSON object, as Triton hands it over; what it adds itself, and a request's id, mean nothing here.
+    `parameters`: a JSON object, as Triton passes it; the ones that Triton adds, and a request's id, are left out.
     """
     given: dict[str, Any] = json.loads(parameters or "{}")
     return {name: value for name, value in given.items() if name != "id" and not name.startswith("triton_")}
 
 
 def refuse_parameters(parameters: str, inputs: Collection[str]) -> None:
-    """Raise InputError for any of a request's parameters, which a model of one answer does not look at."""
+    """Raise InputError for any parameter of a request: a model with one answer does not read them."""
     for name in read_parameters(parameters):
         raise InputError(f"{name!r} is not an input of this model; it has {', '.join(inputs)}")
 
 
 def refuse_large(tensors: Tensors, limits: RequestLimits, parameters: Mapping[str, Any] | None = None) -> None:
-    """Raise InputError for more text, or a longer list, than one request may bring. Looks at sizes alone."""
+    """Raise InputError for more text, or a longer list, than one request may send. Reads sizes alone."""
     size = sum(len(value) for array in tensors.values() if array.dtype == np.object_ for value in array.ravel())
     size += sum(len(value) for value in (parameters or {}).values() if isinstance(value, str))
     if size > limits.request_bytes:
@@ -92,7 +93,7 @@ def refuse_large(tensors: Tensors, limits: RequestLimits, parameters: Mapping[st
 
 
 def refuse_long(name: str, length: int, limits: RequestLimits) -> None:
-    """Raise InputError for a list of more values than one may have."""
+    """Raise InputError for a list of too many values."""
     if length > limits.list_values:
         raise InputError(
             f"{name} has {length} values; this model takes at most {limits.list_values} "
@@ -103,7 +104,7 @@ def refuse_long(name: str, length: int, limits: RequestLimits) -> None:
 def strings(tensors: Tensors, name: str) -> list[list[str]]:
     """Decode the BYTES tensor `name`, shape (rows, n), into one list of str a row.
 
-    Raises InputError for bytes that are not UTF-8 and for values that hold no text.
+    Raises InputError for bytes that are not UTF-8 and for values without text.
     """
     array = tensors[name]
     if array.ndim != 2 or array.shape[0] == 0 or array.shape[1] == 0:
@@ -134,7 +135,7 @@ def one_each(tensors: Tensors, name: str) -> list[str]:
 def option(tensors: Tensors, name: str, default: Any) -> Any:
     """Read the option `name`, one value for the whole request, as int, float, bool or str.
 
-    Raises InputError when the rows of one request disagree: their answers would have no common shape.
+    Raises InputError if the rows of one request disagree: their answers would have no common shape.
     """
     array = tensors.get(name)
     if array is None:

@@ -1,9 +1,8 @@
-"""The adapter of a generating model to Triton's Python backend; emitted as model.py. It carries tensors, no more.
+"""Adapt a generating model to Triton's Python backend; emitted as model.py. Only transports tensors.
 
-Decoupled: execute() hands requests to the decode loop and returns; responses are made and go out in a thread of their
+Decoupled: execute() hands requests to the decode loop and returns; responses are built and sent in a thread of their
 own, so that a step never waits for the transport, or for log-probabilities to be written.
-
-A request ends early where Triton says that its client left, and where another one names its id in the parameter
+A request ends early if Triton reports that its client disconnected, or if another request names its id in the parameter
 `cancel`, which is the safe way (builder.serve.responses says why).
 """
 
@@ -33,11 +32,11 @@ from .metrics import Metrics
 from .tensors_check import check_tensors_survive
 
 CANCELLATION_POLL_S = 0.03
-ASKED_AT_ONCE = 32  # requests whether their clients left; each question is a message to the server
+ASKED_AT_ONCE = 32  # requests checked for disconnected clients; each check is a message to the server
 
 
 class Cancelled(RuntimeError):
-    """The client has gone away; nobody reads this."""
+    """The client disconnected; this message is not read."""
 
 
 class TritonPythonModel:
@@ -49,7 +48,7 @@ class TritonPythonModel:
         self.batched = config.get("max_batch_size", 0) > 0  # then tensors have a leading dimension of 1
         self.service = Service(folder, self._infer)
         self.engine_name = self.service.serving.engine
-        self.version = int(args["model_version"])  # the engine's too: one build makes both
+        self.version = int(args["model_version"])  # the engine's too: one build creates both
         self.engine_outputs = list(self.service.serving.outputs)
         self.outbox: "queue.SimpleQueue[Callable[[], None] | None]" = queue.SimpleQueue()
         self.open: "dict[Any, tuple[str, Request]]" = {}  # by sender, with its id
@@ -71,7 +70,10 @@ class TritonPythonModel:
                 self._respond(sender, error, True)
 
     def is_ready(self) -> bool:
-        """Asked by Triton since release 26.03, where somebody asks it for readiness (python_backend, README.md)."""
+        """Return True while the loop works; Triton calls this since release 26.03 (python_backend, README.md).
+
+        It does so when a client asks for readiness.
+        """
         return self.service.engine.failure is None
 
     def finalize(self) -> None:
@@ -81,7 +83,7 @@ class TritonPythonModel:
         for thread in self.threads:
             thread.join()
         self.outbox.put(None)
-        self._send()  # errors of what could not be written after that
+        self._send()  # errors that could not be written after that
 
     def _submit(self, request: Any, sender: Any) -> None:
         parameters = read_parameters(request.parameters())
@@ -95,14 +97,14 @@ class TritonPythonModel:
         if request.timeout():
             parameters.setdefault("timeout_ms", max(request.timeout() // 1000, 1))
         prepared = self.service.prepare(tensors, parameters, partial(self._respond, sender), self.outbox.put)
-        if not prepared:  # it is answered
+        if not prepared:  # answered already
             return
         with self.lock:  # before it starts: the first answer must not come before the request is known
             self.open[sender] = request.request_id(), prepared[0].request
         self.service.start(prepared)
 
     def _cancel_all(self, name: str) -> None:
-        """End the requests of that id; there is none where it was answered meanwhile."""
+        """Cancel the requests with that id; there is none if it has been answered."""
         with self.lock:
             named = [(sender, request) for sender, (own, request) in self.open.items() if own == name]
         for sender, request in named:
@@ -113,16 +115,16 @@ class TritonPythonModel:
             self.outbox.put(partial(self._respond, sender, Cancelled("the request was cancelled"), True))
 
     def _send(self) -> None:
-        """Make responses of what the loop has to say, in its order, and send them."""
+        """Build responses from what the loop passes on, in its order, and send them."""
         while True:
             work = self.outbox.get()
             if work is None:
                 return
             try:
                 work()
-            except BaseException as error:  # of one response, were it a panic: others wait
+            except BaseException as error:  # of one response, even a panic: the others wait
                 pb_utils.Logger.log_error(f"a response could not be made: {error!r}")
-            del work  # its request is over in Triton when nobody has its sender
+            del work  # Triton ends its request when the last reference to the sender is gone
 
     def _respond(self, sender: Any, answer: Answer, last: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
@@ -136,7 +138,7 @@ class TritonPythonModel:
                 self.open.pop(sender, None)
         try:
             sender.send(response, flags=flags)
-        except Exception as error:  # the client is gone: its request must not run on
+        except Exception as error:  # the client disconnected: its request must not run on
             pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")
             with self.lock:
                 left = self.open.pop(sender, None)
@@ -144,7 +146,7 @@ class TritonPythonModel:
                 left[1].cancel()
 
     def _watch(self) -> None:
-        """Notice cancelled requests, and publish metrics once a second."""
+        """Cancel requests of disconnected clients, and publish metrics once a second."""
         housekeeping = Housekeeping()
         while not self.stopping.wait(CANCELLATION_POLL_S):
             self._look_who_left()
@@ -160,18 +162,21 @@ class TritonPythonModel:
                 return
 
     def _look_who_left(self) -> None:
-        """Ask of those requests that were not asked of for longest, so that many cost no more than some."""
+        """Check the requests that were checked longest ago, so that the cost does not grow with their number."""
         with self.lock:
             asked = list(itertools.islice(self.open.items(), ASKED_AT_ONCE))
             for sender, entry in asked:
                 del self.open[sender]
-                self.open[sender] = entry  # the last to be asked of again
+                self.open[sender] = entry  # now the last to be checked again
         for sender, (_, request) in asked:
             if request.active and self._is_cancelled(sender):
                 self._cancel(sender, request)
 
     def _is_cancelled(self, sender: Any) -> bool:
-        """Never asked of a sender whose last response is on its way: the server would read freed memory and die."""
+        """Return True if the request was cancelled. Only asks senders whose last response has not been sent.
+
+        Once it is sent, the server would read freed memory and crash.
+        """
         with self.lock:
             return sender in self.open and bool(sender.is_cancelled())
 
@@ -181,9 +186,9 @@ class TritonPythonModel:
         self.metrics.publish(values(engine.stats))
 
     def _infer(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "dict[str, Any]":
-        """Call the engine's model. A cache that stays on its device comes and goes as the tensor it is.
+        """Call the engine's model; pass a cache that stays on its device on as the tensor that it is.
 
-        `outputs`: those that are wanted, of all.
+        `outputs`: the requested ones; if empty, all.
         """
         names = list(outputs) or self.engine_outputs
         response = pb_utils.InferenceRequest(
@@ -200,7 +205,7 @@ class TritonPythonModel:
 
 
 def _tensor(name: str, value: Any) -> Any:
-    """An array, or under another name the tensor that an earlier call returned (DLPack: it does not pass through here).
+    """Wrap an array as a Triton tensor, or give the tensor of an earlier call another name (DLPack, on its device).
 
     The backend copies it, within its device, into memory of the server's (python_backend, python_be.cc).
     """
@@ -210,7 +215,7 @@ def _tensor(name: str, value: Any) -> Any:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """What a tensor holds, wherever it lies."""
+    """Return the contents of a tensor as an array, wherever it is."""
     if tensor.is_cpu():
         array: np.ndarray = tensor.as_numpy()
         return array
@@ -218,7 +223,7 @@ def _array(tensor: Any) -> np.ndarray:
 
 
 def _error(error: Exception) -> "tuple[str, int]":
-    """What a client reads, and Triton's code for it."""
+    """Return the message for the client, and Triton's code for it."""
     if isinstance(error, InputError):
         return readable(error), pb_utils.TritonError.INVALID_ARG
     if isinstance(error, Cancelled):

@@ -1,4 +1,4 @@
-"""What a model says of itself on Triton's /metrics. Each value is a message to the server: only changes are sent."""
+"""Publish a model's metrics on Triton's /metrics. Each value is a message to the server: only changes are sent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Family = tuple[str, str, str]
 
 
 class Metrics:
-    """Those of `model` in `version`: build_repo_NAME for a gauge, build_repo_NAME_total for a counter."""
+    """Metrics of `model` in `version`: build_repo_NAME for a gauge, build_repo_NAME_total for a counter."""
 
     def __init__(self, families: Sequence[Family], model: str, version: str) -> None:
         self.kinds = {name: kind for name, kind, _ in families}
-        self.families = {  # kept: a metric dies with its family
+        self.families = {  # references that keep the families: a metric is removed with its family
             name: pb_utils.MetricFamily(
                 name=f"build_repo_{name}" + ("_total" if kind == "COUNTER" else ""),
                 description=description,
@@ -24,14 +24,14 @@ class Metrics:
             )
             for name, kind, description in families
         }
-        # of this version alone: a metric of another process with the same labels goes when the first of them ends
+        # labelled by version: a metric of another process with the same labels is removed when the first of them ends
         labels = {"model": model, "version": version}
         self.metrics = {name: family.Metric(labels=labels) for name, family in self.families.items()}
-        self.sent = dict.fromkeys(self.kinds, 0.0)  # as they begin in Triton
+        self.sent = dict.fromkeys(self.kinds, 0.0)  # initial values in Triton
         self.due_at = 0.0
 
     def due(self) -> bool:
-        """Whether values are to be published now: once a second."""
+        """Return True if values are to be published now: once a second."""
         now = time.monotonic()
         if now < self.due_at:
             return False
@@ -39,7 +39,7 @@ class Metrics:
         return True
 
     def publish(self, values: Mapping[str, float]) -> None:
-        """Send those of `values` that changed, by the names of their families; a counter's is its sum so far."""
+        """Send those of `values` that changed, by the names of their families; a counter's value is its sum so far."""
         for name, value in values.items():
             change = value - self.sent[name]
             if self.kinds[name] == "GAUGE" and change:

@@ -1,4 +1,4 @@
-"""ONNX Runtime, imported with its telemetry off: the library reads the variable as it is loaded."""
+"""Import ONNX Runtime with its telemetry off: the library reads the variable as it is loaded."""
 
 import os
 

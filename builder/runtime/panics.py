@@ -1,6 +1,6 @@
-"""A panic of the tokenizers library as an ordinary error: it is a BaseException, which would end the thread it is in.
+"""Turn a panic of the tokenizers library into an ordinary error: it is a BaseException, which would end its thread.
 
-A tokenizer.json can bring one on (a regular expression that gives up on some text, a pre-tokeniser of size 0).
+A tokenizer.json can cause one (a regular expression that gives up on some text, a pre-tokeniser of size 0).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ class TokenizerError(RuntimeError):
 
 
 def survived(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What `call`, of the tokenizers library, returns. Raises TokenizerError where it fails."""
+    """Return the result of `call`, a function of the tokenizers library. Raises TokenizerError if it fails."""
     try:
         return call(*arguments, **options)
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise  # the program is to end
+            raise  # not a panic: the program is to exit
         reason = str(error).splitlines() or [type(error).__name__]
         raise TokenizerError(f"the model's tokenizer fails here: {reason[0][:200]}") from None

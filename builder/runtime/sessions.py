@@ -1,4 +1,4 @@
-"""Opening a graph in this process, on the ONNX Runtime that it was written for."""
+"""Open a graph in this process, on the ONNX Runtime that it was written for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .onnx_runtime import onnxruntime
 
 
 def other_meaning(metadata: "Mapping[str, str]", version: str) -> "str | None":
-    """Why a graph with `metadata` means something else to ONNX Runtime `version`; None where it does not.
+    """Return why a graph with `metadata` means something else to ONNX Runtime `version`; None if it does not.
 
     ONNX Runtime 1.24 changed what a window's size counts (microsoft/onnxruntime, pull request 25927): a graph with
-    windows says from which version on, or below which, it is to be read.
+    windows states from which version on, or below which, it is to be read.
     """
 
     def number(text: str) -> "tuple[int, ...]":
@@ -28,7 +28,7 @@ def other_meaning(metadata: "Mapping[str, str]", version: str) -> "str | None":
 
 
 def refuse_other_meaning(session: onnxruntime.InferenceSession) -> None:
-    """Raises RuntimeError where this ONNX Runtime reads the graph of `session` otherwise than it was verified."""
+    """Raise RuntimeError if this ONNX Runtime reads the graph of `session` differently than when it was verified."""
     problem = other_meaning(session.get_modelmeta().custom_metadata_map, onnxruntime.__version__)
     if problem is not None:
         raise RuntimeError(

@@ -1,9 +1,9 @@
-"""The adapter of a shared front to Triton's Python backend; emitted as model.py.
+"""Adapt a shared front to Triton's Python backend; emitted as model.py.
 
-The requests of a batch are answered model by model. Those for a model that is in memory get their answers from
-execute(), or, where more come than are answered, in turns with those for other models (encoder/waiting.py). Those for a
-model that is not wait for it. Whatever execute() does not answer itself is answered through its response sender, which
-models that are not decoupled have since release 24.06, so that nobody else waits.
+The requests of a batch are answered model by model. execute() answers those for a model in memory, or, when more arrive
+than are answered, they are answered in turns with those for other models (encoder/waiting.py). Those for a model that
+is not in memory wait until it is loaded. Whatever execute() does not answer itself is answered through its response
+sender, which models that are not decoupled have since release 24.06, so that no other request waits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .shared.loader import Loader, NotReady
 from .shared.metrics import FAMILIES, values
 from .tensors_check import check_tensors_survive
 
-MODEL, ALL, MODELS = "model", "*", "models"  # the input that names the model; for the list of them, which is the output
+MODEL, ALL, MODELS = "model", "*", "models"  # the input that names the model; its value for a list; the output
 Tensors = dict[str, np.ndarray]
-Job = tuple[Any, Tensors]  # a response sender, and what was asked
+Job = tuple[Any, Tensors]  # a response sender, and the request's tensors
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks of a model that is hosted."""
+    """Request for a hosted model."""
 
     model: str
     tensors: Tensors
@@ -54,14 +54,17 @@ class TritonPythonModel:
         self.inputs = [field["name"] for field in config["input"]]
         self.listing = Listing(folder.parent / serving.repository)
         self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, memory.resident, memory.give_back)
-        self.pool = ThreadPoolExecutor(cores())  # models of one batch are answered side by side
+        self.pool = ThreadPoolExecutor(cores())  # models of one batch are answered in parallel
         self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
         self.waiting = Waiting(serving.queue, timeout_s, rows, self._answer_taken, _refuse, _left)
         self.loader = Loader(self.host, _answer, _fail, self._publish)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """None for a request that is answered later. Raises nothing once one is: Triton would answer it, too."""
+        """Return the responses, None for a request that is answered later.
+
+        Raises nothing once there is such a request: Triton would then answer it, too.
+        """
         came = time.monotonic()
         self._refresh()
         read = [self._read(request) for request in requests]
@@ -79,7 +82,10 @@ class TritonPythonModel:
         return responses
 
     def is_ready(self) -> bool:
-        """Asked by Triton since release 26.03, where somebody asks it for readiness (python_backend, README.md)."""
+        """Return True while the front works; Triton calls this since release 26.03 (python_backend, README.md).
+
+        It does so when a client asks for readiness.
+        """
         return self.waiting.failure is None
 
     def finalize(self) -> None:
@@ -94,7 +100,7 @@ class TritonPythonModel:
             pb_utils.Logger.log_error(f"{error}; the models of before answer")
 
     def _read(self, request: Any) -> Any:
-        """What a request asks; its response where it asks for the list of models, or for nothing that there is."""
+        """Read a request; return its response at once if it asks for the list of models, or is invalid."""
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}
         asked = {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
         try:
@@ -108,7 +114,7 @@ class TritonPythonModel:
         return Asked(name, asked)
 
     def _answered_here(self, requests: list[Any], asked: dict[int, Asked]) -> dict[int, Any]:
-        """The responses to the requests of a batch, by their places in it."""
+        """Answer the requests of a batch; return the responses by their places in it."""
         groups = _by_model({index: one.model for index, one in asked.items()})
 
         def answers(name: str) -> list[Any]:
@@ -131,12 +137,12 @@ class TritonPythonModel:
         list((self.pool.map if len(groups) > 1 else map)(answer, groups))
 
     def _answers(self, name: str, tensors: Sequence[Tensors], jobs: Callable[[], Sequence[Job]]) -> list[Any]:
-        """The responses of a model, or None for each where the `jobs` are done once it is loaded. Raises nothing."""
+        """Return a model's responses, or None for each if the `jobs` are done once it is loaded. Raises nothing."""
         try:
             return self._answered_or_loaded(name, tensors, jobs)
-        except InputError as error:  # it is hosted no longer
+        except InputError as error:  # it is no longer hosted
             return [_refusal(error, pb_utils.TritonError.INVALID_ARG) for _ in tensors]
-        except BaseException as error:  # a panic of the tokenizers library is no Exception
+        except BaseException as error:  # a panic of the tokenizers library is not an Exception
             pb_utils.Logger.log_error(f"{name}: {type(error).__name__}: {readable(error)}")
             failure = RuntimeError(f"the model {name} failed: {type(error).__name__}: {error}")
             return [_refusal(failure, pb_utils.TritonError.INTERNAL) for _ in tensors]
@@ -144,7 +150,7 @@ class TritonPythonModel:
     def _answered_or_loaded(
         self, name: str, tensors: Sequence[Tensors], jobs: Callable[[], Sequence[Job]]
     ) -> list[Any]:
-        """The version before answers only where the one that is to answer does not load."""
+        """Answer with the requested build; with the previous one only if that fails to load."""
         build = self.listing.get(name).build
         model = self.host.take(name)
         try:
@@ -170,13 +176,13 @@ class TritonPythonModel:
 
 
 def _model(tensors: Tensors) -> str:
-    if MODEL not in tensors:  # Triton lets a request without it through where other inputs are optional
+    if MODEL not in tensors:  # Triton lets a request without it through if other inputs are optional
         raise InputError("model is missing: say whose request it is")
     return str(option(tensors, MODEL, None))
 
 
 def _refuse_misfit(name: str, model: HostedModel, tensors: Tensors) -> None:
-    """Raise InputError for what the model's own front would not take: Triton knows the shared one alone."""
+    """Raise InputError for a request that the model's own front would refuse: Triton checks only the shared one."""
     inputs = [tensor for tensor in tensors if tensor != MODEL]
     for tensor in inputs:
         if tensor not in model.inputs:
@@ -190,7 +196,7 @@ def _refuse_misfit(name: str, model: HostedModel, tensors: Tensors) -> None:
 
 
 def _by_model(models: Mapping[int, str]) -> dict[str, list[int]]:
-    """The places of the requests for each model."""
+    """Group the places of the requests by model."""
     groups: dict[str, list[int]] = {}
     for place, model in models.items():
         groups.setdefault(model, []).append(place)
@@ -198,12 +204,12 @@ def _by_model(models: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def _kept(request: Any, asked: Asked) -> Job:
-    """What is left of a request when execute() has returned: Triton takes its memory back then."""
+    """Copy what a request needs after execute() has returned, when Triton frees its memory."""
     return request.get_response_sender(), {name: array.copy() for name, array in asked.tensors.items()}
 
 
 def _taken(request: Any, asked: Asked) -> Any:
-    """What is left of a request, as Taken; the response to one that cannot be kept."""
+    """Return a request as Taken, or the response to one that cannot be kept."""
     try:
         return Taken(*_kept(request, asked), len(asked.tensors[MODEL]), asked.model)
     except Exception as error:
@@ -219,7 +225,7 @@ def _refuse(request: Taken, error: BaseException) -> None:
 
 
 def _answered(model: Loaded, tensors: Sequence[Tensors]) -> list[Any]:
-    """The responses of a model that is taken, by its own emitted Python."""
+    """Return the responses of a model that is in use, from its own emitted Python."""
     arrays = [{name: array for name, array in one.items() if name != MODEL} for one in tensors]
     with model.lock:
         answers = model.front.answer(arrays)
@@ -240,7 +246,7 @@ def _fail(jobs: Sequence[Job], error: Exception) -> None:
 def _send(sender: Any, response: Any) -> None:
     try:
         sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    except Exception as error:  # the client is gone
+    except Exception as error:  # the client disconnected
         pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")
 
 

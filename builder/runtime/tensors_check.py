@@ -1,4 +1,4 @@
-"""A check that every adapter makes before it serves."""
+"""Check Triton's tensors, in every adapter, before it serves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 
 def check_tensors_survive() -> None:
-    """Refuse to load where tensors are corrupted on their way (a stub built for numpy 1, run with numpy 2)."""
+    """Raise RuntimeError if tensors are corrupted on their way (a stub built for numpy 1, run with numpy 2)."""
     sent = np.array([1, 2, 3], dtype=np.int64)
     arrived = pb_utils.Tensor("check", sent).as_numpy()
     if not np.array_equal(sent, arrived):

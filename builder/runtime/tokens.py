@@ -1,4 +1,4 @@
-"""The tokens of a text as a client is told them, where a request asks for them instead of an answer.
+"""List the tokens of a text for a client that asks for them instead of an answer.
 
 Knows the tokenizers library; knows no task. Positions are characters of the text, as in Text Embeddings Inference.
 """
@@ -19,9 +19,9 @@ TOKENS = Field("tokens", "TYPE_STRING")
 
 
 def tokens_of(tokenizer: Tokenizer, texts: "Sequence[Any]", special: bool = True) -> "list[str]":
-    """Of each text, or pair of texts, a JSON list of {id, text, special, start, stop}.
+    """Return, for each text or pair of texts, a JSON list of {id, text, special, start, stop}.
 
-    `special`: whether those that the tokeniser puts around a text are among them; they have no positions.
+    `special`: include the tokens that the tokeniser adds around a text; they have no positions.
     """
     encodings = survived(tokenizer.encode_batch, list(texts), add_special_tokens=special)
     return [json.dumps(_listed(text, encoding), ensure_ascii=False) for text, encoding in zip(texts, encodings)]
@@ -41,7 +41,7 @@ def _listed(text: Any, encoding: Encoding) -> "list[dict[str, Any]]":
 
 
 def tokens_of_ids(tokenizer: Tokenizer, ids: "Sequence[int]") -> str:
-    """The same of token ids, of which there is no text to have a position in."""
+    """Return the same list for token ids, which have no positions in a text."""
     texts = [survived(tokenizer.decode, [token], skip_special_tokens=False) for token in ids]
     nowhere = {"start": None, "stop": None}
     special = {token for token, added in survived(tokenizer.get_added_tokens_decoder).items() if added.special}

@@ -1,4 +1,4 @@
-"""JSON read as the dataclasses that wrote it: what is missing, unknown or of another type is named by its place.
+"""Read JSON as the dataclasses that wrote it; report a missing, unknown or mistyped field by its place.
 
 Standard library only, Python 3.10: a copy of it is emitted with every model. Knows types; no field of any document.
 """
@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 
 class ContractError(ValueError):
-    """A document and the code that reads it do not belong together."""
+    """A document does not match the code that reads it."""
 
 
 def document_of(path: Path, schema: int, instead: str) -> dict[str, Any]:
-    """The JSON object in the file `path`, without its `schema`. `instead`: what to do where that is another one.
+    """Return the JSON object in the file `path`, without its `schema`; `instead`: what to do if the schema differs.
 
-    Raises ContractError where it is, or the file cannot be read.
+    Raises ContractError if it differs, or the file cannot be read.
     """
     try:
         document = json.loads(path.read_text("utf-8"))
@@ -38,10 +38,9 @@ def document_of(path: Path, schema: int, instead: str) -> dict[str, Any]:
 
 
 def read_as(kind: Any, value: Any, where: str, instead: str) -> Any:
-    """`value`, of JSON, as `kind`: a dataclass, or what type annotations are made of. `instead`: what to do where it
-    does not fit.
+    """Return `value`, parsed JSON, as `kind`: a dataclass or type annotation; `instead`: the remedy if it does not fit.
 
-    Raises ContractError with the place, from `where` on, of what does not fit.
+    Raises ContractError with the place, from `where` on, of the part that does not fit.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
@@ -63,7 +62,7 @@ def read_as(kind: Any, value: Any, where: str, instead: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _hints(kind: Any) -> Mapping[str, Any]:
-    """The types of a dataclass's fields; to evaluate them takes longer than to read what has them."""
+    """Return the types of a dataclass's fields, cached: evaluating them takes longer than reading an instance."""
     return typing.get_type_hints(kind)
 
 

@@ -1,4 +1,4 @@
-"""A check of the CPU that an encoder's adapter makes before it serves."""
+"""Check the CPU, in an encoder's adapter, before it serves."""
 
 from __future__ import annotations
 

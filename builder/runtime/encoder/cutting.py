@@ -1,4 +1,4 @@
-"""Cutting a batch of rows of unequal length into engine calls that waste little on padding.
+"""Cut a batch of rows of unequal length into engine calls with little padding.
 
 Knows lengths; knows nothing about texts, tensors or engines.
 """
@@ -50,16 +50,16 @@ def cut(
 
 
 def _next(values: np.ndarray, steps: "Sequence[int]") -> np.ndarray:
-    """The next of `steps` from each of `values` on; a value after the last stays."""
+    """Round each of `values` up to the next of `steps`; a value after the last stays."""
     ordered = np.unique(np.asarray(steps, dtype=np.int64))
     places = np.searchsorted(ordered, values)
     return np.where(places < len(ordered), np.append(ordered, 0)[places], values)
 
 
 def fitting(call: "tuple[int, int]", buckets: "Sequence[Sequence[int]]") -> "tuple[int, int]":
-    """The smallest bucket, (rows, tokens of a row), that holds `call`; `call` itself where none does.
+    """Return the smallest bucket, (rows, tokens of a row), with room for `call`; `call` itself if there is none.
 
-    A CUDA graph runs on the one shape that it was captured on; OpenVINO prepares itself for each shape that it meets.
+    A CUDA graph runs on the one shape that it was captured on; OpenVINO prepares itself for each new shape.
     `buckets` are in order of their size.
     """
     for rows, length in buckets:

@@ -1,4 +1,4 @@
-"""A whole front, without Triton: the pipeline of one model over the executor that its serving.json names."""
+"""Open a whole front without Triton: one model's pipeline over the executor that its serving.json names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .pipeline import Pipeline
 
 
 def open_front(folder: Path) -> Pipeline:
-    """Open the version in `folder` and make its first calls. Raises ContractError, RuntimeError on the wrong CPU."""
+    """Open the version in `folder` and warm it up. Raises ContractError, RuntimeError on the wrong CPU."""
     serving = load_encoder(folder)
     refuse_cpu(serving.not_on_cpus_with)
     if not Path(__file__).with_name("executors").joinpath(f"{serving.executor}.py").is_file():

@@ -1,4 +1,4 @@
-"""What an encoder says of itself on Triton's /metrics."""
+"""Metrics of an encoder, which Triton publishes on /metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILIES = (
 
 
 def values(counts: Counts, waiting: Waiting) -> dict[str, float]:
-    """The value of each family now, but for when the model was loaded."""
+    """Return the present value of each family except the load time."""
     return {
         "engine_calls": counts.calls,
         "tokens": counts.tokens,

@@ -1,7 +1,7 @@
-"""From the requests of one batch to their answers: read, tokenise, cut, infer, answer.
+"""Answer the requests of one batch: read, tokenise, cut, infer, answer.
 
-Knows an `infer` callable that takes and returns named numpy arrays; in Triton that of an executor, in a build
-or a test a session. Knows nothing about which.
+Knows an `infer` callable that takes and returns named numpy arrays: an executor's in Triton, a session's in a build or
+a test. Does not know which.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Answer = Union[dict[str, np.ndarray], Exception]
 
 @dataclass
 class Work:
-    """One request on its way: its job, its rows and, once the engine has run, each row's outputs."""
+    """Request in progress: its job, its rows and, once the engine has run, each row's outputs."""
 
     job: Job
     rows: list[Row]
@@ -37,7 +37,7 @@ class Work:
 
 @dataclass
 class Counts:
-    """Tokens since the start: those of the texts, and those of the padded batches the engine saw."""
+    """Tokens since the start: those of the texts, and those of the padded batches that the engine got."""
 
     calls: int = 0
     tokens: int = 0
@@ -58,7 +58,7 @@ class Pipeline:
         self.counts = Counts()
 
     def __call__(self, requests: Sequence[Tensors]) -> list[Answer]:
-        """Answer each request: its output tensors, or the exception that is its own and nobody else's."""
+        """Answer each request: its output tensors, or an exception that concerns it alone."""
         answers, works = self._read(requests)
         failed = self._run(works)
         for index, work in works.items():
@@ -71,12 +71,12 @@ class Pipeline:
         return [answers.get(index, RuntimeError("no answer was made")) for index in range(len(requests))]
 
     def feeds(self, requests: Sequence[Tensors]) -> tuple[list[dict[str, np.ndarray]], dict[int, Answer]]:
-        """The engine's inputs for these requests, call by call; and, by its place, what is answered without a call."""
+        """Return the engine's inputs for these requests, call by call, and, by place, the answers without a call."""
         answers, works = self._read(requests)
         return [feeds for _, feeds in self._calls(works)], answers
 
     def _read(self, requests: Sequence[Tensors]) -> tuple[dict[int, Answer], dict[int, Work]]:
-        """Requests that are answered already, by an error or by their tokens; and those that need the engine."""
+        """Return the requests already answered, by an error or by their tokens, and those that need the engine."""
         answers: dict[int, Answer] = {}
         jobs: dict[int, Job] = {}
         for index, tensors in enumerate(requests):
@@ -112,7 +112,7 @@ class Pipeline:
             )
 
     def warm_up(self) -> None:
-        """Make the calls that serving.json wants made before the first request, and one of each length of a bucket."""
+        """Make serving.json's warm-up calls, and one call of each length of a bucket."""
         for row in self.serving.warm_up:
             self.infer({name: np.array([row[name]], dtype=np.int64) for name in self.serving.inputs})
         for length in sorted({tokens for _, tokens in self.serving.batching.buckets}):
@@ -122,7 +122,7 @@ class Pipeline:
                 self.infer({**feeds, **{name: np.resize(feeds[name], (1, length)) for name in tokens}})
 
     def _encode(self, jobs: Mapping[int, Job]) -> dict[int, list[Encoding] | Exception]:
-        """Tokenise the texts of all jobs, one call for all that are cut the same way; what fails is tried alone."""
+        """Tokenise all jobs' texts, in one call for those that are cut the same way; retry each alone if it fails."""
         encodings: dict[int, list[Encoding] | Exception] = {}
         for truncation in dict.fromkeys(job.truncation for job in jobs.values()):
             members = [index for index, job in jobs.items() if job.truncation == truncation]
@@ -140,7 +140,7 @@ class Pipeline:
             return error
 
     def _run(self, works: Mapping[int, Work]) -> dict[int, Exception]:
-        """Run all rows of all requests; returns the requests whose call failed."""
+        """Run all rows of all requests; return the requests whose call failed."""
         failed: dict[int, Exception] = {}
         calls = self._calls(works)
         results = (self.map_calls if len(calls) > 1 else map)(self._try_infer, [feeds for _, feeds in calls])
@@ -153,14 +153,14 @@ class Pipeline:
         return failed
 
     def _calls(self, works: Mapping[int, Work]) -> list[tuple[list[tuple[int, int]], dict[str, np.ndarray]]]:
-        """Calls of rows of similar length: whose rows they are, by request and place in it, and the engine's inputs."""
+        """Return calls of rows of similar length: their rows, by request and place in it, and the engine's inputs."""
         places = [(index, position) for index, work in works.items() for position in range(len(work.rows))]
         rows = [works[index].rows[position] for index, position in places]
         calls = [call for group in self._alike(rows) for call in self._cut(rows, group)]
         return [([places[i] for i in call], self._feeds([rows[i] for i in call])) for call in calls]
 
     def _alike(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Rows that may share a call: all or, as the model needs it, those of one length or with as many of a token."""
+        """Group rows that may share a call: all or, if the model needs it, those of one length or token count."""
         alike = self.serving.batching.alike
         groups: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
@@ -182,7 +182,7 @@ class Pipeline:
             return error
 
     def _feeds(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
-        """Pad rows to the longest: each input of the engine as int64, shape (rows, longest)."""
+        """Pad rows to the longest; return each input of the engine as int64, shape (rows, longest)."""
         columns: dict[str, list[list[int]]] = {}
         for name, source in self.serving.inputs.items():
             if source == "task":
@@ -198,7 +198,7 @@ class Pipeline:
         return feeds if bucket == call else {name: self._fill(name, array, bucket) for name, array in feeds.items()}
 
     def _fill(self, name: str, array: np.ndarray, shape: "tuple[int, int]") -> np.ndarray:
-        """`array` in the corner of `shape`: its rows, where they are tokens, are padded, and the last is repeated."""
+        """Place `array` in the corner of `shape`: pad its rows, if they are tokens, and repeat the last."""
         longer = 0 if self.serving.inputs[name] == "task" else shape[1] - array.shape[1]
         wider = np.pad(array, ((0, 0), (0, longer)), constant_values=self.serving.pad.get(name, 0))
         return np.pad(wider, ((0, shape[0] - array.shape[0]), (0, 0)), mode="edge")

@@ -1,4 +1,4 @@
-"""Scores from logits, as the reference pipelines compute them."""
+"""Compute scores from logits, as the reference pipelines do."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import numpy as np
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Of logits (..., labels), floats: shares of 1 over the last axis; shifted by its maximum, so none overflows."""
+    """Return the softmax of float logits (..., labels) over the last axis; shifted by the maximum against overflow."""
     exponents = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return exponents / exponents.sum(axis=-1, keepdims=True)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Of logits of any shape, floats: each between 0 and 1 by itself."""
+    """Return the sigmoid of float logits of any shape: each between 0 and 1 independently."""
     return 1.0 / (1.0 + np.exp(-logits))
 
 
 def unchanged(logits: np.ndarray) -> np.ndarray:
-    """The logits as they are, of any shape."""
+    """Return the logits as they are, of any shape."""
     return logits
 
 

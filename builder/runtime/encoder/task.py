@@ -1,4 +1,4 @@
-"""What every task has: one request becomes a job, the job's texts become rows, the rows' outputs an answer.
+"""Base of every task: a request becomes a job, the job's texts become rows, the rows' outputs an answer.
 
 Knows texts, token rows and numpy outputs; knows nothing about Triton or the engine behind `infer`.
 """
@@ -40,10 +40,10 @@ class Row:
 
 
 class Task:
-    """Base of the tasks. A subclass says its tensors, reads a request and makes the answer from outputs."""
+    """Base of the tasks. A subclass declares its tensors, reads a request and makes the answer from outputs."""
 
-    offsets = False  # whether the answer needs character offsets, which cost tokenising time
-    strategy = "longest_first"  # what `truncate` cuts, as the reference pipeline does
+    offsets = False  # True if the answer needs character offsets, which cost tokenisation time
+    strategy = "longest_first"  # the side that `truncate` cuts, as in the reference pipeline
 
     def __init__(self, serving: EncoderServing, text: TextEncoder) -> None:
         self.parameters = serving.parameters
@@ -54,16 +54,16 @@ class Task:
 
     @staticmethod
     def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
-        """The task's own input tensors; `truncate` is added to each task's."""
+        """Return the task's own input tensors; `truncate` is added to each task's."""
         raise NotImplementedError
 
     @staticmethod
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
-        """The task's own output tensors; `truncated` is added to each task's."""
+        """Return the task's own output tensors; `truncated` is added to each task's."""
         raise NotImplementedError
 
     def read(self, tensors: Tensors) -> Job:
-        """Check one request and take its texts and options out. Raises InputError."""
+        """Check one request and return its texts and options. Raises InputError."""
         raise NotImplementedError
 
     def answer(self, job: Job, rows: Sequence[Row], outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
@@ -91,4 +91,4 @@ class Task:
 
 TRUNCATE = Field("truncate", "TYPE_BOOL", optional=True)
 TRUNCATED = Field("truncated", "TYPE_BOOL")
-PROMPT_TOKENS = Field("prompt_tokens", "TYPE_INT32")  # that the engine read for a row, padding apart
+PROMPT_TOKENS = Field("prompt_tokens", "TYPE_INT32")  # tokens that the engine read for a row, without padding

@@ -1,4 +1,4 @@
-"""Text to token ids with the Rust tokeniser, and nothing cut short unnoticed.
+"""Convert text to token ids with the Rust tokeniser, and never cut a text without notice.
 
 Knows the tokeniser file and the length limit; knows nothing about tasks, engines or Triton.
 """
@@ -20,7 +20,7 @@ Text = Union[str, tuple[str, str]]
 
 @dataclass(frozen=True)
 class Truncation:
-    """How a text is cut to `max_length` tokens, special tokens included.
+    """Rule for cutting a text to `max_length` tokens, special tokens included.
 
     `strategy` is one of tokenizers' longest_first, only_first, only_second; with `stride` > 0 the parts cut
     off come back as further, overlapping encodings in `Encoding.overflowing`.
@@ -61,7 +61,7 @@ class TextEncoder:
         return encodings
 
     def tokens(self, texts: Sequence[Text]) -> list[str]:
-        """The tokens of each text, of any length, as JSON."""
+        """Return the tokens of each text, of any length, as JSON."""
         return tokens_of(self.tokenizer, texts)
 
     def to_string(self, tokens: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Between Triton's requests and responses and the arrays of a pipeline."""
+"""Convert between Triton's requests and responses and a pipeline's arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .waiting import Refused
 
 
 def refusal(request: Any, names: Sequence[str]) -> Any:
-    """The error of a request that says more than the inputs `names`; None for any other."""
+    """Return the error of a request with anything but the inputs `names`; None for any other."""
     try:
         refuse_parameters(request.parameters(), names)
     except InputError as error:
@@ -23,13 +23,13 @@ def refusal(request: Any, names: Sequence[str]) -> Any:
 
 
 def tensors_of(request: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Those of the inputs `names` that a request has."""
+    """Return the tensors of a request among the inputs `names`."""
     tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in names}
     return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
 
 
 def response(answer: Answer | BaseException) -> Any:
-    """An answer as Triton sends it: an error of the request with the code for that, any other as the model's own."""
+    """Return an answer as a Triton response: errors of the request with their code, others as the model's own."""
     if isinstance(answer, InputError):
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(readable(answer), pb_utils.TritonError.INVALID_ARG)

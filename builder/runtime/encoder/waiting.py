@@ -1,14 +1,13 @@
-"""The queue of an encoder's front, or of a shared one: how many requests may wait for their turn, and for how long.
+"""Limit the queue of an encoder's front, or of a shared one: how many requests may wait, and for how long.
 
 Triton's own queue has no limit: with one, its batcher stops preparing the next batch (core, src/scheduler_utils.cc,
-PriorityQueue: support_prefetching_), and a model of one instance pauses. Nor does it say how many wait. So the front
-looks, once in LOOK_S while batches come full: it takes what waits out of Triton's queue, keeps as many as may wait,
-refuses the others, and answers what it keeps from a thread of its own, by a message for each request. Meanwhile others
-wait in Triton's queue. Once all that was taken is answered, batches are answered where they come, as if this were not
-there, until it is time to look again. Of a shared front each model has a queue of its own, and they take turns: what
-waits for one has no part in what another waits for.
-
-Knows requests that were taken; knows nothing of Triton, texts or engines.
+PriorityQueue: support_prefetching_), and a model of one instance pauses. Triton does not report how many wait either.
+So the front looks, once in LOOK_S while batches come full: it takes the waiting requests out of Triton's queue, keeps
+as many as may wait, refuses the others, and answers the kept ones from a thread of its own, with a message for each
+request. Meanwhile others wait in Triton's queue. Once all taken requests are answered, execute() answers batches
+directly again, until it is time to look again. In a shared front each model has a queue of its own, and they take
+turns: requests that wait for one model do not count towards another's limit. Knows requests that were taken; knows
+nothing of Triton, texts or engines.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from typing import Any
 import numpy as np
 
 LOOK_S = 1.0  # between two looks
-RARELY = 10  # times that, while batches are not full: requests with other inputs share none, however many wait
-LOOKING_S = 0.25  # a look takes no longer: Triton's figures say nothing of the waiting of what is taken
+RARELY = 10  # factor of LOOK_S while batches are not full: requests with other inputs share none, however many wait
+LOOKING_S = 0.25  # longest look: Triton's metrics do not count the waiting time of taken requests
 SOON_S = 0.005  # a batch that comes so soon after the one before was there before its turn: more may wait behind it
-LONG_S = 0.5  # a client that has waited so long may have left; the question is a message to the server
+LONG_S = 0.5  # after so long a client may have disconnected; checking is a message to the server
 FAMILIES = (
     ("refused", "COUNTER", "Requests that were refused because too many waited, or for too long"),
     ("waited_seconds", "COUNTER", "Time that requests waited in the front, after Triton's own queue"),
@@ -39,8 +38,10 @@ class Refused(RuntimeError):
 
 @dataclass(frozen=True)
 class Taken:
-    """A request that is answered later. `sender`: what takes its answer; `tensors`: copies of its inputs, by name;
-    `model`: of a shared front, whose queue it is in."""
+    """Request that is answered later. `sender` takes its answer; `tensors`: copies of its inputs, by name.
+
+    `model`: in a shared front, the model whose queue it is in.
+    """
 
     sender: Any
     tensors: dict[str, np.ndarray]
@@ -49,11 +50,11 @@ class Taken:
 
 
 class Waiting:
-    """`size`: requests that may wait for one model, 0: any number; `timeout_s`: how long, 0: for ever; `rows`: of a
-    batch, at most.
+    """Queue of taken requests, with a thread that answers them.
 
-    `answer` answers the requests of a batch, `refuse` tells one why it is not answered, `left` is whether nobody waits
-    for it any more. `answer` is never called while execute() answers a batch.
+    `size`: requests that may wait for one model, 0: any number; `timeout_s`: how long, 0: no limit; `rows`: of a batch,
+    at most. `answer` answers the requests of a batch, `refuse` tells a client why its request is not answered, `left`
+    returns True if the client disconnected. `answer` is never called while execute() answers a batch.
     """
 
     def __init__(
@@ -69,19 +70,19 @@ class Waiting:
         self.look_s = min(LOOK_S, timeout_s or LOOK_S)
         self.answer, self.refuse, self.left = answer, refuse, left
         self.refused = 0  # requests, so far
-        self.waited_s = 0.0  # all of them together, so far
-        self.failure: str | None = None  # why nothing is taken any more
-        self.taken: dict[str, deque[tuple[float, Taken]]] = {}  # by model, the next first; with when they came
+        self.waited_s = 0.0  # of all requests together, so far
+        self.failure: str | None = None  # why no more requests are taken
+        self.taken: dict[str, deque[tuple[float, Taken]]] = {}  # by model, the next first; with arrival times
         self.changed = threading.Condition()
         self.answering = self.stopped = False
-        self.began = self.looked = self.returned = 0.0  # the last look, its end, and the last batch's
+        self.began = self.looked = self.returned = 0.0  # start of the last look, its end, and the end of the last batch
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
     def takes(self, came: float, rows: int) -> bool:
-        """Whether a batch of `rows` that came at `came` (time.monotonic) is to be taken, and not answered at once.
+        """Return True if a batch of `rows` that came at `came` (time.monotonic) is to be taken, not answered at once.
 
-        Says so when it is the batch's turn: at once while the front looks, otherwise when all that was taken is
+        Returns when it is the batch's turn: at once while the front looks, otherwise when all taken requests are
         answered, or when it is time to look again.
         """
         with self.changed:
@@ -92,7 +93,7 @@ class Waiting:
             return self.failure is None and (not answered or self._begins(came, rows))
 
     def answered(self) -> None:
-        """A batch was answered where it came: from now on it is the next one's turn."""
+        """Record that execute() answered a batch: it is now the next one's turn."""
         self.returned = time.monotonic()
 
     def take(self, came: float, requests: Sequence[Taken]) -> None:
@@ -107,7 +108,7 @@ class Waiting:
         self.looked = self.returned = time.monotonic()
 
     def _keeps(self, came: float, request: Taken) -> bool:
-        """Whether a request may wait; it does then."""
+        """Queue a request; return False if it may not wait."""
         waiting = self.taken.setdefault(request.model, deque())
         if self.size and len(waiting) >= self.size:
             return False
@@ -115,11 +116,11 @@ class Waiting:
         return True
 
     def values(self) -> dict[str, float]:
-        """The value of each family now."""
+        """Return the present value of each family."""
         return {"refused": self.refused, "waited_seconds": self.waited_s}
 
     def stop(self) -> None:
-        """Answer what was taken, and end."""
+        """Answer the taken requests, and stop."""
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -129,13 +130,15 @@ class Waiting:
         return not self.taken and not self.answering
 
     def _goes_on(self, came: float) -> bool:
-        """Whether the look goes on that took the batch before: there may be more behind this one."""
+        """Return True while the look that took the batch before goes on: more may wait behind this one."""
         return self.failure is None and came - self.returned < SOON_S and came - self.began < LOOKING_S
 
     def _begins(self, came: float, rows: int) -> bool:
-        """Whether it is time to look, and there may be something to see behind this batch: it fills more than half of
-        what a batch may have, so that another like it has no place in it; or it was there before its turn, which seldom
-        means that many wait."""
+        """Return True if it is time to look, and more may wait behind this batch.
+
+        More may wait if the batch fills more than half of the rows that a batch may have, so that another like it does
+        not fit; or if it was there before its turn, which seldom means that many wait.
+        """
         if not self.size and not self.timeout_s:
             return False
         full, since = 2 * rows > self.rows, came - self.looked
@@ -148,24 +151,27 @@ class Waiting:
         try:
             while self._turn():
                 pass
-        except BaseException as error:  # nobody would answer what waits
+        except BaseException as error:  # otherwise waiting requests would get no answer
             self._end(error)
 
     def _turn(self) -> bool:
-        """Answer the next batch; whether there may be another. Keeps nothing of it: before release 24.08 Triton frees a
-        request, and unloads the model, only when its sender is gone (python_backend, 373)."""
+        """Answer the next batch; return False if there will be no other.
+
+        Keeps no reference to it: before release 24.08 Triton frees a request, and unloads the model, only when its
+        sender is gone (python_backend, 373).
+        """
         batch = self._next()
         try:
             wanted = [request for came, request in batch if self._waits(came, request)]
             if wanted:
                 self.answer(wanted)
-        except BaseException as error:  # what the tokeniser raises when it panics is no Exception
+        except BaseException as error:  # a panic of the tokeniser is not an Exception
             for _, request in batch:
                 self._tell(request, error)
         return bool(batch)
 
     def _next(self) -> list[tuple[float, Taken]]:
-        """The requests of the next batch, when there are any; none: there will be no others."""
+        """Wait for the requests of the next batch; return none if there will be no others."""
         with self.changed:
             self.answering = False
             self.changed.notify_all()
@@ -180,7 +186,7 @@ class Waiting:
                 rows += batch[-1][1].rows
                 del self.taken[model]
                 if waiting:
-                    self.taken[model] = waiting  # the last whose turn it is
+                    self.taken[model] = waiting  # now last in turn
             self.answering = bool(batch)
             return batch
 
@@ -195,7 +201,7 @@ class Waiting:
             self._tell(request, error)
 
     def _waits(self, came: float, request: Taken) -> bool:
-        """Whether a request is still to be answered; it is told where it is not."""
+        """Return True if a request is still to be answered; otherwise tell its client."""
         waited = time.monotonic() - came
         self.waited_s += waited
         if self.timeout_s and waited > self.timeout_s:
@@ -208,16 +214,16 @@ class Waiting:
         return True
 
     def _refuse(self, request: Taken, why: str) -> None:
-        with self.changed:  # execute() refuses, and so does the thread
+        with self.changed:  # both execute() and the thread refuse requests
             self.refused += 1
         self._tell(request, Refused(why))
 
     def _tell(self, request: Taken, error: BaseException) -> None:
         try:
             self.refuse(request, error)
-        except BaseException as untold:  # it has no answer, and keeps the model from being unloaded
+        except BaseException as untold:  # the request has no answer, and keeps the model from being unloaded
             self._fail(untold)
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing is taken any more. Of the error its words alone are kept: itself, it would keep requests."""
+        """Take no more requests. Keeps only the text of the error: the error itself would keep requests alive."""
         self.failure = self.failure or f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Beam search over one request: from the logits of its beams to the beams that go on, and the hypotheses that ended.
+"""Search beams for one request: from their logits to the beams that go on and the hypotheses that ended.
 
 The rules are those of transformers' `generate`: candidates are (1 + end tokens) x beams, only the best of them may
 end, an ended hypothesis is scored by its log-probability over length ** length_penalty, and `early_stopping` says when
@@ -19,7 +19,7 @@ from .scores import best_of, highest, log_sum_exp
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One answer. `score`: its log-probability over length ** length_penalty."""
+    """Ended answer. `score`: its log-probability over length ** length_penalty."""
 
     tokens: "tuple[int, ...]"
     score: float
@@ -27,7 +27,7 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The state of one request's beams: what each has said, and its log-probability."""
+    """State of one request's beams: the tokens of each and its log-probability."""
 
     def __init__(self, rules: Rules, prompt: "Sequence[int]", end_ids: "frozenset[int]") -> None:
         self.rules = rules
@@ -36,16 +36,16 @@ class BeamSearch:
         self.width = rules.options.num_beams
         self.generated: "list[list[int]]" = [[]]
         self.scores = np.zeros(1, np.float32)
-        self.count = max(2, 1 + len(end_ids)) * self.width  # of continuations, those that are looked at
-        self.forbidden: "list[list[int]]" = [[]]  # after each beam, as far as `looks_at` was asked
+        self.count = max(2, 1 + len(end_ids)) * self.width  # number of continuations considered
+        self.forbidden: "list[list[int]]" = [[]]  # banned tokens of each beam, set by `looks_at`
         self.ended: "list[Hypothesis]" = []  # the best `width`, best first
         self.done = False
 
     def looks_at(self) -> int:
-        """How many of each beam's most probable tokens are all that the next step needs; 0 where it needs every score.
+        """Return how many of each beam's most probable tokens are enough for the next step; 0 if it needs every score.
 
-        So many that those which must not come leave enough. Their probabilities are not shared out among others, as
-        with `renormalize_logits`.
+        The count is large enough that banned tokens leave sufficient others. Their probability is not redistributed to
+        the others, unlike with `renormalize_logits`.
         """
         rules, length = self.rules, len(self.generated[0])
         self.forbidden = [[]] * len(self.generated)
@@ -57,10 +57,10 @@ class BeamSearch:
         return self.count + max(map(len, self.forbidden))
 
     def step(self, logits: "Sequence[np.ndarray] | Likeliest") -> "list[int]":
-        """Extend the beams by one token. Returns of each new beam the one it extends.
+        """Extend the beams by one token; return, for each new beam, the index of the beam that it extends.
 
-        `logits`: (vocabulary,) of each beam; or of each the highest, at least as many as it `looks_at`.
-        At the last step `done` is set, and what is returned means nothing. Raises RuntimeError where no token may come.
+        `logits`: (vocabulary,) of each beam; or the highest logits of each beam, at least as many as it `looks_at`.
+        The last step sets `done`, and its return value means nothing. Raises RuntimeError if every token is banned.
         """
         length = len(self.generated[0])
         beams, tokens, scores = self._candidates(logits)
@@ -79,7 +79,7 @@ class BeamSearch:
         return beams[going].tolist()
 
     def _candidates(self, logits: "Sequence[np.ndarray] | Likeliest") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-        """The best continuations of all beams, best first: beam, token, and log-probability of the whole."""
+        """Return the best continuations of all beams, best first: beam, token, and log-probability of the whole."""
         best = self._of_likeliest(logits) if isinstance(logits, Likeliest) else self._of_all(logits)
         if not len(best[0]):
             raise RuntimeError("the options of this request forbid every token; leave some of its bans or biases out")
@@ -98,7 +98,10 @@ class BeamSearch:
         return best_of(values, likeliest.logits, likeliest.tokens, self.count)
 
     def _scored(self, row: np.ndarray, generated: "list[int]", room: np.ndarray) -> "tuple[np.ndarray, np.float32]":
-        """The scores of a beam's next tokens, (vocabulary,), and what makes them log-probabilities when taken away."""
+        """Return the scores of a beam's next tokens, (vocabulary,), and the log of their normaliser.
+
+        The scores minus the second value are log-probabilities.
+        """
         total = log_sum_exp(row, room)
         if self.rules.idle(len(generated)):
             return row, total
@@ -119,7 +122,7 @@ class BeamSearch:
         self.ended = sorted(self.ended, key=lambda hypothesis: -hypothesis.score)[: self.width]
 
     def _may_improve(self) -> bool:
-        """Whether a running beam might still end better than the worst that is kept."""
+        """Return True if a running beam might still end better than the worst hypothesis that is kept."""
         if len(self.ended) < self.width:
             return True
         options = self.rules.options
@@ -132,10 +135,10 @@ class BeamSearch:
 
 
 def reorder(slots: "Sequence[int]", parents: "Sequence[int]") -> "tuple[list[int], list[tuple[int, int]]]":
-    """Where the new beams go, given the slots of the old ones and the spare ones after them.
+    """Assign slots to the new beams, given `slots` of the old ones and the spare ones after them.
 
-    A beam that goes on stays where it is; only a second child of one parent moves, to a slot that nobody goes on in.
-    Returns the slots of the new beams, the spare ones after them, and the copies (source, target) that this takes.
+    A beam that goes on keeps its slot; only a second child of the same parent moves, to a slot in which no beam goes
+    on. Returns the slots of the new beams, the spare ones after them, and the necessary copies (source, target).
     """
     spare = [slot for beam, slot in enumerate(slots) if beam not in set(parents)]
     placed: "list[int]" = []

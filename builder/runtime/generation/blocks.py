@@ -1,7 +1,7 @@
-"""Memory for keys and values in blocks of a few tokens, which slots take as they grow and share where they begin alike.
+"""Divide cache memory into blocks of a few tokens, which slots take as they grow and share for common prefixes.
 
-A slot has a table of blocks, in the order of its tokens. A block that several tables have is written by none of them:
-whoever writes next gets a copy of its own. Knows numbers of blocks; knows no tensors, tokens or engines.
+A slot has a table of blocks, in the order of its tokens. A block that is in several tables is never written: the next
+writer gets a copy of its own. Knows numbers of blocks; knows no tensors, tokens or engines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Growth:
-    """A slot is to be written from its token `start` to before `end`."""
+    """Range of tokens, `start` to before `end`, that a slot is about to write."""
 
     slot: int
     start: int
@@ -21,25 +21,25 @@ class Growth:
 
 
 class OutOfBlocks(RuntimeError):
-    """There is no free block; the scheduler has to make room before it runs a call."""
+    """No block is free; the scheduler has to make room before it runs a call."""
 
 
 class Blocks:
-    """The tables of `slots` slots over `count` blocks of `size` tokens each."""
+    """Tables of `slots` slots over `count` blocks of `size` tokens each."""
 
     def __init__(self, slots: int, count: int, size: int) -> None:
         self.count, self.size = count, size
         self.tables: "list[list[int]]" = [[] for _ in range(slots)]
-        self.users = [0] * count  # how many tables have a block
+        self.users = [0] * count  # number of tables that have each block
         self.unused = list(range(count - 1, -1, -1))
 
     def of(self, tokens: int) -> int:
-        """How many blocks `tokens` tokens take."""
+        """Return how many blocks `tokens` tokens take."""
         return -(-tokens // self.size)
 
     def missing(self, growths: "Iterable[Growth]") -> int:
-        """How many blocks would have to be free beyond those that are; 0 where there is room."""
-        needed, left = 0, Counter[int]()  # `left`: by how many tables that get a copy
+        """Return how many more blocks must become free for `growths`; 0 if there is room."""
+        needed, left = 0, Counter[int]()  # `left`: number of tables that get a copy
         for growth in growths:
             table = self.tables[growth.slot]
             needed += max(0, self.of(growth.end) - len(table))
@@ -50,11 +50,11 @@ class Blocks:
         return max(0, needed - len(self.unused))
 
     def held_by(self, slots: "Iterable[int]") -> int:
-        """How many blocks the tables of `slots` have, a shared one counted once."""
+        """Return how many blocks the tables of `slots` have, a shared one counted once."""
         return len({block for slot in slots for block in self.tables[slot]})
 
     def write(self, growth: Growth) -> "list[tuple[int, int]]":
-        """Give a slot the blocks that it is about to write. Returns the blocks to copy first, (from, to).
+        """Give a slot the blocks that it is about to write; return the blocks to copy first, (from, to).
 
         Raises OutOfBlocks.
         """
@@ -72,13 +72,13 @@ class Blocks:
         return copies
 
     def truncate(self, slot: int, tokens: int) -> None:
-        """Keep the blocks of a slot's first `tokens` tokens."""
+        """Drop the blocks of a slot beyond its first `tokens` tokens."""
         table = self.tables[slot]
         while len(table) > self.of(tokens):
             self._drop(table.pop())
 
     def share(self, source: int, target: int, tokens: int) -> None:
-        """Let `target` have the blocks of the first `tokens` tokens of `source`, and no others."""
+        """Give `target` the blocks of the first `tokens` tokens of `source`, and no others."""
         shared = self.tables[source][: self.of(tokens)]
         for block in shared:
             self.users[block] += 1

@@ -1,10 +1,10 @@
-"""Where the keys and values of running sequences lie: slots, and the tokens whose keys and values each one holds.
+"""Allocate slots of the KV cache to running sequences, and track the tokens whose keys and values each slot has.
 
 A decode step runs over one contiguous range of slots, so running sequences are kept close together. A slot that was
-freed keeps its content until it is used again: a later prompt that begins with the same tokens takes it over.
-Where slots share memory, as blocks, what free slots remember is forgotten when running ones need it, the oldest first.
-What a slot holds changes here and nowhere else. Knows token ids, slots and blocks; of tensors it knows only how to have
-a slot copied.
+freed keeps its content until it is used again: a later prompt that begins with the same tokens reuses it.
+Where slots share memory, as blocks, running slots that need memory evict the content of free ones, the oldest first.
+The contents of a slot change only here. Knows token ids, slots and blocks; of tensors it knows only how to have a slot
+copied.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Copy = Callable[..., None]  # (source, target, length, start=0): Executor.copy
 
 @dataclass(frozen=True)
 class Placement:
-    """A slot for a prompt, whose first `reused` tokens are in it already."""
+    """Slot for a prompt, with the keys and values of its first `reused` tokens already there."""
 
     slot: int
     reused: int
 
 
 class SlotCache:
-    """Which tokens are in which slot, and which slots are taken."""
+    """Tokens of each slot, and which slots are taken."""
 
     def __init__(
         self, slots: int, max_length: int, copy: Copy, reuse: bool = True, blocks: "Blocks | None" = None
@@ -48,26 +48,26 @@ class SlotCache:
 
     @property
     def usage(self) -> float:
-        """The share of its memory that taken slots have, 0 to 1: of the blocks or, without, of the slots."""
+        """Share of the memory that taken slots use, 0 to 1: of the blocks or, without blocks, of the slots."""
         taken = [slot for slot, used in enumerate(self.taken) if used]
         if self.blocks is None:
             return len(taken) / len(self.taken)
         return self.blocks.held_by(taken) / self.blocks.count
 
     def length(self, slot: int) -> int:
-        """How many tokens `slot` holds."""
+        """Return how many tokens `slot` has."""
         return len(self.tokens[slot])
 
     def range(self) -> tuple[int, int]:
-        """The smallest range of slots with all that are taken."""
+        """Return the smallest range that includes every taken slot, as (first, end)."""
         taken = [slot for slot, used in enumerate(self.taken) if used]
         return (taken[0], taken[-1] + 1) if taken else (0, 0)
 
     def place(self, prompt: Sequence[int], reusable: int | None = None) -> Placement:
-        """Take a free slot for `prompt`: near the others, then the one that remembers most, then the oldest.
+        """Take a free slot for `prompt`: near the others, then the one with the longest match, then the oldest.
 
-        What another slot remembers of the prompt is copied, of no more than its first `reusable` tokens where that is
-        given. At least its last token is always left to run, for its logits.
+        A longer match in another slot is copied, up to the first `reusable` tokens of the prompt if that is given. At
+        least the last token is always left to run, for its logits.
         """
         common = [common_length(prompt, tokens) if self.reuse else 0 for tokens in self.tokens]
         most = len(prompt) - 1 if reusable is None else min(reusable, len(prompt) - 1)
@@ -87,9 +87,9 @@ class SlotCache:
         return slot
 
     def admits(self, prompt: Sequence[int], width: int) -> bool:
-        """Whether there is memory to start a sequence from `prompt`, or `width` beams of it.
+        """Return True if there is memory to start a sequence from `prompt`, or `width` beams of it.
 
-        What free slots remember counts as free. A block is left to each slot that runs, to go on with.
+        The content of free slots counts as free memory. One block is reserved for each running slot to grow into.
         """
         if self.blocks is None or not any(self.taken):
             return True
@@ -99,11 +99,11 @@ class SlotCache:
         return self.blocks.held_by(running) + needed <= self.blocks.count
 
     def has_room(self, growths: Sequence[Growth]) -> bool:
-        """Whether slots can be written without forgetting anything."""
+        """Return True if slots can be written without evicting anything."""
         return self.blocks is None or not self.blocks.missing(growths)
 
     def make_room(self, growths: Sequence[Growth]) -> bool:
-        """See to it that slots can be written, by forgetting what free ones remember. False: that is not enough."""
+        """Evict the content of free slots until `growths` fit; return False if that is not enough."""
         if self.blocks is None:
             return True
         while self.blocks.missing(growths):
@@ -114,7 +114,7 @@ class SlotCache:
         return True
 
     def _keep(self, slot: int, tokens: Sequence[int]) -> None:
-        """Let `slot` hold `tokens`, which it begins with already, and nothing more."""
+        """Truncate `slot` to `tokens`, with which it begins already."""
         self.tokens[slot] = list(tokens)
         if self.blocks is not None:
             self.blocks.truncate(slot, len(tokens))
@@ -132,15 +132,15 @@ class SlotCache:
         return slot
 
     def trim(self, slot: int, length: int) -> None:
-        """Forget what `slot` holds beyond `length` tokens."""
+        """Drop the tokens of `slot` beyond the first `length`."""
         del self.tokens[slot][length:]
 
     def release(self, slot: int) -> None:
-        """Free `slot`; what it holds may be reused."""
+        """Free `slot`; its content may be reused."""
         self.taken[slot] = False
 
     def close_hole(self) -> tuple[int, int] | None:
-        """Move the last slot of the range to a free one inside it: (from, to), or None where there is no hole.
+        """Move the last slot of the range to a free one inside it: (from, to), or None if there is no hole.
 
         Where slots share blocks a hole costs nothing: its row is not run.
         """
@@ -158,8 +158,9 @@ class SlotCache:
         return source, target
 
     def fork(self, source: int, target: int) -> int:
-        """Let `target` hold what `source` holds. Returns how many positions were copied: both may begin alike, or
-        share memory.
+        """Copy the content of `source` to `target`; return how many positions were copied.
+
+        Positions that both have in common, or whose memory they share, are not copied.
         """
         held = self.tokens[source]
         start = common_length(held, self.tokens[target])
@@ -168,16 +169,16 @@ class SlotCache:
         return len(held) - start if self.blocks is None else 0
 
     def positions(self, first: int, last: int) -> np.ndarray:
-        """Where a step over the slots from `first` to before `last` writes one token of each, (slots,) int64.
+        """Return where a step over the slots from `first` to before `last` writes one token of each, (slots,) int64.
 
-        That is after what a slot holds; a full slot gives up its last position, see `record`.
+        The position is after the slot's tokens; a full slot gives up its last position, see `record`.
         """
         return np.array([min(len(tokens), self.max_length - 1) for tokens in self.tokens[first:last]], np.int64)
 
     def record(self, first: int, positions: np.ndarray, written: Mapping[int, Sequence[int]]) -> None:
-        """Note what a call over the slots from `first` on wrote at `positions`: the tokens of some slots by number.
+        """Record what a call over the slots from `first` on wrote at `positions`: tokens by slot number.
 
-        In the other slots of the range that position holds nothing any more.
+        In the other slots of the range, tokens from that position on are no longer valid.
         """
         for slot, position in enumerate(positions.tolist(), first):
             tokens = self.tokens[slot]
@@ -186,7 +187,7 @@ class SlotCache:
 
 
 def common_length(prompt: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     for index, (a, b) in enumerate(zip(prompt, tokens)):
         if a != b:
             return index

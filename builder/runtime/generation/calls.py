@@ -1,6 +1,6 @@
-"""The calls that a step is made of: which tokens of which slots the executor runs, and who gets what it answers.
+"""Build the calls of a step: which tokens of which slots the executor runs, and which sequences get its logits.
 
-Knows sequences and what their slots hold; knows nothing about whose turn it is.
+Knows sequences and the contents of their slots; does not know whose turn it is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .lookup import Lookup
 from .pace import Pace
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 
-SCORED_TOKENS = 64  # of a prompt in one call, where each has logits: of a large vocabulary 0.6 MB a token
-PromptPiece = tuple[Running, Sequence[int]]  # whose prompt, and tokens of it
+SCORED_TOKENS = 64  # of a prompt in one call with logits for each: 0.6 MB a token with a large vocabulary
+PromptPiece = tuple[Running, Sequence[int]]  # the sequence, and tokens of its prompt
 
 
 @dataclass(frozen=True)
 class Guess:
-    """Tokens that a sequence may say next, at least one; `by`: who learns how many of them were right."""
+    """Tokens that a sequence may generate next, at least one; `by` learns how many of them were right."""
 
     tokens: Sequence[int]
     by: Lookup | Pace
@@ -33,10 +33,10 @@ class Guess:
 class Call:
     """One run of the executor over the slots from `first` on.
 
-    `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: those that count, by
-    slot; `wanted`: after which of `tokens` logits are wanted, see Executor.run; `sequences` get their next tokens from
-    the last of those, each of their inputs from one, in order. `scored`: the request whose prompt these logits score.
-    `guess`: what the one sequence may say, which is `tokens` after the first.
+    `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: the valid tokens, by
+    slot; `wanted`: the tokens after which logits are needed, see Executor.run. `sequences` get their next tokens from
+    the last of these logits, one row for each of their inputs, in order. `scored`: the request whose prompt these
+    logits score. `guess`: the guess of the call's only sequence, which is `tokens` after the first.
     """
 
     first: int
@@ -50,13 +50,13 @@ class Call:
 
 
 def piece(cache: SlotCache, sequence: Running, most: int) -> Sequence[int]:
-    """What comes next of a prompt, up to `most` tokens."""
+    """Return the next tokens of a prompt, at most `most`."""
     length = cache.length(sequence.slots[0])
     return sequence.tokens[length : length + (min(most, SCORED_TOKENS) if sequence.request.scored else most)]
 
 
 def prefill(cache: SlotCache, sequence: Running, tokens: Sequence[int]) -> Call:
-    """A piece of a prompt. A sequence that is then at the end of it gets its next token, and decodes from then on."""
+    """Return the call of a piece of a prompt; if it is the last piece, the sequence decodes from then on."""
     request, slot = sequence.request, sequence.slots[0]
     scored, length = request.scored, cache.length(slot)
     ends = length + len(tokens) == len(sequence.tokens)
@@ -69,10 +69,11 @@ def prefill(cache: SlotCache, sequence: Running, tokens: Sequence[int]) -> Call:
 
 
 def joined(cache: SlotCache, pieces: Sequence[PromptPiece], most: int) -> list[list[PromptPiece]]:
-    """`pieces` in groups, each for one call: beginnings of prompts in slots beside one another, padded to the longest.
+    """Group `pieces` into calls: starts of prompts in adjacent slots, padded to the longest.
 
-    A group has up to `most` tokens with its padding, of which no more than half is padding, so that a step is no longer
-    than twice its tokens; one whose prompt is scored, or goes on, is alone. First come first, by the earliest of each.
+    A group has up to `most` tokens with its padding, and at most half of them are padding, so that a step is at most
+    twice as long as its tokens; a piece that is scored, or continues a prompt, is alone. Groups are ordered by their
+    earliest piece.
     """
     arrivals = {sequence.slots[0]: index for index, (sequence, _) in enumerate(pieces)}
     groups: list[list[PromptPiece]] = []
@@ -94,7 +95,7 @@ def _joins(cache: SlotCache, group: Sequence[PromptPiece], one: PromptPiece, mos
 
 
 def step(cache: SlotCache, sequences: Sequence[Running]) -> Call:
-    """One token of each sequence and beam."""
+    """Return the call that runs one token of each sequence and beam."""
     first, last = cache.range()
     tokens = np.zeros((last - first, 1), np.int64)
     inputs = _inputs(sequences)
@@ -106,7 +107,7 @@ def step(cache: SlotCache, sequences: Sequence[Running]) -> Call:
 
 
 def guess(cache: SlotCache, sequence: Running, most: int, drafter: Drafter | None) -> Call | None:
-    """A step of one sequence, and of up to `most` tokens that it may say next; None where there is nothing to guess."""
+    """Return a call of one sequence with up to `most` guessed tokens after its next; None without a guess."""
     if not isinstance(sequence, GeneratedSequence):
         return None
     guessed = _guessed(sequence, min(most, sequence.room(cache.max_length)), drafter)
@@ -119,7 +120,7 @@ def guess(cache: SlotCache, sequence: Running, most: int, drafter: Drafter | Non
 
 
 def _guessed(sequence: GeneratedSequence, most: int, drafter: Drafter | None) -> Guess | None:
-    """Up to `most` tokens that came after the same ones before or, where none did, that the draft says."""
+    """Return up to `most` tokens that followed the same ones before or, if none did, that the draft model predicts."""
     if not most:
         return None
     if tokens := sequence.looked_up(most):
@@ -132,18 +133,18 @@ def _guessed(sequence: GeneratedSequence, most: int, drafter: Drafter | None) ->
 
 
 def growth(call: Call) -> Growth:
-    """What a call of one row writes."""
+    """Return the positions that a call of one row writes."""
     start = int(call.positions[0])
     return Growth(call.first, start, start + call.tokens.shape[1])
 
 
 def growths(cache: SlotCache, sequences: Sequence[Running], pieces: Iterable[PromptPiece]) -> list[Growth]:
-    """What a step of `sequences` and `pieces` of prompts write."""
+    """Return the positions that a step of `sequences` and `pieces` of prompts writes."""
     written = [(slot, 1) for slot, _ in _inputs(sequences)]
     written += [(sequence.slots[0], len(tokens)) for sequence, tokens in pieces]
     return [Growth(slot, cache.length(slot), cache.length(slot) + count) for slot, count in written]
 
 
 def _inputs(sequences: Iterable[Running]) -> list[tuple[int, int]]:
-    """(slot, token) of each sequence and beam."""
+    """Return (slot, token) of each sequence and beam."""
     return [(slot, token) for sequence in sequences for slot, token in zip(sequence.slots, sequence.inputs())]

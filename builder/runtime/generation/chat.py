@@ -1,9 +1,9 @@
-"""A chat as one prompt: the checkpoint's own template, in the environment and sandbox that transformers renders it in.
+"""Render a chat as one prompt with the checkpoint's own template, in transformers' environment and sandbox.
 
-The rules are those of transformers 5's `apply_chat_template`: what a template finds (messages, tools, documents, the
-named special tokens, `raise_exception`, `strftime_now`, `tojson` with its keywords, `{% generation %}`, loop
-controls), what happens to a message before (keys without a value go, reasoning is under each of its names), and what
-the sandbox forbids.
+The rules are those of transformers 5's `apply_chat_template`: the variables of a template (messages, tools, documents,
+the named special tokens, `raise_exception`, `strftime_now`, `tojson` with its keywords, `{% generation %}`, loop
+controls), the changes to a message beforehand (keys without a value are removed, reasoning gets each of its names), and
+what the sandbox forbids.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from jinja2.utils import Namespace
 from ..fields import InputError
 from .sandbox import LONGEST, LimitError, Sandbox
 
-TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # after a message that the answer continues; the rendered chat ends before it
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # ends a message that the answer continues; the prompt ends before it
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # as in vLLM
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing; the first that is there counts
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same thing; the first that is present counts
 
 
 class ChatTemplate:
-    """Renders messages. `source` comes from the checkpoint and is not trusted: it can reach no Python object.
+    """Renders messages. `source` comes from the checkpoint and is not trusted: it cannot reach any Python object.
 
-    `with_tools`: the one that is rendered for requests with tools, where that is another.
-    `problem` says why a template does not compile; every chat is then refused with it, and texts are answered.
-    `takes_tools`: whether it looks at the tools that it is given. `reads`: the variables that a request may add.
+    `with_tools`: a separate template for requests with tools, if there is one.
+    `problem` says why a template does not compile; every chat is then refused with it, and text prompts are answered.
+    `takes_tools`: True if the template reads the tools. `reads`: the variables that a request may add.
     """
 
     def __init__(self, source: str, tokens: "Mapping[str, str]", with_tools: "str | None" = None) -> None:
@@ -55,13 +55,14 @@ class ChatTemplate:
             self.reads = frozenset(set.union(*read) - RESERVED - {*self.tokens, *self.environment.globals})
         except jinja2.TemplateSyntaxError as error:
             self.problem = f"the model's chat template does not compile: line {error.lineno}: {error.message}"
-        except Exception as error:  # nested too deeply, say: what a checkpoint brings must not end a server
+        except Exception as error:  # nested too deeply, for example: a checkpoint's template must not stop a server
             self.problem = f"the model's chat template does not compile: {error!r}"
 
     def variables(self, added: "Mapping[str, Any]", effort: str = "") -> "dict[str, Any]":
-        """Return the variables that a request adds: `added`, and what an effort of reasoning means to this template.
+        """Return the variables that a request adds: `added`, and those that set `effort` in this template.
 
-        As in vLLM, every effort but none turns thinking on. Raises InputError for a variable that it does not read.
+        As in vLLM, every effort but none turns thinking on. Raises InputError for a variable that the template does not
+        read.
         """
         for name in added:
             if name not in self.reads and not self.problem:
@@ -84,7 +85,7 @@ class ChatTemplate:
 
     @property
     def without_thinking(self) -> "dict[str, bool]":
-        """The variables that have this template ask for an answer without reasoning; none where it cannot."""
+        """Variables that turn this template's reasoning off; none if it cannot."""
         return {name: False for name in THINKING_SWITCHES if name in self.reads}
 
     def __call__(
@@ -94,9 +95,9 @@ class ChatTemplate:
         added: "Mapping[str, Any] | None" = None,
         continues: bool = False,
     ) -> str:
-        """The prompt, ending where the assistant's answer begins. Raises InputError for what the template refuses.
+        """Render the prompt up to the assistant's answer. Raises InputError for what the template refuses.
 
-        `added`: further variables. `continues`: whether the answer is the rest of the last message.
+        `added`: further variables. `continues`: True if the answer continues the last message.
         """
         if self.problem:
             raise InputError(f"{self.problem}; send the prompt as text_input")
@@ -143,7 +144,7 @@ def _tagged(content: Any) -> Any:
 
 
 def _before_tag(text: str) -> str:
-    """Return a rendered chat up to the mark, as transformers does where a template trims what it is told."""
+    """Return a rendered chat up to the mark; like transformers, allow for a template that trims messages."""
     place = text.rfind(TAG.strip())
     if place < 0:
         raise InputError("continue_final_message: the model's chat template leaves the last message out")
@@ -161,7 +162,7 @@ def _environment() -> Sandbox:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant said, for training; its text stays, its variables are its own."""
+    """`{% generation %}` marks an assistant's text for training; its text stays, its variables are its own."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 

@@ -1,4 +1,4 @@
-"""From a request's tensors, or its JSON parameters, to its options: types, ranges, and what goes together.
+"""Check a request's tensors, or its JSON parameters, and build its options: types, ranges, contradictions.
 
 Knows numpy arrays; knows no Triton.
 """
@@ -56,7 +56,7 @@ def read_options(
     own = translated(stated)
     options = dict(defaults)
     for name, values in own.items():
-        if name not in stated:  # of another backend's name, or of JSON
+        if name not in stated:  # from another backend's name, or from JSON
             if name not in allowed:
                 raise InputError(f"{name!r} is not an option of this model; it has {', '.join(known)}")
             _refuse_untyped(allowed[name], values)
@@ -116,7 +116,7 @@ def _checked(options: "dict[str, Any]", stated: "set[str]") -> Options:
 
 
 def _read_prompt(options: "dict[str, Any]", stated: "set[str]") -> None:
-    """In place: the one of text, token ids and chat that is given. Raises InputError unless there is one."""
+    """Keep, in place, the one given of text, token ids and chat. Raises InputError unless exactly one is given."""
     prompts = [name for name in ("text_input", "input_ids", "messages") if name in stated and options.get(name)]
     if len(prompts) > 1:
         raise InputError(f"{' and '.join(prompts)} are both given; send one of them")
@@ -133,7 +133,7 @@ def _read_prompt(options: "dict[str, Any]", stated: "set[str]") -> None:
 
 
 def _read_documents(options: "dict[str, Any]", stated: "set[str]") -> None:
-    """In place: options that are JSON, read. Raises InputError."""
+    """Parse, in place, the options that are JSON. Raises InputError."""
     if options.get("tools"):
         options["tools"] = _tools(_json("tools", options["tools"], list), chat="messages" in options)
     for name in OF_A_CHAT:
@@ -148,24 +148,24 @@ def _read_documents(options: "dict[str, Any]", stated: "set[str]") -> None:
 
 
 def _fill_in(options: "dict[str, Any]", stated: "set[str]") -> None:
-    """In place: what a stated option means for others, of which only the checkpoint's own value is known."""
+    """Adjust, in place, options that the request leaves to the checkpoint to those that it sends."""
     if options.get("guide") and "min_tokens" not in stated:
         options["min_tokens"] = 0  # the guide says when an answer may end, not the checkpoint
     sampling = stated & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
     if sampling and "temperature" not in stated and options.get("temperature") == 0:
-        options["temperature"] = 1.0  # an option of sampling means that sampling is wanted
+        options["temperature"] = 1.0  # an option of sampling asks for sampling
     if "min_tokens" not in stated and options.get("max_tokens") is not None:
-        least = options.get("min_tokens", 0)  # of the checkpoint: it must not exceed the maximum that is asked for
+        least = options.get("min_tokens", 0)  # the checkpoint's: it must not exceed the request's maximum
         options["min_tokens"] = min(least, options["max_tokens"])
     if (sampling or "temperature" in stated) and "num_beams" not in stated:
-        options["num_beams"] = 1  # ... and beam search is not, even if it is the checkpoint's default
+        options["num_beams"] = 1  # ... and not for beam search, even if it is the checkpoint's default
     if "n" not in stated and options.get("n", 1) > 1:  # the checkpoint's own number of answers is limited as well
         beams = options.get("num_beams", 1)
         options["n"] = min(options["n"], beams) if beams > 1 or options.get("temperature") == 0 else options["n"]
 
 
 def _plain(limit: float) -> str:
-    """A limit as people write it: 2147483648, not 2.14748e+09."""
+    """Format a limit as people write it: 2147483648, not 2.14748e+09."""
     return str(int(limit)) if limit == int(limit) else str(limit)
 
 
@@ -243,7 +243,7 @@ def _consistent(options: Options, stated: "set[str]") -> Options:
 
 
 def refuse_half_characters(name: str, text: str) -> None:
-    """Raise InputError for half of a surrogate pair, which JSON can spell and no tokeniser takes."""
+    """Raise InputError for half of a surrogate pair, which JSON can spell and tokenisers do not accept."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

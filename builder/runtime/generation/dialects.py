@@ -1,7 +1,7 @@
-"""What clients of Triton's vLLM and TensorRT-LLM backends send, as the options of this model.
+"""Translate requests written for Triton's vLLM and TensorRT-LLM backends into the options of this model.
 
 Sources: vllm_backend, src/utils/request.py, and vLLM's SamplingParams; TensorRT-LLM, triton_backend/all_models,
-inflight_batcher_llm/ensemble/config.pbtxt; and what NVIDIA's OpenAI front makes of a request for either:
+inflight_batcher_llm/ensemble/config.pbtxt; and the requests that NVIDIA's OpenAI front sends to either:
 server r26.08 (b8040ad), python/openai/openai_frontend/engine/utils/triton.py.
 Knows names and values; knows no ranges.
 """
@@ -46,7 +46,7 @@ RENAMED = {
     "min_length": "min_tokens",
     "stop": "stop_words",
 }
-NOT_GIVEN = (  # outputs that these backends have, and this model has not
+NOT_GIVEN = (  # outputs of these backends that this model does not have
     "return_cumulative_logprob",
     "return_log_probs",
     "return_context_logits",
@@ -54,7 +54,7 @@ NOT_GIVEN = (  # outputs that these backends have, and this model has not
 )
 WITHOUT_MEANING = ("pad_id", "return_finish_reason")  # nothing is padded; the reason is always given
 COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
-HARMLESS: "Mapping[str, Any]" = {  # of SamplingParams: what asks for nothing that is not done
+HARMLESS: "Mapping[str, Any]" = {  # values of SamplingParams that change nothing here
     "best_of": 1,
     "use_beam_search": False,
     "include_stop_str_in_output": False,
@@ -63,19 +63,19 @@ HARMLESS: "Mapping[str, Any]" = {  # of SamplingParams: what asks for nothing th
     "logprobs": False,
 }
 GUIDES = {"json": "json_schema", **{name: name for name in ("json_object", "regex", "grammar", "choice")}}
-GUIDE_TYPES = {"json": "json_object", "json_schema": "json_schema", "regex": "regex"}  # of TensorRT-LLM
+GUIDE_TYPES = {"json": "json_object", "json_schema": "json_schema", "regex": "regex"}  # names in TensorRT-LLM
 LARGEST_SEED = 2**63 - 1
 
 
 def translated(inputs: "Mapping[str, list[Any]]") -> "dict[str, list[Any]]":
-    """The values of a request by this model's names. Raises InputError for what it cannot give.
+    """Return the values of a request by this model's names. Raises InputError for what it cannot give.
 
-    What is sent under a name of its own counts, not what another name or `sampling_parameters` says.
+    This model's own name takes precedence over another backend's name and over `sampling_parameters`.
     """
     known = {name: values for name, values in inputs.items() if name not in _FOREIGN_NAMES and values}
     foreign = {name: values[0] for name, values in inputs.items() if name in _FOREIGN_NAMES and values}
     for name in ("stop_words", "bad_words"):
-        if known.get(name) == [""]:  # TensorRT-LLM's way to send none
+        if known.get(name) == [""]:  # how TensorRT-LLM sends none
             del known[name]
     sampling = _sampling_parameters(foreign.pop("sampling_parameters", "{}"))
     kind, guide = (foreign.pop(name, None) for name in ("guided_decoding_guide_type", "guided_decoding_guide"))
@@ -88,7 +88,7 @@ def translated(inputs: "Mapping[str, list[Any]]") -> "dict[str, list[Any]]":
 
 
 def _translate(name: str, value: Any) -> "dict[str, list[Any]]":
-    """One value by its name here; nothing where it asks for what is done anyway."""
+    """Return one value by its name here, or nothing if it asks for what is done anyway."""
     if name in NOT_GIVEN:
         if value:
             raise InputError(f"{name} asks for what this model does not answer; send logprobs for log-probabilities")
@@ -107,7 +107,7 @@ def _translate(name: str, value: Any) -> "dict[str, list[Any]]":
 
 
 def _sampling_parameters(text: str) -> "dict[str, Any]":
-    """vLLM's SamplingParams, of JSON."""
+    """Return vLLM's SamplingParams, sent as JSON, by this model's names; raise InputError for other JSON."""
     try:
         parameters = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -132,7 +132,7 @@ def _sampling_parameters(text: str) -> "dict[str, Any]":
 
 
 def _guide(name: str, value: Any) -> str:
-    """vLLM's guide as this model's; JSON in JSON, as NVIDIA's front sends it, is read too."""
+    """Return vLLM's guide as this model's. JSON within JSON, as NVIDIA's front sends it, is also read."""
     try:
         document = json.loads(value) if isinstance(value, str) else value
         guides = {key: guide for key, guide in document.items() if key in GUIDES and guide not in (None, False)}
@@ -145,7 +145,7 @@ def _guide(name: str, value: Any) -> str:
 
 
 def _typed_guide(kind: "str | None", guide: "str | None") -> str:
-    """TensorRT-LLM's guide as this model's. Its grammars are of another notation, and are refused."""
+    """Return TensorRT-LLM's guide as this model's. Its grammars have another notation, and are refused."""
     if kind not in GUIDE_TYPES or (guide is None and kind != "json"):
         raise InputError(
             f"guided_decoding_guide_type is {kind!r}; expected one of {', '.join(GUIDE_TYPES)}, the last two with "

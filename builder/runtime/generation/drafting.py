@@ -1,9 +1,9 @@
-"""Guesses how a text goes on: as a smaller model with the same tokens would say it, greedily.
+"""Guess the next tokens of a text with a smaller draft model that has the same vocabulary, greedily.
 
-This is speculative decoding (Leviathan et al. 2022, https://arxiv.org/abs/2211.17192), where a guess is kept as prompt
-lookup's are: if it is the token that is chosen. What the draft has read of each text is in a cache of its own, which is
-compared with the text at every guess: a guess that was not kept, a sequence that gave way or that moved is no matter.
-Knows token ids of sequences by their number; knows nothing about how one is chosen, or where the sequence runs.
+This is speculative decoding (Leviathan et al. 2022, https://arxiv.org/abs/2211.17192). As in prompt lookup, a guess is
+kept if it equals the token that is chosen. The draft has a KV cache of its own, which is compared with the text at
+every guess, so rejected guesses, preempted sequences and sequences that moved need no special care. The module knows
+sequences by their number and their token ids; it does not know how a token is chosen, or where the sequence runs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .executors.base import Executor
 
 
 class Drafter:
-    """Over `executor`. Of the sequences that guess by it, as many as it has slots keep theirs: those that guessed last.
+    """Draft model over `executor`, which keeps the sequences that guessed last: as many as it has slots.
 
-    `vocabulary`: how many tokens there are to guess; the draft may have more rows in its last matrix.
+    `vocabulary`: number of tokens to choose from; the draft may have more rows in its last matrix.
     """
 
     def __init__(self, executor: Executor, vocabulary: int) -> None:
@@ -31,11 +31,11 @@ class Drafter:
         self.unread = 0
 
     def begin(self, unread: int) -> None:
-        """A step begins, in which so many tokens may be read that the draft has not read yet."""
+        """Begin a step in which the draft may read at most `unread` tokens that are new to it."""
         self.unread = unread
 
     def guess(self, number: int, tokens: "Sequence[int]", most: int) -> "list[int]":
-        """`most` tokens that may come after `tokens` of the sequence; none before all of them are read."""
+        """Return `most` tokens that may follow the sequence's `tokens`, or none until the draft has read them."""
         slot = self._slot(number, tokens)
         start = self.cache.length(slot)
         piece = tokens[start : start + self.unread]
@@ -48,7 +48,7 @@ class Drafter:
         return guesses
 
     def _slot(self, number: int, tokens: "Sequence[int]") -> int:
-        """The slot of a sequence, which then holds nothing but a beginning of its tokens; the last is left to run."""
+        """Return the sequence's slot, trimmed to a prefix of `tokens` that leaves at least the last token to run."""
         slot = self.slots.pop(number, None)
         if slot is None:
             if not self.cache.free:
@@ -60,7 +60,7 @@ class Drafter:
         return slot
 
     def _run(self, slot: int, tokens: "Sequence[int]") -> int:
-        """What the draft says after `tokens`, which come next in `slot`."""
+        """Run `tokens`, which come next in `slot`, and return the draft's most probable next token."""
         start = self.cache.length(slot)
         while len(self.slots) > 1 and not self.cache.make_room([Growth(slot, start, start + len(tokens))]):
             self._forget()
@@ -70,5 +70,5 @@ class Drafter:
         return int(logits[0, : self.vocabulary].argmax())
 
     def _forget(self) -> None:
-        """Free the slot of the sequence whose last guess is longest ago."""
+        """Free the slot of the sequence that guessed longest ago."""
         self.cache.release(self.slots.pop(next(iter(self.slots))))

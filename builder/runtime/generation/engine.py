@@ -1,8 +1,8 @@
-"""The decode loop: continuous batching over a fixed set of slots.
+"""Run the decode loop: continuous batching over a fixed set of slots.
 
-Each step is the scheduler's calls, one after the other: run, then accept, which chooses the next tokens and passes
-them on. What an encoder reads is encoded by a thread of its own, ahead of its turn. Knows token ids and an executor;
-knows nothing about Triton, tensors of requests, or how a prompt was made.
+Each step runs the scheduler's calls one after the other, and accepts each: it chooses the next tokens and passes them
+on. A thread of its own encodes the sources of an encoder-decoder model ahead of their turn. Knows token ids and an
+executor; knows nothing about Triton, tensors of requests, or how a prompt was made.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .scheduler import Limits, Scheduler
 from .sequences import Beams, GeneratedSequence, Piece, Request, RequestStatus, Running, SequenceStatus
 from .stats import Stats
 
-IDLE_POLL_S = 0.05  # how often deadlines of a queue are looked at while nothing runs
-STRIDE = 16  # searches that forbid more or fewer tokens ask for as many of the most probable ones
+IDLE_POLL_S = 0.05  # how often queue deadlines are checked while nothing runs
+STRIDE = 16  # a search's count of most probable tokens is rounded up to a multiple of this, so that counts agree
 LOG = logging.getLogger(__name__)
-Logits = Union[np.ndarray, Candidates]  # of a call that needs all of them, all
+Logits = Union[np.ndarray, Candidates]  # an array is all logits of a call
 
 
 class Engine:
-    """Owns the executor, the scheduler and the thread that steps them."""
+    """Owner of the executor, the scheduler and the thread that steps them."""
 
     def __init__(
         self, executor: Executor, limits: Limits, reuse_prefixes: bool = True, draft: Executor | None = None
     ) -> None:
-        """`draft`: over a smaller model with the same tokens, which guesses."""
+        """Create the decode loop; `draft` runs a smaller model with the same tokens, which guesses."""
         geometry = executor.geometry
         drafter = None if draft is None else Drafter(draft, geometry.vocabulary)
         self.executor = executor
@@ -62,7 +62,7 @@ class Engine:
             thread.start()
 
     def stop(self) -> None:
-        """End the loop after the step that runs; requests that are left get an error."""
+        """Stop the loop after the step that runs; the remaining requests get an error."""
         with self.scheduler.changed:
             self._stopping = True
             self.scheduler.changed.notify_all()
@@ -72,14 +72,14 @@ class Engine:
         self.scheduler.refuse_all(EngineFailed("the model was unloaded before this request was answered"))
 
     def submit(self, sequences: Sequence[Running]) -> None:
-        """Queue the sequences of one request. Raises QueueFull, or EngineFailed when the loop is dead."""
+        """Queue the sequences of one request. Raises QueueFull, or EngineFailed if the loop has failed."""
         with self.scheduler.changed:
             if self.failure is not None:
                 raise EngineFailed(f"the decode loop failed earlier: {self.failure!r}; reload the model")
             self.scheduler.submit(sequences)
 
     def step(self) -> None:
-        """One turn of the loop: schedule, run, accept."""
+        """Take one turn of the loop: schedule, run, accept."""
         for calls in self.scheduler.schedule():
             results = self._run(calls)
             for call in calls:
@@ -95,7 +95,7 @@ class Engine:
         self.stats.steps += 1
 
     def _run(self, calls: Sequence[Call]) -> Sequence[Logits]:
-        """The logits of each call; several run as one."""
+        """Return the logits of each call; several calls run as one."""
         parts = [Part(call.first, call.tokens, call.positions, call.wanted) for call in calls]
         if all(map(self._settled, calls)):
             return self.executor.best(parts)
@@ -106,7 +106,7 @@ class Engine:
         return [self.executor.run(*parts[0])]
 
     def _settled(self, call: Call) -> bool:
-        """Whether the executor's candidates are all that the call's sequences need."""
+        """Return True if the executor's top candidates are enough for the call's sequences."""
         count, tokens = self.executor.candidates, 1 + (0 if call.guess is None else len(call.guess.tokens))
         if not count or call.scored is not None:
             return False
@@ -116,14 +116,14 @@ class Engine:
         )
 
     def _searched(self, call: Call) -> int:
-        """How many of the most probable tokens are all that the call's sequences need, where some search; else 0."""
+        """Return how many most probable tokens suffice for a call with beam searches; 0 if it needs all logits."""
         searches = [sequence.search for sequence in call.sequences if isinstance(sequence, Beams)]
         others = [sequence.sampler for sequence in call.sequences if isinstance(sequence, GeneratedSequence)]
         if not (searches and self.executor.searches) or call.scored is not None:
             return 0
         try:
             looked_at = [search.looks_at() for search in searches]
-        except Exception as error:  # of one request, whose search fails again over all scores, alone
+        except Exception as error:  # one request's search fails here; it fails again over all scores, then alone
             LOG.warning("what a search looks at is unknown, it gets all scores: %r", error)
             return 0
         count = -(-max(looked_at) // STRIDE) * STRIDE
@@ -131,7 +131,7 @@ class Engine:
         return count if settled and count <= MOST else 0
 
     def encode(self) -> None:
-        """Run the encoder once, over the text whose turn is next and others of about its length."""
+        """Run the encoder once, over the next text and others of about its length."""
         assert self.reader is not None
         with self.scheduler.changed:
             batch = self.reader.next_batch(self.scheduler.unread())
@@ -146,7 +146,7 @@ class Engine:
             self.scheduler.changed.notify_all()
 
     def run_until_idle(self) -> None:
-        """For builds and tests: run the loop in the caller's thread until nothing is left."""
+        """Run the loop in the caller's thread until nothing is left, for builds and tests."""
         while self.scheduler.busy:
             if self.reader is not None:
                 self.encode()
@@ -174,10 +174,10 @@ class Engine:
                 return
 
     def _guarded(self, work: Callable[[], None]) -> bool:
-        """Do `work`; False where it failed, which everybody who waits or runs is told."""
+        """Do `work`; if it fails, fail every running and waiting request and return False."""
         try:
             work()
-        except BaseException as error:  # the thread ends: whatever it was, nobody may wait for it
+        except BaseException as error:  # the thread ends: whatever the error, no request may go on waiting
             with self.scheduler.changed:
                 self.failure, self.stats.healthy = error, 0
                 self.scheduler.changed.notify_all()
@@ -186,14 +186,14 @@ class Engine:
         return True
 
     def _score(self, request: Request, start: int, logits: np.ndarray) -> None:
-        """Note log-probabilities of a prompt. What fails for one request fails for it alone."""
+        """Record log-probabilities of a prompt; an error fails that request alone."""
         try:
             request.score(start, logits)
         except Exception as error:
             self.scheduler.refuse(request, error)
 
     def _verify(self, call: Call, guess: Guess, logits: Logits) -> None:
-        """Choose token after token as without the guess, as long as what was chosen is what was guessed."""
+        """Choose tokens one by one as without the guess, for as long as each equals the guessed token."""
         (sequence,) = call.sequences
         assert isinstance(sequence, GeneratedSequence)
         right, slot, length = 0, call.first, int(call.positions[0]) + 1
@@ -230,7 +230,7 @@ class Engine:
             self._accept_tokens(singles, logits[own])
 
     def _accept_tokens(self, sequences: list[GeneratedSequence], logits: Logits) -> None:
-        """Choose a token for each row, and pass on its text. What fails for one request fails for it alone."""
+        """Choose a token for each row, and pass on its text; an error fails that row's request alone."""
         samplers = [sequence.sampler for sequence in sequences]
         choices: list[Choice | Exception]
         try:
@@ -250,12 +250,12 @@ class Engine:
                 self.scheduler.refuse(sequence.request, error)
 
     def _advance(self, sequence: GeneratedSequence, choice: Choice, now: float) -> None:
-        """Pass on a token that was chosen, and those that must follow it where they need no steps."""
+        """Pass on a chosen token, and the forced tokens after it if they need no steps."""
         going = self._append(sequence, choice, now)
         sampler = sequence.sampler
         if sampler.guide is None or not going:
             return
-        forced = sampler.forced if sampler.options.logprobs < 0 else []  # which take the logits of each
+        forced = sampler.forced if sampler.options.logprobs < 0 else []  # these need every token's logits
         if forced and self.scheduler.fast_forward(sequence, len(forced)):
             for token in list(forced):
                 going = going and self._append(sequence, Choice(token), now)
@@ -263,7 +263,7 @@ class Engine:
             sampler.guide.prepare()
 
     def _append(self, sequence: GeneratedSequence, choice: Choice, now: float) -> bool:
-        """Append one token and pass on its text; False where the sequence ends with it."""
+        """Append one token and pass on its text; return False if the sequence ends with it."""
         self.stats.generated_tokens += 1
         piece = sequence.advance(choice, self.cache.max_length)
         if piece is None:
@@ -275,7 +275,7 @@ class Engine:
         return not piece.finish_reason
 
     def _accept_beams(self, beams: Beams, logits: list[np.ndarray] | Likeliest) -> None:
-        """Let a search choose its next beams, and bring their keys and values to where they go on."""
+        """Let a search choose its next beams, and move their keys and values to the slots where they go on."""
         now = time.monotonic()
         try:
             parents = beams.search.step(logits)
@@ -311,11 +311,11 @@ class Engine:
                 self._pass_on(sequence.request, piece)
 
     def _pass_on(self, request: Request, piece: Piece) -> None:
-        """Have `piece` told: to write it may take long (log-probabilities as JSON), and the next step waits."""
+        """Emit `piece` through the request's `later`: writing it may be slow (JSON), and the next step waits."""
         request.later(partial(self._tell, request, piece))
 
     def _tell(self, request: Request, piece: Piece) -> None:
-        """What fails for one request fails for it alone, and nothing follows its error, or is for who has left."""
+        """Emit `piece`, unless the request failed or was cancelled; an error fails that request alone."""
         if request.broken or request.status is RequestStatus.CANCELLED:
             return
         try:

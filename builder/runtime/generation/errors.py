@@ -1,15 +1,15 @@
-"""Why the decode loop does not answer a request; the adapter turns each into Triton's code for it."""
+"""Reasons why the decode loop does not answer a request; the adapter maps each to Triton's error code."""
 
 from __future__ import annotations
 
 
 class QueueFull(RuntimeError):
-    """No room for another request."""
+    """The queue has no room for another request."""
 
 
 class DeadlineExceeded(RuntimeError):
-    """The request's time was over before its answer was complete."""
+    """The request's timeout passed before its answer was complete."""
 
 
 class EngineFailed(RuntimeError):
-    """A step failed: nothing that runs or waits can be answered."""
+    """A step failed, so no running or waiting request can be answered."""

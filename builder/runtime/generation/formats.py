@@ -1,4 +1,4 @@
-"""Limits of the formats of strings that llguidance takes too generously: 29 February, or second 60 at any minute.
+"""Limit the string formats that llguidance accepts too generously: 29 February, or second 60 at any minute.
 
 Sources: RFC 3339 (dates and times; years from 1 on, as calendars of programming languages have them, and no leap
 seconds); RFC 1035 and RFC 5321 (lengths of names of hosts and of addresses).

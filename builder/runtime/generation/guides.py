@@ -1,7 +1,7 @@
-"""What an answer must be: JSON of a schema, what a regular expression or a grammar matches, or one of some texts.
+"""Constrain an answer to JSON of a schema, a regular expression, a grammar, or one of several texts.
 
 llguidance (https://github.com/guidance-ai/llguidance) says which tokens may come next; it is imported with the first
-request that wants it. Knows token ids and arrays; knows nothing about how a token is chosen.
+request that needs it. Knows token ids and arrays; does not know how a token is chosen.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ KEPT = 64  # compiled guides
 LARGEST = 64 * 1024  # characters of a guide
 JSON_KINDS = frozenset(("json_schema", "json_object"))
 CHECK_CPU_S = 2
-CHECK_S = 20  # on a machine that is busy with other things
-# What may ask whether an intersection of regular expressions is empty, for which llguidance has no limit of time.
+CHECK_S = 20  # for a machine that is busy with other work
+# keywords that may test whether an intersection of regular expressions is empty: llguidance has no time limit there
 INTERSECTING: "tuple[str, ...]" = ("allOf", "format", "multipleOf", "pattern", "patternProperties")
 CHECK = """
 import resource, sys
@@ -37,24 +37,24 @@ resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
 from llguidance import LLMatcher
 sys.stdout.buffer.write(LLMatcher.validate_grammar(sys.stdin.buffer.read().decode("utf-8")).encode("utf-8"))
 """
-# No spaces between the parts of a document: a model that is unsure would write them for ever. No \\u: a name could be
-# written a second time, in another spelling.
+# No spaces between the parts of a document: a model that is unsure would write them without end. No \\u: a name
+# could be written a second time, in another spelling.
 FORM = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
-STATE = "<state>"  # what llguidance's errors say after it is for its developers
+STATE = "<state>"  # llguidance's errors continue after it with details for its developers
 
 
 class Guide:
-    """Of one sequence: which tokens may come next, after those that came.
+    """Constraint of one sequence: the tokens that may come next, after those that came.
 
-    `forced`: those that must come next, where text can go on in one way only. There may be several ways to spell that
-    text; these are the tokeniser's own. `complete`: whether the answer is whole, and nothing can follow. Nothing else
-    may look at the matcher while `prepare` is at work: it refuses two threads.
+    `forced`: tokens that must come next, where text can go on in one way only. Several token sequences may spell that
+    text; these are the tokeniser's own. `complete`: True if the answer is whole, and nothing can follow. Do not read
+    the matcher while `prepare` is at work: it refuses two threads.
     """
 
     def __init__(
         self, matcher: Any, vocabulary: int, beside: ThreadPoolExecutor, numerals: "Numerals | None" = None
     ) -> None:
-        """`numerals`: limits the numbers of a JSON document; None where the guide is of another kind."""
+        """Start at the beginning. `numerals` limits the numbers of a JSON document; None for guides of another kind."""
         self.matcher, self.vocabulary, self.beside, self.numerals = matcher, vocabulary, beside, numerals
         self.place = Place()
         self.forced: "list[int]" = list(matcher.compute_ff_tokens())
@@ -62,13 +62,13 @@ class Guide:
         self._next: "Future[np.ndarray] | None" = None
 
     def copy(self) -> Guide:
-        """The same for another sequence, which has begun to compute what may come first."""
+        """Return a copy for another sequence, which already computes the first allowed tokens."""
         copy = Guide(self.matcher.deep_copy(), self.vocabulary, self.beside, self.numerals)
         copy.prepare()
         return copy
 
     def push(self, token: int) -> None:
-        """`token` came. Raises InputError where the guide cannot go on."""
+        """Advance by `token`. Raises InputError if the guide cannot go on."""
         self._next = None
         self.matcher.consume_token(token)
         self._refuse_error()
@@ -78,19 +78,19 @@ class Guide:
         self.forced = self.forced[1:] or list(self.matcher.compute_ff_tokens())
 
     def prepare(self) -> None:
-        """Begin to compute in another thread what may not come next."""
+        """Start to compute the tokens that may not come next, in another thread."""
         if self._next is None and not self.forced:
             self._next = self.beside.submit(self._forbidden)
 
     def apply(self, scores: np.ndarray) -> None:
-        """Forbid, in place, what may not come next: (vocabulary,). Raises InputError where nothing is left."""
+        """Forbid tokens in `scores`, (vocabulary,), in place. Raises InputError if none is left."""
         forbidden = self._forbidden() if self._next is None else self._next.result()
         np.putmask(scores, forbidden, -np.inf)
         if scores.max() == -np.inf:
             raise InputError("guide leaves no token that the other options of this request, or the model, allow")
 
     def _forbidden(self) -> np.ndarray:
-        """(vocabulary,) bool. Raises InputError where the guide is too much work at this place."""
+        """Return the forbidden tokens, (vocabulary,) bool. Raises InputError if the guide needs too much work."""
         allowed = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         self._refuse_error()
         bits = np.unpackbits(allowed, bitorder="little", count=self.vocabulary)
@@ -107,10 +107,13 @@ class Guide:
 
 
 class Guides:
-    """Compiles what requests ask for, for one tokeniser, and keeps it."""
+    """Compiles the guides of requests for one tokeniser, and caches them."""
 
     def __init__(self, tokenizer: Path, vocabulary: int, ends: "Sequence[int]") -> None:
-        """`vocabulary`: logits of a position; `ends`: tokens that may end an answer, of which there must be one."""
+        """Prepare to compile: `vocabulary` is the number of logits, `ends` the tokens that may end an answer.
+
+        A guide needs at least one such token.
+        """
         self.file, self.vocabulary, self.ends = tokenizer, vocabulary, list(ends)
         self.tokenizer: Any = None
         self.numerals: "Numerals | None" = None
@@ -119,7 +122,7 @@ class Guides:
         self.beside = ThreadPoolExecutor(1, "guides")
 
     def __call__(self, guide: "Mapping[str, Any]") -> Guide:
-        """Raises InputError for a guide that is wrong, too large or too much work, with the reason."""
+        """Compile a guide. Raises InputError, with the reason, if it is wrong, too large or too much work."""
         try:
             text = json.dumps(guide, ensure_ascii=False)
         except RecursionError as error:
@@ -162,7 +165,7 @@ class Guides:
         if self.tokenizer is None:
             try:
                 self.tokenizer = library.LLTokenizer(str(self.file), n_vocab=self.vocabulary, eos_token=self.ends)
-            except Exception as error:  # whatever it does not know of a tokeniser
+            except Exception as error:  # anything that llguidance does not support in a tokeniser
                 raise InputError(
                     f"guide is not for this model, whose tokeniser llguidance refuses: {_first_lines(str(error))}"
                 ) from error
@@ -180,7 +183,7 @@ def _library() -> Any:
 
 
 def grammar_of(guide: "Mapping[str, Any]", library: Any) -> str:
-    """What llguidance reads. `guide` has one key of `options.GUIDES`."""
+    """Return the grammar that llguidance reads. `guide` has one key of `options.GUIDES`."""
     ((kind, value),) = guide.items()
     make = library.LLMatcher
     kinds: "dict[str, Callable[[], str]]" = {
@@ -197,7 +200,7 @@ def grammar_of(guide: "Mapping[str, Any]", library: Any) -> str:
 
 
 def _answerable(schema: "Mapping[str, Any]") -> "dict[str, Any]":
-    """Return `schema` in a form whose answers are valid and end. Raises InputError where there is none."""
+    """Return `schema` in a form whose answers are valid and end. Raises InputError if it has no such form."""
     try:
         result = mended(schema)
         refuse_endless_documents(result)
@@ -207,7 +210,7 @@ def _answerable(schema: "Mapping[str, Any]") -> "dict[str, Any]":
 
 
 def refuse_endless(grammar: str) -> None:
-    """Check `grammar` in a process of its own, which is ended after a while. Raises InputError."""
+    """Check `grammar` in a separate process with time limits. Raises InputError if it is invalid or exceeds them."""
     command = [sys.executable or "python3", "-c", CHECK, str(CHECK_CPU_S)]
     try:
         done = subprocess.run(command, input=grammar.encode("utf-8"), capture_output=True, timeout=CHECK_S)
@@ -225,5 +228,5 @@ def refuse_endless(grammar: str) -> None:
 
 
 def _first_lines(text: str) -> str:
-    """Return an error of llguidance on one line, without its state and not all of a grammar."""
+    """Return an error of llguidance on one line, without its state and with a long grammar cut off."""
     return " ".join(text.split(STATE)[0].split())[:300]

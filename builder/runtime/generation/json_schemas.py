@@ -124,7 +124,7 @@ def _mend_bounds(schema: "dict[str, Any]", place: str) -> None:
     widest = _widest_multiple(step, place) if _is_number(step) else None
     for name, exclusive_name, sign in BOUNDS:
         bound, exclusive = schema.pop(name, None), schema.pop(exclusive_name, None)
-        if exclusive is True:  # of draft 4
+        if exclusive is True:  # as in draft 4
             bound, exclusive = None, bound
         bounds = []
         if _is_number(bound):

@@ -1,8 +1,9 @@
-"""Guesses how a text goes on: as it did when the same tokens came last.
+"""Guess the next tokens of a text from what followed the same tokens earlier in it.
 
-This is prompt lookup decoding (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding). A guess is run with
-the token that is certain, and each of its tokens is kept if it is the one that is chosen: the text is what it would be
-without, and summaries and extracts take fewer steps. Knows token ids of one row; knows nothing about how one is chosen.
+This is prompt lookup decoding (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding). A guess runs in the
+same step as the token that is certain, and each of its tokens is kept if it equals the token that is chosen. The text
+is the same as without guesses, and summaries and extracts take fewer steps. Knows token ids of one row; does not know
+how a token is chosen.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from collections.abc import Sequence
 
 from .pace import longer
 
-SAME = 3  # tokens that must have come before
+SAME = 3  # tokens that must match before a guess
 LEAST, MOST = 3, 15  # tokens of a guess
 
 
 class Lookup:
-    """Of one row. A guess that was right is followed by a longer one, a wrong one by a pause, each twice the last."""
+    """Guesses for one row: longer after a guess that was right; after a wrong one a pause, each twice the last."""
 
     def __init__(self, tokens: "Sequence[int]") -> None:
         self.tokens: "list[int]" = []
-        self.places: "dict[tuple[int, ...], int]" = {}  # what came after these tokens, when they came last
+        self.places: "dict[tuple[int, ...], int]" = {}  # position after the last occurrence of these tokens
         self.candidate: "int | None" = None
         self.size, self.pause, self.waiting = LEAST, 0, 0
         self.extend(tokens)
 
     def extend(self, tokens: "Sequence[int]") -> None:
-        """`tokens` came."""
+        """Append `tokens` to the text."""
         for token in tokens:
             self.tokens.append(token)
             last = tuple(self.tokens[-SAME:])
@@ -35,13 +36,13 @@ class Lookup:
         self.waiting = max(0, self.waiting - len(tokens))
 
     def guess(self, most: int) -> "list[int]":
-        """Up to `most` tokens that may come next; none is the rule."""
+        """Return up to `most` tokens that may come next, most often none."""
         if self.candidate is None or self.waiting:
             return []
         return self.tokens[self.candidate : self.candidate + min(self.size, most)]
 
     def learn(self, guessed: int, right: int) -> None:
-        """Of the last guess so many tokens were right."""
+        """Adjust to the last guess, of whose `guessed` tokens `right` were right."""
         if right == guessed:
             self.size, self.pause = min(2 * self.size + 1, MOST), 0
         elif right:

@@ -1,4 +1,4 @@
-"""Keep the numbers of a JSON document to what readers of JSON take: 64 bits, or doubles, each digit of which counts.
+"""Limit the numbers of a JSON document to those that readers accept: 64 bits, or doubles with all digits exact.
 
 JSON itself sets no limit, so a model could write 1e999, which many readers make Infinity and others refuse. Knows the
 bytes of tokens; knows nothing about grammars.
@@ -22,7 +22,7 @@ SIGNS = frozenset(b"+-")
 
 
 class Place(NamedTuple):
-    """A place in a document: in a string, between two values, or in a number, of which digits were written."""
+    """Place in a document: in a string, between two values, or in a number with its digits counted so far."""
 
     quoted: bool = False
     escaped: bool = False
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
     @property
     def is_too_long(self) -> bool:
-        """Return True in a number of more digits than readers take."""
+        """True in a number of more digits than readers accept."""
         if self.part == "whole":
             return self.whole > MAX_WHOLE_DIGITS
         return self.exponent > MAX_EXPONENT_DIGITS or (self.part == "decimals" and self._written > MAX_DIGITS)
@@ -64,10 +64,10 @@ class Place(NamedTuple):
 
 
 class Numerals:
-    """Know which tokens of one tokeniser would make a number too long."""
+    """Tokens of one tokeniser that would make a number too long."""
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
-        """`tokenizer`: llguidance's; `vocabulary`: logits of a position, of which the tokeniser may have fewer."""
+        """Read the tokens of `tokenizer`, which is llguidance's; `vocabulary` logits may exceed its tokens."""
         count = min(vocabulary, tokenizer.vocab_size)
         self.texts: "Sequence[bytes]" = [tokenizer.decode_bytes([token]) for token in range(count)]
         self.tokens = [token for token, text in enumerate(self.texts) if POINT in text or DIGITS & set(text)]

@@ -1,4 +1,4 @@
-"""What one request may ask for: its options, the fields that they come in, their limits.
+"""Options of a request, the fields that carry them, and their limits.
 
 Names are those that clients of Triton's vLLM and TensorRT-LLM backends send.
 """
@@ -17,7 +17,7 @@ UNSET_SEED = -1
 
 @dataclass(frozen=True)
 class Options:
-    """One request, checked. `prompt` is text, or `messages` of a chat, or `input_ids`; token limits are in tokens."""
+    """Checked options of one request. The prompt is `prompt` (text), `messages` of a chat, or `input_ids`."""
 
     prompt: str = ""
     input_ids: "tuple[int, ...]" = ()
@@ -59,8 +59,8 @@ class Options:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     echo: bool = False
-    count_tokens: bool = False  # also by the names of other backends
-    return_logprobs: bool = False  # also as vLLM's backend writes them
+    count_tokens: bool = False  # also under the names of other backends
+    return_logprobs: bool = False  # also in the form of vLLM's backend
     return_perf_metrics: bool = False
     tokenize: bool = False
     stream: bool = False
@@ -100,7 +100,7 @@ COMMON = (
     Field("priority", WHOLE, optional=True),
     Field("timeout_ms", WHOLE, optional=True),
 )
-PROMPT = (  # of a decoder, which goes on with what it is given
+PROMPT = (  # of a decoder, which continues its input
     Field("input_ids", WHOLE, (-1,), optional=True),
     Field("messages", TEXT, optional=True),
     Field("tools", TEXT, optional=True),
@@ -157,6 +157,6 @@ RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that 
     "priority": (-(2**31), 2**31 - 1),
     "timeout_ms": (0, 2**31),
 }
-COLDEST = 1e-3  # temperature; below it, scores divided by it overflow, and 0 says the same
+COLDEST = 1e-3  # temperature; below it, scores divided by it overflow, and 0 has the same effect
 MAX_KWARGS_LENGTH = 16 * 1024  # characters of chat_template_kwargs
 LARGEST_BIAS = 1e9  # more would overflow, and no score comes near it

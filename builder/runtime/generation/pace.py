@@ -1,8 +1,8 @@
-"""How far a draft model runs ahead of one row: as far as it was right of late.
+"""Decide how far a draft model runs ahead of one row, by how often it was right lately.
 
-Two tokens further after a guess of which all were right, one less far after another, as in transformers' assisted
-generation (generation/candidate_generator.py, the schedule "heuristic"). A guess of one token that is wrong is followed
-by a pause, each twice the last. Knows numbers alone.
+After a guess that was right throughout, the next is two tokens longer; after any other, one token shorter. This is the
+schedule "heuristic" of transformers' assisted generation (generation/candidate_generator.py). A wrong guess of one
+token is followed by a pause, each twice the last. The module knows numbers alone.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 8, 256  # tokens
 
 
 def longer(pause: int) -> int:
-    """The pause after a wrong guess, in tokens, where the last one was `pause`; 0: there was none."""
+    """Return the pause in tokens after a wrong guess; `pause` is the one before, 0 if there was none."""
     return min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
 
 
 class Pace:
-    """Of one row."""
+    """Length and pauses of the draft model's guesses for one row."""
 
     def __init__(self) -> None:
         self.size, self.pause = FIRST, 0
-        self.guessed_at, self.resumes = 0, 0  # tokens of the answer: when it last guessed, and when it may again
+        self.guessed_at, self.resumes = 0, 0  # tokens of the answer: when it last guessed, and when it may guess again
 
     def ahead(self, generated: int) -> int:
-        """How many tokens to guess after `generated` tokens of an answer; 0 while it pauses."""
+        """Return how many tokens to guess after `generated` tokens of an answer; 0 during a pause."""
         self.guessed_at = generated
         return self.size if generated >= self.resumes else 0
 
     def learn(self, guessed: int, right: int) -> None:
-        """Of the last guess so many tokens were right."""
+        """Adjust to the last guess, of whose `guessed` tokens `right` were right."""
         if right == guessed:
             self.size, self.pause = min(self.size + 2, MOST), 0
         elif self.size > 1:

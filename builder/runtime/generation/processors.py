@@ -1,6 +1,7 @@
-"""What changes scores before a token is chosen: penalties, biases, bans, and tokens that must come.
+"""Change a row's scores before a token is chosen: penalties, biases, banned tokens and forced tokens.
 
-As transformers' logits processors, in its order. Knows token ids of one row; knows nothing about how one is chosen.
+The processors are those of transformers' logits processors, in its order. The module knows the token ids of one row,
+and does not know how a token is chosen.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from .options import Options
 
 @dataclass(frozen=True)
 class Rules:
-    """Of one request. `ends` are the tokens that end it, `last` those forced at its `max_tokens`-th token."""
+    """Score rules of one request: `ends` end the answer, `last` is forced as the `max_tokens`-th token."""
 
     options: Options
     ends: "tuple[int, ...]" = ()
     bad_words: "tuple[tuple[int, ...], ...]" = ()
-    source: "tuple[int, ...]" = ()  # of an encoder-decoder model: what the encoder read
+    source: "tuple[int, ...]" = ()  # of an encoder-decoder model: the tokens that the encoder read
     first: "int | None" = None  # the token that every answer begins with
     last: "tuple[int, ...]" = ()
     max_tokens: int = 0
     sequence_bias: "tuple[tuple[tuple[int, ...], float], ...]" = ()
     suppressed: "tuple[int, ...]" = ()
-    begin_suppressed: "tuple[int, ...]" = ()  # as the first token that is not forced
-    decay: "tuple[int, float] | None" = None  # after so many tokens, by which factor an end grows likelier with each
-    # made once of what `apply` would otherwise go through at every token
-    _bias: "tuple[np.ndarray, np.ndarray]" = field(init=False, repr=False)  # tokens, and what is added to their scores
+    begin_suppressed: "tuple[int, ...]" = ()  # banned as the first token that is not forced
+    decay: "tuple[int, float] | None" = None  # (start, factor) of the growing score of end tokens
+    # precomputed, so that `apply` does not repeat this work at every token
+    _bias: "tuple[np.ndarray, np.ndarray]" = field(init=False, repr=False)  # tokens, and the bias of each
     _bad_ends: "dict[int, dict[tuple[int, ...], list[int]]]" = field(init=False, repr=False)  # by size, then beginning
     _source_ngrams: "dict[tuple[int, ...], list[int]]" = field(init=False, repr=False)
-    _changes: bool = field(init=False, repr=False)  # whether scores are others at every token
-    _forbids: bool = field(init=False, repr=False)  # whether tokens are forbidden at every one
+    _changes: bool = field(init=False, repr=False)  # True if scores change at every token
+    _forbids: bool = field(init=False, repr=False)  # True if tokens are banned at every token
 
     def __post_init__(self) -> None:
         options = self.options
@@ -62,7 +63,7 @@ class Rules:
         object.__setattr__(self, "_forbids", forbids)
 
     def idle(self, generated: int) -> bool:
-        """Whether scores stay as they are after `generated` tokens."""
+        """Return True if scores stay as they are after `generated` tokens."""
         return not (
             self._changes
             or self._forbids
@@ -72,7 +73,7 @@ class Rules:
         )
 
     def only_forbids(self, generated: int) -> bool:
-        """Whether scores after `generated` tokens stay as they are, but for those of the `forbidden` tokens."""
+        """Return True if the rules change no scores after `generated` tokens but those of the `forbidden` tokens."""
         return not (self._changes or self._forces(generated))
 
     def _forces(self, generated: int) -> bool:
@@ -80,11 +81,11 @@ class Rules:
 
     @property
     def begin(self) -> int:
-        """How many tokens come before the first that is chosen."""
+        """Number of tokens before the first one that is chosen."""
         return 0 if self.first is None else 1
 
     def apply(self, scores: np.ndarray, prompt: "Sequence[int]", generated: "Sequence[int]") -> None:
-        """In place, (vocabulary,): what was said already, what is wanted more or less, what must or must not come."""
+        """Apply all rules to `scores`, (vocabulary,), in place: biases, penalties, bans, forced tokens and decay."""
         options = self.options
         for word, bias in self.sequence_bias:
             if _follows([*prompt, *generated], word):
@@ -113,7 +114,7 @@ class Rules:
         scores[self._suppressed(len(generated))] = -np.inf
 
     def forbidden(self, prompt: "Sequence[int]", generated: "Sequence[int]") -> "list[int]":
-        """The tokens that must not come next."""
+        """Return the tokens that must not come next."""
         return [*self._banned(prompt, generated), *self._suppressed(len(generated))]
 
     def _suppressed(self, generated: int) -> "list[int]":
@@ -143,7 +144,7 @@ def rules_of(
     first: "int | None" = None,
     max_tokens: int = 0,
 ) -> Rules:
-    """The rules of a request: its own, and what the checkpoint's generation_config `always` wants."""
+    """Return the rules of a request: its own, and `always`, those of the checkpoint's generation_config."""
     return Rules(
         options,
         ends,
@@ -160,19 +161,19 @@ def rules_of(
 
 
 def _penalise(scores: np.ndarray, tokens: "Sequence[int]", penalty: float) -> None:
-    """Make each of `tokens` that many times less likely, whatever the sign of its score."""
+    """Make each of `tokens` less likely by the factor `penalty`, whatever the sign of its score."""
     seen = np.unique(np.array(tokens, dtype=np.int64))
     values = scores[seen]
     scores[seen] = np.where(values < 0, values * penalty, values / penalty)
 
 
 def _follows(tokens: "Sequence[int]", word: "Sequence[int]") -> bool:
-    """Whether the next token can complete `word`."""
+    """Return True if the next token can complete `word`."""
     return len(tokens) + 1 >= len(word) and _tail(tokens, len(word)) == tuple(word[:-1])
 
 
 def _continuations(tokens: "Sequence[int]", size: int) -> "dict[tuple[int, ...], list[int]]":
-    """What followed each run of `size` - 1 tokens."""
+    """Map each run of `size` - 1 tokens to the tokens that followed it."""
     by_context: "dict[tuple[int, ...], list[int]]" = {}
     for start in range(len(tokens) - size + 1):
         by_context.setdefault(tuple(tokens[start : start + size - 1]), []).append(tokens[start + size - 1])
@@ -182,7 +183,7 @@ def _continuations(tokens: "Sequence[int]", size: int) -> "dict[tuple[int, ...],
 def _ends_by_beginning(
     words: "Sequence[Sequence[int]]",
 ) -> "dict[int, dict[tuple[int, ...], list[int]]]":
-    """By their size, then by all but their last token: the last tokens of `words`."""
+    """Return the last tokens of `words`, keyed by word length and then by all but the last token."""
     by_beginning: "dict[int, dict[tuple[int, ...], list[int]]]" = {}
     for word in words:
         by_beginning.setdefault(len(word), {}).setdefault(tuple(word[:-1]), []).append(word[-1])
@@ -190,5 +191,5 @@ def _ends_by_beginning(
 
 
 def _tail(tokens: "Sequence[int]", size: int) -> "tuple[int, ...]":
-    """The last `size` - 1 tokens."""
+    """Return the last `size` - 1 tokens."""
     return tuple(tokens[len(tokens) - size + 1 :]) if size > 1 else ()

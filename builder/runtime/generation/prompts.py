@@ -1,6 +1,6 @@
-"""What a model is asked, as tokens: a prompt or a chat that a decoder goes on with, or a text that an encoder reads.
+"""Turn a request's input into tokens: a prompt or a chat that a decoder continues, or a text that an encoder reads.
 
-Knows the tokeniser, chat templates and languages; knows nothing about how an answer is made.
+Knows the tokeniser, chat templates and languages; does not know how an answer is generated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .options import Options
 class Prompt:
     """`tokens` a decoder starts from; `source` an encoder reads first; `first` the token every answer begins with.
 
-    `thinking`: whether the text ends within a model's reasoning, which the answer goes on with.
+    `thinking`: True if the text ends within a model's reasoning, which the answer continues.
     """
 
     text: str
@@ -34,21 +34,24 @@ class Prompt:
 
     @property
     def length(self) -> int:
-        """The tokens of what was asked."""
+        """Number of tokens of the request's input."""
         return len(self.source or self.tokens)
 
 
 def token_ids(tokenizer: Tokenizer, texts: "Sequence[str]", special: bool) -> "list[list[int]]":
-    """The tokens of each text. A batch, even of one text, lets other threads run meanwhile; `encode` does not."""
+    """Return the tokens of each text.
+
+    A batch, even of one text, releases the interpreter lock meanwhile; `encode` does not.
+    """
     encodings = survived(tokenizer.encode_batch_fast, list(texts), add_special_tokens=special)
     return [encoding.ids for encoding in encodings]
 
 
 class DecoderPrompts:
-    """A text, or messages through the checkpoint's chat template."""
+    """Prompts of a decoder: a text, or messages rendered with the checkpoint's chat template."""
 
     def __init__(self, length: int, chat: "Chat | None", tokenizer: Tokenizer, fill: "str | None" = None) -> None:
-        """`length`: tokens of a prompt and its answer together, at most. `fill`: the mark of a gap to be filled in."""
+        """Prepare prompts for a cache of `length` tokens, prompt and answer together; `fill` marks a gap to fill in."""
         self.tokenizer = tokenizer
         self.fill = fill
         self.longest = length - 1
@@ -58,15 +61,15 @@ class DecoderPrompts:
             self.chat = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
 
     def __call__(self, options: Options) -> Prompt:
-        """Raises InputError for a prompt with a gap or without room for an answer, or a chat without a template."""
-        if options.input_ids:  # their text is wanted where it is repeated
+        """Return the prompt. Raises InputError if it has a gap or leaves no room, or for a chat without a template."""
+        if options.input_ids:  # their text is needed only where it is repeated
             return self._fitting(self._decoded(options, False) if options.echo else "", options.input_ids)
         text, special = self._text(options)
         prompt = self._fitting(text, token_ids(self.tokenizer, [text], special)[0])
         return replace(prompt, thinking=self._ends_in_thought(text, options))
 
     def tokens(self, options: Options) -> "tuple[str, str]":
-        """The text of a prompt of any length, and its tokens as JSON. Raises InputError where a template is missing."""
+        """Return the text of a prompt of any length, and its tokens as JSON. Raises InputError without a template."""
         if options.input_ids:
             text = self._decoded(options, options.skip_special_tokens)
             return text, tokens_of_ids(self.tokenizer, options.input_ids)
@@ -74,7 +77,7 @@ class DecoderPrompts:
         return text, tokens_of(self.tokenizer, [text], special)[0]
 
     def _text(self, options: Options) -> "tuple[str, bool]":
-        """The text of a prompt, and whether the tokeniser puts its own tokens around it: a chat has them."""
+        """Return a prompt's text, and True if the tokeniser adds its special tokens; a rendered chat has them."""
         text, special = self._rendered(options)
         if self.fill is not None and self.fill in text:
             raise InputError(
@@ -97,12 +100,12 @@ class DecoderPrompts:
         refuse_half_characters("messages", text)
         if options.guide and self.thinking is not None and self._ends_in_thought(text, options):
             text = (
-                f"{text.rstrip()}\n\n{self.thinking.end}\n\n"  # a guide says what comes first, and that is no reasoning
+                f"{text.rstrip()}\n\n{self.thinking.end}\n\n"  # a guide says what comes first, which is not reasoning
             )
         return text, False
 
     def _ends_in_thought(self, text: str, options: Options) -> bool:
-        """Return whether a rendered chat ends within reasoning: as the template has it, or a message that goes on."""
+        """Return whether a rendered chat ends within reasoning: begun by the template, or by a message that goes on."""
         if self.thinking is None or options.messages is None:
             return False
         if not options.continue_final_message:
@@ -123,14 +126,14 @@ class DecoderPrompts:
 
 
 class SourceTexts:
-    """A text for an encoder, with the prefix of the task, or the tokens of its language, that the checkpoint wants."""
+    """Prompts of an encoder-decoder: a text with the checkpoint's task prefix, or its language's tokens."""
 
     def __init__(self, source: Source, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.source = source
 
     def __call__(self, options: Options) -> Prompt:
-        """Raises InputError for a text beyond the encoder's limit, or a language that the model does not know."""
+        """Return the prompt. Raises InputError if it exceeds the encoder's limit or names an unknown language."""
         source = self.source
         target: "Language | None" = None
         spoken = options.source_language or source.source_language
@@ -176,9 +179,10 @@ class SourceTexts:
 
 
 def beginning(source: Source, target: "Language | None") -> "tuple[int, int | None]":
-    """The token that an answer starts from, and the one that is forced after it: one of the two says its language.
+    """Return the token that an answer starts from and the one forced after it: one of the two names the language.
 
-    The first, where the checkpoint's own start is a language's token: its answers have no other before their text.
+    It is the first if the checkpoint's own start is a language's token: such answers have no other token before their
+    text.
     """
     if target is None:
         return source.start, source.first

@@ -1,7 +1,7 @@
-"""What the loop of an encoder-decoder does besides: each text is encoded once, ahead of its turn, and its keys and
-values are put into an arena, at a place that the rows of its answer attend to.
+"""Manage the encoder's work for an encoder-decoder: encode each text once, ahead of its turn.
 
-Knows requests and the executor; knows no threads and no queue.
+The keys and values of a text go to a place of an arena, to which the rows of its answer attend. Knows requests and the
+executor; knows no threads and no queue.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from .executors.base import EncodingExecutor
 from .sequences import Request, Running
 
-SIMILAR = 1.3  # texts of one encoder call differ in length by no more than this
+SIMILAR = 1.3  # texts of one encoder call differ in length by no more than this factor
 
 
 class Reader:
-    """Owns the places; a sequence that runs has one."""
+    """Owner of the arena's places, of which each running sequence has one."""
 
     def __init__(self, executor: EncodingExecutor, token_budget: int) -> None:
         self.executor = executor
@@ -23,12 +23,12 @@ class Reader:
         self.taken = [False] * executor.geometry.slots
 
     def unread(self, sequences: "Iterable[Running]") -> "list[Request]":
-        """The requests of `sequences` whose text is not read and not being read, each once, in order."""
+        """Return the requests of `sequences` whose text is neither encoded nor being encoded, each once, in order."""
         requests = dict.fromkeys(sequence.request for sequence in sequences)
         return [request for request in requests if not request.encoding and request.active]
 
     def next_batch(self, unread: "list[Request]") -> "list[Request]":
-        """The first, and others of about its length, up to the token budget; they are being read from now on."""
+        """Take the first request and others of about its length, up to the token budget, and mark them as encoding."""
         batch = [request for request in unread if _similar(len(request.source), len(unread[0].source))]
         longest = max((len(request.source) for request in batch), default=0)
         batch = batch[: max(1, self.token_budget // max(longest, 1))]
@@ -37,18 +37,18 @@ class Reader:
         return batch
 
     def place(self, sequence: Running) -> None:
-        """Put what was read for `sequence` into a free place of the arena, and let its slots attend to it."""
+        """Put the encoded text of `sequence` into a free place of the arena, and let its slots attend to it."""
         request = sequence.request
         sequence.source = self.taken.index(False)
         self.taken[sequence.source] = True
         self.executor.attach(sequence.source, request.encoded)
         request.unplaced -= 1
         if not request.unplaced:
-            request.encoded = None  # it lies in the arena now
+            request.encoded = None  # the arena has it now
         self._assign(sequence)
 
     def move(self, sequence: Running, slot: int) -> None:
-        """`slot` is no longer one of those of `sequence`; the others attend to its place."""
+        """Detach `slot`, which no longer belongs to `sequence`; its other slots attend to its place."""
         self.executor.assign(slot, -1, 0)
         self._assign(sequence)
 
@@ -57,7 +57,7 @@ class Reader:
             self.executor.assign(slot, sequence.source, beam)
 
     def release(self, sequence: Running) -> None:
-        """Free the place of a sequence that is over."""
+        """Free the place of a sequence that ended."""
         self.taken[sequence.source] = False
         for slot in sequence.slots:
             self.executor.assign(slot, -1, 0)

@@ -1,4 +1,4 @@
-"""Find schemas that need themselves: an answer would never end, and llguidance fails in the middle of it."""
+"""Find schemas that require themselves: an answer would never end, and llguidance fails in the middle of it."""
 
 from __future__ import annotations
 

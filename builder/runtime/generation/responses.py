@@ -1,4 +1,4 @@
-"""What a client gets of a request: the engine's pieces as output tensors, one by one or all together.
+"""Turn the engine's pieces into output tensors of a request, one by one or all together.
 
 Knows pieces and tensors; knows no engine and no Triton.
 """
@@ -17,14 +17,14 @@ from .sampling import Choice
 from .sequences import Piece
 from .text import Spelling
 
-Texts = dict[int, str]  # of tokens
+Texts = dict[int, str]  # by token
 Answer = Union["dict[str, np.ndarray]", Exception]
-Respond = Callable[[Answer, bool], None]  # an answer, and whether it is the last
-Spell = Callable[[bool, "Sequence[int]"], Spelling]  # without special tokens or with them, after these tokens
+Respond = Callable[[Answer, bool], None]  # the answer, and whether it is the last
+Spell = Callable[[bool, "Sequence[int]"], Spelling]  # whether to leave out special tokens, and the tokens before
 
 
 class StreamedAnswer:
-    """One response a piece of text. `scores`: of the prompt, all there before the first piece."""
+    """Sends one response for each piece of text. `scores`: of the prompt, complete before the first piece."""
 
     def __init__(
         self, spell: Spell, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
@@ -57,7 +57,7 @@ class StreamedAnswer:
 
 
 class WholeAnswer:
-    """One response for all sequences of a request, when the last of them has ended."""
+    """Sends one response for all sequences of a request, when the last of them has ended."""
 
     def __init__(
         self, spell: Spell, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
@@ -92,7 +92,7 @@ class WholeAnswer:
 
 
 def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "dict[str, np.ndarray]":
-    """Output tensors; text always, counts and reasons with the last piece of a sequence."""
+    """Return the output tensors: text always, counts and reasons with the last piece of a sequence."""
     tensors = {"text_output": np.array([text.encode("utf-8") for text in texts], np.object_)}
     if any(piece.index for piece in pieces) or len(pieces) > 1:
         tensors["index"] = np.array([piece.index for piece in pieces], np.int32)
@@ -108,7 +108,7 @@ def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "
 def _scored(
     tokens: "Sequence[Sequence[Choice]]", spellings: "Sequence[Spelling]", options: Options
 ) -> "dict[str, np.ndarray]":
-    """Log-probabilities of each sequence's tokens, where they are asked for; `logprobs` is as vLLM's backend has it."""
+    """Return the log-probabilities of each sequence's tokens, if requested; `logprobs` is as in vLLM's backend."""
     written: "dict[str, Callable[[Sequence[Choice], Sequence[Texts]], str]]" = {}
     if options.logprobs >= 0:
         written["logprobs_output"] = _logprobs
@@ -124,12 +124,12 @@ def _scored(
 
 
 def _texts(tokens: "Sequence[Choice]", spelling: Spelling) -> "list[Texts]":
-    """Of each choice the texts of its token and of the most probable ones."""
+    """Return, for each choice, the texts of its token and of the most probable ones."""
     return [spelling([choice.token, *(token for token, _ in choice.top)]) for choice in tokens]
 
 
 def _counted(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict[str, np.ndarray]":
-    """As vLLM's backend counts, where it is asked to: the prompt's tokens, and those that came with this response."""
+    """Count the prompt's tokens and those of this response as vLLM's backend does, if requested."""
     if not options.count_tokens:
         return {}
     return {
@@ -139,7 +139,7 @@ def _counted(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict
 
 
 def _measured(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]":
-    """What is measured of an answer that has ended, where it is asked for: it differs from time to time."""
+    """Return the measurements of an answer that has ended, if requested; they vary between runs."""
     if not options.return_perf_metrics:
         return {}
     return {
@@ -149,14 +149,14 @@ def _measured(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]
 
 
 def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", options: Options, spell: Spell) -> np.ndarray:
-    """(1,): JSON as `_logprobs` makes it; nothing comes before the first token, so its log-probability is null."""
+    """Return the prompt's log-probabilities, (1,), as JSON of `_logprobs`; the first token's is null."""
     tokens = [Choice(prompt.tokens[0]), *scores]
-    texts = _texts(tokens, spell(not options.input_ids, ()))  # whose text has its special tokens
+    texts = _texts(tokens, spell(not options.input_ids, ()))  # a prompt given as text shows its special tokens
     return np.array([_logprobs(tokens, texts).encode("utf-8")], np.object_)
 
 
 def _logprobs(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
-    """JSON: a list of {token, text, logprob, top: [{token, text, logprob}]}."""
+    """Return JSON: a list of {token, text, logprob, top: [{token, text, logprob}]}."""
     entries = []
     for choice, text in zip(tokens, texts):
         listed = [
@@ -168,9 +168,9 @@ def _logprobs(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
 
 
 def _logprobs_by_id(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
-    """JSON: of each token {id: {logprob, rank, decoded_token}}, the token itself and the most probable ones.
+    """Return JSON: for each token {id: {logprob, rank, decoded_token}}, of itself and of the most probable ones.
 
-    A token's rank is that among those listed. Source: vllm_backend (8de0c14), src/utils/request.py.
+    A token's rank is its place among the listed ones. Source: vllm_backend (8de0c14), src/utils/request.py.
     """
     entries = []
     for choice, text in zip(tokens, texts):

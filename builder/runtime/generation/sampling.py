@@ -1,8 +1,8 @@
-"""From logits to tokens, over all rows of a step at once; each row has options and a random stream of its own.
+"""Choose tokens from logits, for all rows of a step at once; each row has its own options and random stream.
 
 Filters are those of transformers' logits processors, in its order: the rules of the request, temperature, top-k,
 top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), locally typical (arXiv:2202.00666), epsilon and eta
-(arXiv:2210.15191). Knows arrays; knows no text.
+(arXiv:2210.15191). The module knows arrays, and no text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .options import Options
 from .processors import Rules
 from .scores import highest
 
-CANDIDATES = 1024  # the most probable tokens that are looked at first; all are, where these do not settle it
+CANDIDATES = 1024  # most probable tokens examined first; all tokens are examined if these do not settle the choice
 
 
 @dataclass
 class Sampler:
-    """One row: the rules of its request, what it has said, and its random stream."""
+    """State of one row: the rules of its request, the tokens it generated, and its random stream."""
 
     rules: Rules
     stream: int = 0  # which of a request's n sequences this is
@@ -48,11 +48,11 @@ class Sampler:
 
     @property
     def plain(self) -> bool:
-        """Whether the highest logit is the answer as it stands."""
+        """True if the token with the highest logit is the next token."""
         return self.greedy and self.guide is None and self.rules.idle(len(self.generated))
 
     def settled_by(self, count: int, tokens: int) -> bool:
-        """Whether its next `tokens` tokens are among the `count` with the highest logits, and these say which."""
+        """Return True if the `count` highest logits are enough to choose the next `tokens` tokens."""
         options, length = self.options, len(self.generated)
         if self.guide is not None or options.logprobs >= 0 or not (self.greedy or 0 < options.top_k <= count):
             return False
@@ -60,22 +60,22 @@ class Sampler:
 
     @property
     def guided(self) -> bool:
-        """Whether its guide says what may come next: not of a first token that every answer begins with."""
+        """True if the guide limits the next token; it does not limit a first token that every answer begins with."""
         return self.guide is not None and len(self.generated) >= self.rules.begin
 
     def apply(self, scores: np.ndarray) -> None:
-        """Change (vocabulary,) in place as its rules want, then forbid what its guide does not allow."""
+        """Change `scores`, (vocabulary,), in place by the rules, then forbid what the guide does not allow."""
         self.rules.apply(scores, self.prompt, self.generated)
         if self.guide is not None and self.guided:
             self.guide.apply(scores)
 
     @property
     def forced(self) -> "list[int]":
-        """The tokens that come next whatever the model thinks of them."""
+        """Tokens that come next whatever their scores."""
         return self.guide.forced if self.guide is not None and self.guided else []
 
     def push(self, token: int) -> bool:
-        """`token` was chosen. Returns whether the guide is complete with it."""
+        """Append the chosen `token`; return True if it completes the guide."""
         if self.guide is not None and self.guided and token not in self.rules.ends:
             self.guide.push(token)
         self.generated.append(token)
@@ -84,7 +84,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen token; with log-probabilities, its own and those of the most probable tokens, best first."""
+    """Chosen token and, if requested, its log-probability and those of the most probable tokens, best first."""
 
     token: int
     logprob: "float | None" = None
@@ -92,7 +92,10 @@ class Choice:
 
 
 def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> "list[Choice]":
-    """Choose one token a row. `logits`: (rows, vocabulary) float32, not changed; or what settles it (`settled_by`)."""
+    """Choose one token a row from `logits`, (rows, vocabulary) float32, which are not changed.
+
+    `logits` may instead be Candidates, if they are enough for every row (`settled_by`).
+    """
     if isinstance(logits, Candidates):
         places = choose(logits.logits, samplers)
         return [Choice(int(tokens[position.token])) for tokens, position in zip(logits.tokens, places)]
@@ -137,7 +140,7 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
     tokens = np.zeros(len(samplers), np.int64)
     kinds = [_looked_at(sampler.options) for sampler in samplers]
     groups = [[row for row, kind in enumerate(kinds) if kind == wanted] for wanted in sorted(set(kinds))]
-    # all that can fail comes before the first draw: a step that is tried again finds the random streams as they were
+    # everything that can fail comes before the first draw: a step that is retried finds the random streams unchanged
     found = [_probabilities(_rows(scores, rows), [samplers[row].options for row in rows]) for rows in groups]
     for rows, (order, probabilities) in zip(groups, found):
         drawn = _draw(probabilities, [samplers[row] for row in rows])
@@ -146,22 +149,22 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
 
 
 def _looked_at(options: Options) -> int:
-    """How many of a row's tokens are looked at first, all that its top-k leaves; 0 where it has no filter.
+    """Return how many of a row's tokens to examine first, at least its top-k; 0 if the row has no filter.
 
-    Rows with the same number are filtered together: no other row's large top-k makes a row sort more.
+    Rows with the same number are filtered together, so another row's large top-k does not make a row sort more.
     """
     return max(CANDIDATES, options.top_k) if _filters(options) else 0
 
 
 def _probabilities(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray | None, np.ndarray]":
-    """Tokens of each row, best first, or None for all in their own order; and their probabilities."""
+    """Return each row's tokens, best first (None for all in their own order), and their probabilities."""
     return _candidates(scores, options) if _filters(options[0]) else (None, _softmax(scores))
 
 
 def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray, np.ndarray]":
-    """Tokens of each row, best first, and their probabilities after all filters; few of them where that settles it.
+    """Return each row's tokens, best first, and their probabilities after all filters.
 
-    `options` have as many tokens in common that are looked at first.
+    Only some of the tokens are examined if these settle the choice. All `options` have the same `_looked_at`.
     """
     size = min(_looked_at(options[0]), scores.shape[1])
     order, allowed = _filter(scores, options, size)
@@ -182,18 +185,18 @@ def _filters(options: Options) -> bool:
 
 
 def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tuple[np.ndarray, np.ndarray]":
-    """The `size` best tokens of each row, best first, and their probabilities after all filters."""
+    """Return the `size` best tokens of each row, best first, and their probabilities after all filters."""
     vocabulary = scores.shape[1]
     if size < vocabulary:
         order = np.argpartition(scores, vocabulary - size, axis=-1)[:, vocabulary - size :]
-        order.sort(axis=-1)  # of equal scores the lower id first, as among all
+        order.sort(axis=-1)  # among equal scores the lower id comes first, as in the full sort
         values = np.take_along_axis(scores, order, axis=-1)
     else:
         order, values = np.broadcast_to(np.arange(vocabulary), scores.shape), scores
     ranks = np.argsort(-values, axis=-1, kind="stable")
     order, values = np.take_along_axis(order, ranks, axis=-1), np.take_along_axis(values, ranks, axis=-1)
     top_k = np.array([o.top_k or vocabulary for o in options])
-    # each filter renormalises over what the one before left, as transformers' chain of processors does
+    # each filter renormalises over what the filter before it left, as transformers' chain of processors does
     allowed = np.isfinite(values) & (np.arange(size) < top_k[:, None])
     outside = np.where(top_k < vocabulary, 0.0, _mass(scores, values))
     probabilities = _normalised(values, allowed, outside)
@@ -211,7 +214,7 @@ def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tup
 
 
 def _mass(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The sum of exp(score - best) over the tokens that are not among `values`, a row."""
+    """Return, for each row, the sum of exp(score - best) over the tokens that are not among `values`."""
     best = values[:, :1]
     if values.shape[1] == scores.shape[1]:
         return np.zeros(len(scores))
@@ -219,7 +222,7 @@ def _mass(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _settled(order: np.ndarray, allowed: np.ndarray, options: "Sequence[Options]") -> bool:
-    """Whether no token outside the candidates could have passed the filters."""
+    """Return True if no token outside the candidates could have passed the filters."""
     for row, option in enumerate(options):
         if 0 < option.top_k <= order.shape[1]:
             continue
@@ -243,8 +246,8 @@ def _typical(probabilities: np.ndarray, allowed: np.ndarray, options: "Sequence[
 
 
 def _likely(values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
-    """Keep the tokens of at least a probability, or of one that falls with the entropy (arXiv:2210.15191)."""
-    best = np.arange(values.shape[1]) == allowed.argmax(axis=-1)[:, None]  # of those that are left
+    """Keep the tokens above a fixed probability, and above one that falls with the entropy (arXiv:2210.15191)."""
+    best = np.arange(values.shape[1]) == allowed.argmax(axis=-1)[:, None]  # of the tokens that are left
     epsilon = np.array([o.epsilon_cutoff for o in options])[:, None]
     allowed = allowed & ((_normalised(values, allowed, outside) >= epsilon) | best)
     eta = np.array([o.eta_cutoff for o in options])[:, None]
@@ -255,7 +258,7 @@ def _likely(values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, option
 
 
 def _normalised(values: np.ndarray, allowed: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """Probabilities of the kept values; `outside` is the mass beyond them, relative to the best."""
+    """Return probabilities of the kept values; `outside` is the mass beyond them, relative to the best."""
     weights = np.where(allowed, np.exp((values - values[:, :1]).astype(np.float64)), 0.0)
     return weights / (weights.sum(axis=-1) + outside)[:, None]
 
@@ -266,7 +269,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def _draw(probabilities: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
-    """Inverse transform sampling: one uniform number of each row's own stream."""
+    """Draw by inverse transform sampling, with one uniform number of each row's own stream."""
     cumulative = np.cumsum(probabilities, axis=-1)
     uniform = np.array([sampler.random.random() for sampler in samplers])
     target = uniform * cumulative[:, -1]
@@ -276,16 +279,16 @@ def _draw(probabilities: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarra
 
 
 def most_probable(logits: np.ndarray, count: int) -> np.ndarray:
-    """The `count` tokens with the highest of (vocabulary,), best first, of equal ones the lower id first.
+    """Return the `count` tokens with the highest `logits`, (vocabulary,), best first; ties go to the lower id.
 
-    A token that cannot come, -inf, is none of them.
+    Tokens with a logit of -inf are left out.
     """
     nothing = np.zeros(1, np.float32)
     return highest([logits], nothing, nothing, count)[1]
 
 
 def choice(logits: np.ndarray, token: int, wanted: int) -> Choice:
-    """`token`, with log-probabilities of (vocabulary,): its own, and of the `wanted` best."""
+    """Return `token` with its log-probability and those of the `wanted` best, from `logits`, (vocabulary,)."""
     best = float(logits.max())
     total = best + float(np.log(np.exp((logits - best).astype(np.float64)).sum()))
     top = most_probable(logits, wanted).tolist() if wanted else []

@@ -1,7 +1,7 @@
-"""Where a chat template runs: jinja2's immutable sandbox, with an end to the time, the text and the numbers it takes.
+"""Run chat templates in jinja2's immutable sandbox, with limits on time, text and numbers.
 
 A template comes from a checkpoint and is not trusted: nested loops, a macro that calls itself or a string that doubles
-would otherwise hold a server for ever. Loops and calls are counted as steps; each looks at the clock.
+would otherwise block a server forever. Loops and calls count as steps; each step checks the clock.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import jinja2.exceptions
 import jinja2.sandbox
 from jinja2 import nodes
 
-SECONDS = 2.0  # of this thread's processor time, for one chat; a step more is taken at most
+SECONDS = 2.0  # of this thread's CPU time, for one chat; it may be exceeded by one step
 LONGEST = 4 << 20  # characters or items of any value, and of a prompt
 LARGEST_POWER = 64
 WIDE = re.compile(r"\d{6,}")  # in a format string: a width that would fill memory
-PADDING_FILTERS = ("center", "format", "indent", "wordwrap")  # whose arguments say how long their result is
+PADDING_FILTERS = ("center", "format", "indent", "wordwrap")  # filters whose arguments set the length of the result
 
 
 class LimitError(jinja2.exceptions.SecurityError):
-    """A template asked for more time, text or numbers than it gets."""
+    """A template exceeded its limit of time, text or numbers."""
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -40,7 +40,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.filters[name] = _padding(name, self.filters[name])
 
     def begin(self) -> None:
-        """From now on time counts, in this thread."""
+        """Start the time limit in this thread."""
         self.clock.end = time.thread_time() + SECONDS
 
     def step(self) -> None:
@@ -48,12 +48,12 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise LimitError(f"they took it more than {SECONDS:g} s")
 
     def steps(self, values: Iterable[Any]) -> Iterator[Any]:
-        """`values`, one step each."""
+        """Yield `values`, counting one step each."""
         for value in values:
             self.step()
             yield value
 
-    def call(__self, __context: Any, __callable: Any, *arguments: Any, **named: Any) -> Any:  # as jinja2
+    def call(__self, __context: Any, __callable: Any, *arguments: Any, **named: Any) -> Any:  # signature as in jinja2
         __self.step()
         if isinstance(getattr(__callable, "__self__", None), str):
             _refuse_wide("", *arguments, *named.values())
@@ -76,7 +76,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return sized(super().call_binop(context, operator, left, right))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Every loop goes through `steps`, and what is joined by ~ through `sized`."""
+        """Wrap every loop in `steps`, and every concatenation with ~ in `sized`."""
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
             loop.iter = self._filtered(loop.iter, "_steps")
@@ -93,16 +93,16 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def sized(value: Any) -> Any:
-    """`value`, unless it is too long."""
+    """Return `value`; raise LimitError if it is too long."""
     if isinstance(value, str | list | tuple) and len(value) > LONGEST:
         raise LimitError(f"a value longer than {LONGEST}")
     return value
 
 
 def _padding(name: str, apply: Any) -> Any:
-    """The filter `apply`, unless it is asked for more than a value may have."""
+    """Return the filter `apply`, which then raises LimitError if its result would be too long."""
 
-    @functools.wraps(apply)  # with the marks that say what else jinja2 hands to it
+    @functools.wraps(apply)  # keeps the marks that say what else jinja2 passes to it
     def guarded(*arguments: Any, **named: Any) -> Any:
         text = next((value for value in arguments if isinstance(value, str)), "") if name == "format" else ""
         _refuse_wide(text, *arguments, *named.values())
@@ -112,7 +112,7 @@ def _padding(name: str, apply: Any) -> Any:
 
 
 def _format(text: str, apply: Any) -> Any:
-    """str.format of `text`, unless a field is wider than a value may be."""
+    """Return str.format of `text`, which then raises LimitError if a field is too wide."""
 
     @functools.wraps(apply)
     def guarded(*arguments: Any, **named: Any) -> Any:
@@ -123,6 +123,6 @@ def _format(text: str, apply: Any) -> Any:
 
 
 def _refuse_wide(format: str, *values: Any) -> None:
-    """Refuse a width in a format string, or a number, that text would be padded to."""
+    """Raise LimitError for a width, in a format string or a number, to which text would be padded."""
     if WIDE.search(format) or any(isinstance(value, int) and value > LONGEST for value in values):
         raise LimitError("a width of more than 5 digits")

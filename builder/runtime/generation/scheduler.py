@@ -1,11 +1,11 @@
-"""Who runs: the queue, the slots that its sequences are given, and the calls of each step.
+"""Schedule the decode loop: the queue, the slots of its sequences, and the calls of each step.
 
-A step drops what is over, admits what waits, runs a bounded piece of prefill and then one token of every running
-sequence and beam, of some with tokens that may follow it; where slots share memory in blocks, all in one call, and
-where the executor joins them, prompts that begin in slots beside one another. Where the memory of blocks runs out, the
-last in the order of the queue gives way: it waits again, and is computed again from its tokens. Knows requests, slots
-and, for encoder-decoders, whose text has been read; knows nothing about logits, sampling or threads, except that others
-add to the queue while it is looked at.
+A step drops what ended, admits waiting sequences, and runs a bounded piece of prefill and then one token of every
+running sequence and beam, some with guessed tokens after it. Where slots share memory in blocks, all of this is one
+call; where the executor joins them, the starts of prompts in adjacent slots are one call. When blocks run out, the last
+sequence in the order of the queue is preempted: it waits again, and is recomputed from its tokens. Knows requests,
+slots and, for encoder-decoders, whose text has been encoded; knows nothing about logits, sampling or threads, except
+that others add to the queue concurrently.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ FEW = 8  # tokens of a call with guesses: with 16, guesses took longer than they
 
 @dataclass(frozen=True)
 class Limits:
-    """What may wait, and how much of the prompts is read between two steps."""
+    """Limits of the queue, and of the prompt tokens that run between two steps."""
 
     queue: int  # sequences that may wait; 0: any number
     prefill_tokens: int  # of prompts, between two decode steps; of texts, in one encoder call
-    wait_s: float = 0  # how long a request may wait for its turn; 0: for ever
+    wait_s: float = 0  # how long a request may wait for its turn; 0: no limit
 
 
 class Scheduler:
-    """Owns the queue and the sequences that run. `changed` guards the queue and tells who waits for it."""
+    """Owner of the queue and the running sequences. `changed` guards the queue and signals its changes."""
 
     def __init__(
         self,
@@ -50,8 +50,9 @@ class Scheduler:
         joins: bool = False,
         drafter: Drafter | None = None,
     ) -> None:
-        """`guesses`: whether rows may run tokens ahead; `joins`: whether beginnings run as one call; see Executor.
-        `drafter`: what guesses where no text repeats.
+        """Create an empty queue. `guesses`, `joins`: what the executor supports, see Executor.
+
+        `drafter`: guesses where no text repeats.
         """
         self.guesses, self.joins, self.drafter = guesses, joins, drafter
         self.cache, self.limits, self.stats, self.reader = cache, limits, stats, reader
@@ -62,7 +63,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or runs."""
+        """True if any sequence waits or runs."""
         return bool(self.waiting or self.running)
 
     def submit(self, sequences: Sequence[Running]) -> None:
@@ -81,19 +82,21 @@ class Scheduler:
             self.changed.notify_all()
 
     def startable(self) -> bool:
-        """Whether a step could do something for a sequence that waits."""
+        """Return True if a step could do something for a waiting sequence."""
         return any(self._ready(entry[2]) or not entry[2].request.active for entry in self.waiting)
 
     def unread(self) -> list[Request]:
-        """What the encoder has yet to read, in order, no further ahead than there are slots."""
+        """Return the requests that the encoder has yet to read, in order, no further ahead than there are slots."""
         if self.reader is None:
             return []
         ahead = heapq.nsmallest(len(self.cache.taken), self.waiting)
         return self.reader.unread(sequence for _, _, sequence in ahead)
 
     def schedule(self) -> Iterator[Sequence[Call]]:
-        """The calls of one step: those that run together, and then others, which are made when the tokens of the ones
-        before them have been chosen."""
+        """Yield the calls of one step: those that run together, then the others.
+
+        The later calls are built when the tokens of the earlier ones have been chosen.
+        """
         self._drop()
         self._admit()
         if self.cache.blocks is not None:
@@ -104,7 +107,7 @@ class Scheduler:
         self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
 
     def finish(self, sequence: Running) -> None:
-        """Free the slots of a sequence that is over."""
+        """Free the slots of a sequence that ended."""
         sequence.status = SequenceStatus.FINISHED
         self.running.remove(sequence)
         for slot in sequence.slots:
@@ -113,13 +116,13 @@ class Scheduler:
             self.reader.release(sequence)
 
     def refuse(self, request: Request, error: Exception) -> None:
-        """Tell a client the one error of its request; its slots are free with the next step."""
+        """Send a client the one error of its request; its slots become free with the next step."""
         if request.refuse(error):
             with self.changed:  # the thread that writes answers refuses too
                 self.stats.failures += 1
 
     def refuse_all(self, error: Exception) -> None:
-        """Empty the queue and stop all that runs."""
+        """Empty the queue and fail every waiting and running request."""
         with self.changed:
             left = [*(entry[2] for entry in self.waiting), *self.running]
             self.waiting, self.running = [], []
@@ -130,7 +133,7 @@ class Scheduler:
         return self.reader is None or sequence.request.encoded is not None
 
     def _drop(self) -> None:
-        """Refuse requests whose time is over, and forget those that nobody waits for."""
+        """Refuse requests past their deadline, and drop those that are no longer active."""
         now = time.monotonic()
         with self.changed:
             queued = [sequence for _, _, sequence in self.waiting]
@@ -148,9 +151,9 @@ class Scheduler:
             self.finish(sequence)
 
     def _refuse_late(self, queued: Sequence[Running], now: float) -> None:
-        """Refuse requests that have waited too long for their turn, of which nothing runs."""
+        """Refuse requests that have waited too long for their turn, if none of their sequences runs."""
         wait = self.limits.wait_s
-        waiting = [sequence.request for sequence in queued if not sequence.restarted]  # its turn had come
+        waiting = [sequence.request for sequence in queued if not sequence.restarted]  # these had their turn
         late = [request for request in waiting if wait and now > request.arrived + wait]
         started = {sequence.request for sequence in self.running} if late else ()
         for request in late:
@@ -161,9 +164,9 @@ class Scheduler:
                 )
 
     def _admit(self) -> None:
-        """Give free slots to the sequences that wait, in order; the first of a request prefills for its siblings.
+        """Give free slots to waiting sequences, in order; the first of a request prefills for its siblings.
 
-        Where the next needs more slots than are free, as a search does, those after it may only have what it leaves.
+        If the next needs more slots than are free, as a search does, those after it get only the slots that it leaves.
         """
         with self.changed:
             skipped, free, spare = [], self.cache.free, len(self.cache.taken)
@@ -174,7 +177,7 @@ class Scheduler:
                     skipped.append(entry)
                     spare = min(spare, self._left_by(sequence))
                 elif not self.cache.admits(sequence.tokens, sequence.width):
-                    skipped.append(entry)  # it is the next: what comes free is kept for it
+                    skipped.append(entry)  # it is the next: freed memory is kept for it
                     break
                 elif self._ready(sequence) and not self._sibling_prefills(sequence):
                     self._start(sequence)
@@ -187,7 +190,7 @@ class Scheduler:
                 self.changed.notify_all()  # the encoder may read on
 
     def _left_by(self, waiting: Running) -> int:
-        """Slots that later sequences may have, so that it begins when those before it have ended."""
+        """Return how many slots later sequences may take without delaying `waiting`."""
         later = sum(running.width for running in self.running if _turn(running) > _turn(waiting))
         return max(0, len(self.cache.taken) - waiting.width - later)
 
@@ -215,9 +218,10 @@ class Scheduler:
         return [sequence for sequence in self.running if sequence.status is status and sequence.request.active]
 
     def fast_forward(self, sequence: GeneratedSequence, forced: int) -> bool:
-        """Whether `forced` tokens that are known go through one call of their own, and no steps.
+        """Start to run `forced` known tokens in their own call instead of steps; return False if that does not pay.
 
-        Such a call costs as much as a step of one row: it is for a row that would need more steps than there are rows.
+        Such a call costs as much as a step of one row: it pays for a row that would need at least as many steps as
+        there are rows.
         """
         if self.reader is not None or forced < len(self.running):
             return False
@@ -229,7 +233,7 @@ class Scheduler:
             yield [prefill(self.cache, sequence, tokens) for sequence, tokens in group]
 
     def _pieces(self) -> list[PromptPiece]:
-        """Pieces of prompts, and of what is known to follow, first come first, up to the limit of a step."""
+        """Return pieces of prompts, and of known tokens after them, first come first, up to the limit of a step."""
         pieces, budget = [], self.limits.prefill_tokens
         for sequence in self._active(SequenceStatus.PREFILLING):
             if budget <= 0:
@@ -240,21 +244,20 @@ class Scheduler:
         return pieces
 
     def _decode(self) -> Iterator[Call]:
-        """One token of every sequence and beam that is past its prompt, in one call."""
+        """Yield a call with one token of every sequence and beam past its prompt, or the calls of one with a guess."""
         sequences = self._active(SequenceStatus.DECODING)
         if not sequences:
             return
-        if len(self.running) == 1 and (guesses := self._guess(sequences)):  # among others a call of its own costs more
+        if len(self.running) == 1 and (guesses := self._guess(sequences)):  # with more rows its own call costs more
             yield from guesses
             return
         self._close_holes()
         yield step(self.cache, sequences)
 
     def _together(self) -> Sequence[Call]:
-        """The same for one run, within the blocks that there are: a piece of a prompt then costs no reading of the
-        weights of its own.
+        """Return the calls of one run over blocks: steps, guesses and prompts, so that prompts share a weight pass.
 
-        The step comes first: it ends the slots of its range where they stand, and prompts go on from there.
+        Steps come first: they end the slots of their range where they are, and prompts go on from there.
         """
         while True:
             sequences, pieces = self._active(SequenceStatus.DECODING), self._pieces()
@@ -264,12 +267,12 @@ class Scheduler:
         guesses = [] if pieces else self._guess(sequences)
         steps = [sequence for sequence in sequences if all(sequence is not call.sequences[0] for call in guesses)]
         if guesses and not self.cache.has_room([*growths(self.cache, steps, ()), *map(growth, guesses)]):
-            guesses, steps = [], sequences  # what free slots remember is worth more than a guess
+            guesses, steps = [], sequences  # reusable content of free slots is worth more than a guess
         calls = [step(self.cache, steps)] if steps else []
         return [*calls, *guesses, *(prefill(self.cache, sequence, tokens) for sequence, tokens in pieces)]
 
     def _guess(self, sequences: Sequence[Running]) -> list[Call]:
-        """Steps of those that have a guess, the first come first, while all together run no more than `FEW` tokens."""
+        """Return steps of sequences with a guess, first come first, while a run has at most `FEW` tokens."""
         calls: list[Call] = []
         left = FEW - sum(sequence.width for sequence in sequences) if self.guesses else 0
         if self.drafter is not None:
@@ -281,7 +284,7 @@ class Scheduler:
         return calls
 
     def _preempt(self) -> None:
-        """Let the last in the order of the queue wait again; what its slots hold may be forgotten."""
+        """Preempt the last sequence in the order of the queue; the content of its slots may be evicted."""
         last = max(self.running, key=_turn)
         self.running.remove(last)
         for slot in last.slots:
@@ -293,7 +296,7 @@ class Scheduler:
         self.stats.preemptions += 1
 
     def _close_holes(self) -> None:
-        """Move sequences into the holes that finished ones left, unless others wait for those."""
+        """Move sequences into the holes that finished ones left, unless waiting sequences can take those."""
         if any(self._ready(entry[2]) for entry in self.waiting):
             return
         while (moved := self.cache.close_hole()) is not None:
@@ -306,7 +309,7 @@ class Scheduler:
 
 
 def _turn(sequence: Running) -> tuple[int, int]:
-    """By what sequences are ordered: priority, then arrival."""
+    """Return the order of a sequence in the queue: priority, then arrival."""
     return sequence.request.options.priority, sequence.turn
 
 

@@ -1,4 +1,4 @@
-"""What a choice among tokens needs of their scores: the highest, and the logarithm of the sum of exponentials.
+"""Select the highest scores and compute log-sum-exp, for choosing among tokens.
 
 Knows arrays; knows nothing about beams, samplers or rules.
 """
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-GROUPS = 512  # of tokens, whose maxima are looked at first
-SMALL = 32  # exponentials of scores no further from zero neither overflow nor lose what counts
+GROUPS = 512  # groups of tokens, whose maxima are examined first
+SMALL = 32  # exponentials of scores no further from zero neither overflow nor lose precision that matters
 
 
 def log_sum_exp(row: np.ndarray, room: np.ndarray) -> np.float32:
-    """The logarithm of the sum of exponentials of (vocabulary,) float32. `room`: one more, which is written over.
+    """Return the log of the sum of exponentials of `row`, (vocabulary,) float32; `room`, of the same shape, is scratch.
 
-    Zero where all are -inf: they stay so when it is taken away, and -inf would make them NaN.
+    Zero if all are -inf: subtracting it leaves them -inf, while subtracting -inf would make them NaN.
     """
     best = row.max()
     if best == -np.inf:
@@ -30,13 +30,12 @@ def log_sum_exp(row: np.ndarray, room: np.ndarray) -> np.float32:
 def highest(
     rows: "Sequence[np.ndarray]", totals: np.ndarray, scores: np.ndarray, count: int
 ) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-    """The `count` tokens of all `rows`, (vocabulary,) each, with the highest row[token] - total + score.
+    """Return the `count` tokens of all `rows`, (vocabulary,) each, with the highest row[token] - total + score.
 
-    `totals`, `scores`: one of each row. Returns row, token and that value of each, best first; of equal ones the lower
-    row first, of one row what was higher before it was rounded to that value, and then the lower token. What is
-    forbidden, -inf, is never among them, so there may be fewer.
-
-    Each lies in one of the `count` groups of tokens with the highest maxima, so only those are looked into.
+    `totals`, `scores`: one for each row. Returns row, token and that value of each, best first. Ties go to the lower
+    row, then, within a row, to the token that was higher before rounding to that value, and then to the lower token.
+    Banned tokens, -inf, are left out, so there may be fewer. Each result lies in one of the `count` groups of tokens
+    with the highest maxima, so only those are searched.
     """
     size = min(GROUPS, len(rows[0]))
     maxima = np.array([_maxima(row, size) for row in rows])
@@ -56,9 +55,9 @@ def highest(
 def best_of(
     values: np.ndarray, logits: np.ndarray, tokens: np.ndarray, count: int
 ) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-    """The `count` highest of `values`, (rows, tokens), as `highest` returns them.
+    """Return the `count` highest of `values`, (rows, tokens), in the form of `highest`.
 
-    `logits`: what they were made of; `tokens`: which they are of.
+    `logits`: the values before rounding, for ties; `tokens`: the token of each value.
     """
     owners = np.repeat(np.arange(len(values)), values.shape[1])
     inside = values.ravel() > -np.inf
@@ -73,7 +72,7 @@ def _best(
 
 
 def _maxima(row: np.ndarray, size: int) -> np.ndarray:
-    """The highest of each group of (vocabulary,): every `size`-th token is of one group."""
+    """Return the maximum of each group of a (vocabulary,): every `size`-th token belongs to the same group."""
     whole = len(row) // size * size
     maxima: np.ndarray = row[:whole].reshape(-1, size).max(axis=0)
     rest = row[whole:]
@@ -82,7 +81,7 @@ def _maxima(row: np.ndarray, size: int) -> np.ndarray:
 
 
 def _reaching(values: np.ndarray, count: int) -> np.ndarray:
-    """The places of what may be among the `count` highest: all that are not below these, and not forbidden."""
+    """Return the places of all values that may be among the `count` highest: not below these, and not -inf."""
     flat = values.ravel()
     least = np.partition(flat, flat.size - count)[flat.size - count] if count < flat.size else -np.inf
     return np.flatnonzero((flat >= least) & (flat > -np.inf))

@@ -1,4 +1,4 @@
-"""What the decode loop runs: a sequence that says a token a step, or the beams of one search. Both end as text.
+"""Sequences that the decode loop runs: one that generates a token a step, or the beams of one search.
 
 Knows token ids, detokenisers and stops; knows nothing about slots' contents, executors or Triton.
 """
@@ -24,15 +24,15 @@ from .text import Detokenizer, StopStrings
 
 
 class RequestStatus(enum.Enum):
-    """Whether anybody still waits for the answers of a request."""
+    """State of a request: whether its client still waits for the answers."""
 
     ACTIVE = "active"
-    CANCELLED = "cancelled"  # its client is gone
-    FAILED = "failed"  # its client has been told why
+    CANCELLED = "cancelled"  # its client disconnected
+    FAILED = "failed"  # its client got an error
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is; one that is preempted waits again."""
+    """Stage of a sequence; a preempted one waits again."""
 
     WAITING = "waiting"  # in the queue, without a slot
     PREFILLING = "prefilling"  # its prompt is read in pieces
@@ -40,17 +40,17 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
-Later = Callable[[Callable[[], None]], None]  # does one after the other what it is given, in any thread
+Later = Callable[[Callable[[], None]], None]  # runs its arguments one after the other, in any thread
 
 
 def at_once(work: "Callable[[], None]") -> None:
-    """Do `work` in the thread that has it."""
+    """Run `work` in the calling thread."""
     work()
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step gave one sequence. `finish_reason` is set on the last piece, `score` on one of a beam search."""
+    """Result of one step for one sequence: `finish_reason` is set on the last piece, `score` with beam search."""
 
     index: int
     text: str
@@ -64,11 +64,11 @@ class Piece:
 
 @dataclass(eq=False)
 class Request:
-    """One request on its way: its prompt, and where its pieces, or its one error, go.
+    """Request in progress: its prompt, and where its pieces, or its one error, go.
 
-    `source` is what the encoder of an encoder-decoder model reads; `prompt` is then the one token a decoder starts
-    with. `encoded` are its keys and values, once there. `later`: has its pieces passed on, at once or by another
-    thread; after one that could not be, `broken`, none is.
+    `source` is what the encoder of an encoder-decoder model reads; `prompt` is then the one token that the decoder
+    starts from. `encoded`: the source's keys and values, once computed. `later` runs the delivery of its pieces, at
+    once or in another thread; after a piece that could not be delivered (`broken`), no more are.
     """
 
     prompt: "list[int]"
@@ -80,45 +80,45 @@ class Request:
     source: "tuple[int, ...]" = ()
     arrived: float = field(default_factory=time.monotonic)
     first_token: "float | None" = None
-    cached_tokens: int = 0  # of its prompt, whose keys and values were there when its first sequence got a slot
-    queue_seconds: "float | None" = None  # until then
-    encoding: bool = False  # the encoder reads its source, or has read it
+    cached_tokens: int = 0  # tokens of its prompt that were in the cache when its first sequence got a slot
+    queue_seconds: "float | None" = None  # time until then
+    encoding: bool = False  # True once the encoder reads its source, or has read it
     encoded: Any = None
-    unplaced: int = 0  # of its sequences, those that wait
-    scores: "list[Choice] | None" = None  # of the prompt's tokens after the first, as far as known, where asked for
+    unplaced: int = 0  # how many of its sequences wait
+    scores: "list[Choice] | None" = None  # of the prompt's tokens after the first, as far as known, if requested
     status: RequestStatus = RequestStatus.ACTIVE
     later: Later = at_once
     broken: bool = False
-    ending: threading.Lock = field(default_factory=threading.Lock)  # of `status`: several threads may end a request
+    ending: threading.Lock = field(default_factory=threading.Lock)  # guards `status`: several threads may end a request
 
     @property
     def active(self) -> bool:
-        """Whether somebody waits for its answer."""
+        """True if the client still waits for the answer."""
         return self.status is RequestStatus.ACTIVE
 
     @property
     def scored(self) -> bool:
-        """Whether log-probabilities of its prompt are still to come."""
+        """True if log-probabilities of its prompt are still to come."""
         return self.scores is not None and len(self.scores) < len(self.prompt) - 1
 
     @property
     def reusable(self) -> int:
-        """How many of its prompt's tokens need not run where their keys and values are there already."""
-        return len(self.prompt) - 1 if self.scores is None else len(self.scores)  # so many have given their logits
+        """Number of prompt tokens that need not run if their keys and values are cached."""
+        return len(self.prompt) - 1 if self.scores is None else len(self.scores)  # these have given their logits
 
     def score(self, start: int, logits: np.ndarray) -> None:
-        """Note log-probabilities: `logits`, (positions, vocabulary), come after the prompt's tokens from `start` on."""
+        """Record log-probabilities: `logits`, (positions, vocabulary), follow the prompt's tokens from `start` on."""
         assert self.scores is not None
         known = len(self.scores)
         for row, token in zip(logits[known - start :], self.prompt[known + 1 :]):
             self.scores.append(choice(row, token, self.options.prompt_logprobs))
 
     def cancel(self) -> bool:
-        """Nobody waits for its answer any more: its slots are free with the next step. False where it was over."""
+        """Cancel the request: its slots become free with the next step. Returns False if it had ended."""
         return self._ends_as(RequestStatus.CANCELLED)
 
     def refuse(self, error: Exception) -> bool:
-        """Tell the client `error`; False where the request is over already, for it has one error at most."""
+        """Send the client `error`; return False if the request has ended, for it gets one error at most."""
         if not self._ends_as(RequestStatus.FAILED):
             return False
         self.fail(error)
@@ -140,7 +140,7 @@ class GeneratedSequence:
     stops: StopStrings
     end_ids: "frozenset[int]"
     slots: "list[int]" = field(default_factory=list)
-    source: int = -1  # the place in the arena of what it attends to
+    source: int = -1  # place in the arena of the text that it attends to
     status: SequenceStatus = SequenceStatus.WAITING
     turn: int = 0  # in the order of arrival
     restarted: bool = False
@@ -154,7 +154,7 @@ class GeneratedSequence:
         return self.sampler.stream
 
     def restart(self) -> None:
-        """Its keys and values are gone: they are computed again, from the same tokens."""
+        """Start again from the same tokens, whose keys and values were evicted."""
         self.slots, self.restarted = [], True
 
     @property
@@ -163,33 +163,33 @@ class GeneratedSequence:
 
     @property
     def tokens(self) -> "list[int]":
-        """All that the next call needs to have been run before it gives a new token."""
+        """Tokens that must have run before the next new token."""
         return [*self.request.prompt, *self.sampler.generated]
 
     def inputs(self) -> "list[int]":
-        """The token that the next step runs."""
+        """Return the token that the next step runs."""
         return [(self.sampler.generated or self.request.prompt)[-1]]
 
     def room(self, max_length: int) -> int:
-        """How many tokens may be guessed after its `inputs`: no more than it may say; none of a guided one."""
+        """Return how many tokens may be guessed after its `inputs`, within its limits; 0 with a guide."""
         request = self.request
         left = min(request.max_tokens, max_length - len(request.prompt)) - self.generated - 1
         return 0 if self.sampler.guide is not None else max(0, left)
 
     @cached_property
     def lookup(self) -> Lookup:
-        """What its text repeats, as far as `looked_up` was asked."""
+        """Lookup of repeated text, as far as `looked_up` was called."""
         return Lookup(self.request.prompt)
 
     def looked_up(self, most: int) -> "list[int]":
-        """Up to `most` tokens that may come after its `inputs`, for they did before."""
+        """Return up to `most` tokens that may come after its `inputs`, because they did before."""
         self.lookup.extend(self.sampler.generated[len(self.lookup.tokens) - len(self.request.prompt) :])
         return self.lookup.guess(most)
 
     def advance(self, choice: Choice, max_length: int) -> "Piece | None":
-        """Append a token: the piece to pass on; None where it only began a character or a stop string.
+        """Append a token; return the piece to pass on, or None if it only began a character or a stop string.
 
-        Raises InputError where its guide cannot go on.
+        Raises InputError if its guide cannot go on.
         """
         sampler, options = self.sampler, self.request.options
         whole = sampler.push(choice.token)
@@ -223,13 +223,13 @@ class GeneratedSequence:
 
 @dataclass(eq=False)
 class Beams:
-    """The beams of one request; they say nothing until the search is over, and then its n best hypotheses."""
+    """Beams of one request; it returns nothing until the search ends, and then its n best hypotheses."""
 
     request: Request
     search: BeamSearch
     detokenizer: "Callable[[], Detokenizer]"
     slots: "list[int]" = field(default_factory=list)  # those of running beams first
-    source: int = -1  # the place in the arena of what it attends to
+    source: int = -1  # place in the arena of the text that it attends to
     status: SequenceStatus = SequenceStatus.WAITING
     turn: int = 0  # in the order of arrival
     restarted: bool = False
@@ -239,7 +239,7 @@ class Beams:
         return self.search.width
 
     def restart(self) -> None:
-        """Its keys and values are gone: the search begins again, and finds the same."""
+        """Start the search again, with the same result; its keys and values were evicted."""
         self.search = BeamSearch(self.search.rules, self.request.prompt, self.search.end_ids)
         self.slots, self.restarted = [], True
 
@@ -249,15 +249,15 @@ class Beams:
 
     @property
     def tokens(self) -> "list[int]":
-        """What runs before its beams part."""
+        """Tokens that run before its beams diverge."""
         return self.request.prompt
 
     def inputs(self) -> "list[int]":
-        """The token of each running beam that the next step runs."""
+        """Return the token of each running beam that the next step runs."""
         return [(generated or self.request.prompt)[-1] for generated in self.search.generated]
 
     def pieces(self) -> "list[Piece]":
-        """The n best hypotheses, best first."""
+        """Return the n best hypotheses, best first."""
         pieces = []
         for index, hypothesis in enumerate(self.search.ended[: self.request.options.n]):
             detokenizer = self.detokenizer()

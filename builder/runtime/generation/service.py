@@ -1,4 +1,4 @@
-"""A generating model without Triton: one request's tensors in, its responses out through a callback.
+"""Serve a generating model without Triton: one request's tensors in, its responses out through a callback.
 
 Reads serving.json and the tokeniser beside it.
 """
@@ -37,7 +37,7 @@ from .text import Detokenizer, Spelling, StopStrings
 
 
 class Service:
-    """Everything a front model does between Triton's requests and responses."""
+    """Everything that a front model does between Triton's requests and responses."""
 
     def __init__(self, folder: Path, infer: "EngineModel | None" = None) -> None:
         self.serving = load_generation(folder)
@@ -67,17 +67,17 @@ class Service:
         return prepared[0].request
 
     def start(self, prepared: "Sequence[Running]") -> None:
-        """Start answering what `prepare` made. Raises QueueFull and EngineFailed."""
+        """Start answering the sequences that `prepare` returned. Raises QueueFull and EngineFailed."""
         self.engine.submit(prepared)
 
     def prepare(
         self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond, later: Later = at_once
     ) -> "list[Running]":
-        """Read one request, all that takes long of it. Raises InputError for one that cannot be answered.
+        """Read one request, including all the slow work; raise InputError if it cannot be answered.
 
-        Nothing is left to run of one that asks for tokens: it is answered at once.
-        `respond` is called with `True` exactly once, last. `later`: does what makes answers of what the loop has said,
-        which may take long (log-probabilities are written as JSON), from the loop's thread or from another.
+        A request that only asks for tokens is answered at once, and the returned list is empty. `respond` is called
+        with `True` exactly once, last. `later` runs what turns the loop's pieces into responses, which may be slow
+        (log-probabilities are written as JSON), in the loop's thread or in another.
         """
         limits = self.serving.limits
         refuse_large({name: array for name, array in tensors.items() if name != "input_ids"}, limits, parameters)
@@ -108,7 +108,7 @@ class Service:
         room = longest - len(prompt.tokens)
         if options.max_tokens is None:
             total = self.serving.total_length or longest
-            if total <= len(prompt.tokens) < longest:  # transformers' generate refuses that as well
+            if total <= len(prompt.tokens) < longest:  # transformers' generate refuses this as well
                 raise InputError(
                     f"the prompt has {len(prompt.tokens)} tokens, and the checkpoint's max_length allows {total} for "
                     "prompt and answer together; send max_tokens or a shorter prompt"
@@ -128,7 +128,7 @@ class Service:
         return options.max_tokens
 
     def _sequences(self, request: Request, first: "int | None") -> "list[Running]":
-        """What the engine is to run for a request: its n sequences, or the beams of its one search."""
+        """Return what the engine runs for a request: its n sequences, or its one beam search."""
         options = request.options
         if options.num_beams > self.serving.beams:
             raise InputError(
@@ -141,13 +141,13 @@ class Service:
         always, guide = self.serving.rules, None
         if options.guide is not None:
             guide = self.guides(options.guide)
-            always = replace(always, last=())  # an answer that is cut off ends where it is cut
+            always = replace(always, last=())  # a guided answer that is cut off gets no forced last token
         bad_words = self._bad_words(options)
         rules = rules_of(always, options, tuple(sorted(ends)), bad_words, source, first, request.max_tokens)
 
         def detokenizer() -> Detokenizer:
             special = options.skip_special_tokens
-            clean_up = self.serving.clean_up and guide is None  # a guide says what the text is, spaces too
+            clean_up = self.serving.clean_up and guide is None  # a guide determines the text, spaces too
             return Detokenizer(self.tokenizer, request.prompt, special, clean_up)
 
         if options.num_beams > 1:
@@ -164,25 +164,25 @@ class Service:
         ]
 
     def _ends(self, options: Options) -> "frozenset[int]":
-        """The tokens that end an answer."""
+        """Return the tokens that end an answer."""
         ends = {*options.stop_token_ids, *(() if options.ignore_eos else self.serving.end_ids)}
-        ends |= {self.special[word] for word in options.stop_words if word in self.special}  # which no text shows
+        ends |= {self.special[word] for word in options.stop_words if word in self.special}  # not shown in text
         return frozenset(ends)
 
     def _refuse_strange(self, options: Options) -> None:
-        """Raise InputError for what is not a token of this model."""
+        """Raise InputError for token ids outside the vocabulary."""
         tokens, vocabulary = (*options.logit_bias, *options.stop_token_ids, *options.input_ids), self.serving.vocabulary
         strange = [token for token in tokens if not 0 <= token < vocabulary]
         if strange:
             raise InputError(f"{strange[0]} is not a token id; this model has 0 to {vocabulary - 1}")
 
     def _held(self, beams: int) -> int:
-        """The tokens, prompt and answer, of which an empty cache holds `beams` rows."""
+        """Return how many tokens, prompt and answer, each of `beams` rows can have in an empty cache."""
         blocks = self.engine.cache.blocks
         return self.serving.arena.length if blocks is None else blocks.count // beams * blocks.size
 
     def _refuse_too_large(self, request: Request) -> None:
-        """Raise InputError for what would not fit into an empty cache whose memory sequences share."""
+        """Raise InputError for a request that would not fit into an empty cache of shared blocks."""
         blocks, beams = self.engine.cache.blocks, request.options.num_beams
         tokens = len(request.prompt) + request.max_tokens
         if blocks is not None and beams * blocks.of(tokens) > blocks.count:
@@ -200,14 +200,14 @@ class Service:
         return tuple(words)
 
     def spelling(self, skip_special: bool, before: "Sequence[int]") -> Spelling:
-        """How tokens that follow `before` are written."""
+        """Return the spelling of tokens that follow `before`."""
         return Spelling(self.tokenizer, self.hidden if skip_special else (), before)
 
 
 def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel | None") -> Executor:
-    """The executor that serving.json describes; `infer` is for those that call another model.
+    """Return the executor that serving.json describes; `infer` is for executors that call another model.
 
-    Raises ContractError where its engine is not here.
+    Raises ContractError if its engine is not in this package.
     """
     arena = serving.arena
     geometry = Geometry(
@@ -224,7 +224,7 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel 
 
 
 def make_draft(folder: Path, serving: GenerationServing) -> "Executor | None":
-    """The executor of the model that guesses, opened as the one that answers is; None where there is none.
+    """Return the executor of the draft model, opened like the answering model's, or None without a draft.
 
     Raises ContractError.
     """
@@ -235,7 +235,7 @@ def make_draft(folder: Path, serving: GenerationServing) -> "Executor | None":
 
 
 def _engine(name: str) -> Any:
-    """The module in executors/ of an engine, which is installed where it serves. Raises ContractError."""
+    """Import the module in executors/ of an engine, present where it serves. Raises ContractError if it is not."""
     if Path(__file__).with_name("executors").joinpath(f"{name}.py").is_file():
         module = importlib.import_module(f".executors.{name}", __package__)
         if hasattr(module, "open_executor"):

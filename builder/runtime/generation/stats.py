@@ -1,4 +1,4 @@
-"""What the decode loop counts, and says of itself on Triton's /metrics."""
+"""Metrics of the decode loop, which Triton publishes on /metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAMILIES = (
 
 @dataclass
 class Stats:
-    """Counts since the start, and what runs now."""
+    """Counters since the start, and gauges of the present state."""
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
@@ -50,9 +50,9 @@ class Stats:
     encoded_tokens: int = 0
     encoder_calls: int = 0
     guessed_tokens: int = 0  # by prompt lookup
-    right_guesses: int = 0  # of those tokens
+    right_guesses: int = 0  # of the guessed tokens
     drafted_tokens: int = 0  # by a draft model
-    right_drafts: int = 0  # of those tokens
+    right_drafts: int = 0  # of the drafted tokens
     moved_positions: int = 0  # of beams' keys and values
     preemptions: int = 0
     running: int = 0
@@ -63,7 +63,7 @@ class Stats:
     loaded_timestamp_seconds: float = field(default_factory=time.time)
 
     def count_guess(self, tokens: int, right: int, drafted: bool) -> None:
-        """A guess of so many tokens was verified, of which so many were right."""
+        """Count a verified guess of `tokens` tokens, of which `right` were right."""
         if drafted:
             self.drafted_tokens += tokens
             self.right_drafts += right
@@ -73,5 +73,5 @@ class Stats:
 
 
 def values(stats: Stats) -> dict[str, float]:
-    """The value of each family now."""
+    """Return the present value of each family."""
     return {name: float(getattr(stats, name)) for name, _, _ in FAMILIES}

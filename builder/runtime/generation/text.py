@@ -1,6 +1,6 @@
-"""Token ids to text as they come: no half characters, no half stop strings, and the same text in the end.
+"""Decode token ids to text as they come, without partial characters or partial stop strings.
 
-Knows the tokeniser and strings; knows nothing about sampling or Triton.
+The pieces together are the text of all tokens. Knows the tokeniser and strings; knows no sampling and no Triton.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from tokenizers import Tokenizer
 from ..panics import survived
 from ..spaces import Cleaner
 
-BROKEN = "\ufffd"  # what a decoder makes of bytes that are not a whole character yet
-CONTEXT = 8  # tokens of the prompt that decide how the first new token is spelled (its leading space, say)
+BROKEN = "\ufffd"  # what a decoder returns for bytes that are not yet a whole character
+CONTEXT = 8  # tokens of the prompt that decide how the first new token is spelled (its leading space, for example)
 
 
 class Detokenizer:
     """Text of one sequence, piece by piece; all pieces together are the decoding of all tokens.
 
-    `skip_special`: whether special tokens are no part of the text; `clean_up`: whether spaces before marks are none.
+    `skip_special`: leave special tokens out of the text; `clean_up`: remove spaces before punctuation marks.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Detokenizer:
         self.read = len(self.tokens)
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; empty while it ends within a character."""
+        """Return the text that `token` completes; empty while it ends within a character."""
         self.tokens.append(token)
         before = self._decode(self.start, self.read)
         after = self._decode(self.start, len(self.tokens))
@@ -44,16 +44,16 @@ class Detokenizer:
         return text if self.cleaner is None else self.cleaner.push(text)
 
     def flush(self) -> str:
-        """What is left when no token follows: bytes that never became a character show as U+FFFD."""
+        """Return what is left when no token follows; bytes that never became a character show as U+FFFD."""
         text = self._new(self._decode(self.start, self.read), self._decode(self.start, len(self.tokens)))
         self.start = self.read = len(self.tokens)
         return text if self.cleaner is None else self.cleaner.push(text) + self.cleaner.flush()
 
     def _new(self, before: str, after: str) -> str:
-        """What `after`, with the unread tokens, has more than `before`, without them.
+        """Return what `after`, with the unread tokens, adds to `before`, without them.
 
-        A decoder of byte tokens makes a run of them U+FFFD, all of it, where its end is no character: then what was
-        whole stays, as it was shown, and the unread tokens are decoded alone.
+        A decoder of byte tokens turns a whole run of them into U+FFFD if its end is not a character. Text that was
+        whole then stays as it was shown, and the unread tokens are decoded alone.
         """
         if after.startswith(before) or before.endswith(BROKEN):
             return after[len(before) :]
@@ -75,7 +75,7 @@ class StopStrings:
         self.matched = False
 
     def push(self, text: str) -> str:
-        """What may be shown now. Sets `matched` when a stop string is complete; nothing follows it."""
+        """Return the text that may be shown now; set `matched` at a complete stop string, which ends it."""
         if not self.words:
             return text
         self.held += text
@@ -92,16 +92,16 @@ class StopStrings:
         return shown
 
     def flush(self) -> str:
-        """What was held back and turned out not to be a stop string."""
+        """Return the text that was held back and did not become a stop string."""
         shown, self.held = self.held, ""
         return shown
 
 
 class Spelling:
-    """Tokens of one sequence as log-probabilities name them: each as it is written after the one before it.
+    """Spells the tokens of one sequence for log-probabilities: each as it is written after the one before it.
 
-    Together they are the sequence's text, with the spaces that are cleaned up, and U+FFFD for parts of characters.
-    `hidden`: tokens that the text leaves out; `before`: those that the sequence goes on from.
+    Together the spellings are the sequence's text, including spaces that clean-up removes, with U+FFFD for parts of
+    characters. `hidden`: tokens that the text leaves out; `before`: the tokens that the sequence continues.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: "Collection[int]", before: "Sequence[int]" = ()) -> None:
@@ -109,7 +109,7 @@ class Spelling:
         self.before = next((token for token in reversed(before[-CONTEXT:]) if token not in hidden), None)
 
     def __call__(self, tokens: "Sequence[int]") -> "dict[int, str]":
-        """The texts of the next token, which is the first of `tokens`, and of those that might have come instead."""
+        """Return the texts of `tokens`: the next token, which is the first of them, and its alternatives."""
         written = None if self.before is None else self._decode([self.before])
         texts = {token: self._spelled(token, written) for token in tokens}
         if tokens[0] not in self.hidden:
@@ -117,10 +117,10 @@ class Spelling:
         return texts
 
     def _spelled(self, token: int, written: "str | None") -> str:
-        """`written`: the token before, by itself."""
+        """Return the text of `token` after the token before it, which alone is `written`."""
         if self.before is None or written is None:  # a text begins without the space of its first word
             return self._decode([token])
-        if written.endswith(BROKEN):  # half a character, of which this token may be the other half
+        if written.endswith(BROKEN):  # half a character, which this token may complete
             return self._decode([token, token])[len(self._decode([token])) :]
         return self._decode([self.before, token])[len(written) :]
 

@@ -1,1 +1,1 @@
-"""What is emitted beside a graph for TensorRT: the program that compiles it where it is to run."""
+"""Program emitted beside a graph for TensorRT, which compiles it where it is to run."""

@@ -1,10 +1,8 @@
 """Compile the TensorRT plan of a version, compare it with ONNX Runtime's answers, and put it beside its recipe.
 
 python3 NAME_model/1/recipe/compile.py, on the GPU that is to serve it, in the TensorRT container of its Triton release.
-
 Until then Triton cannot load that version. recipe.json says what to build; inputs.json and
-outputs.json hold calls and what ONNX Runtime answered on them, in polygraphy's own formats. Needs tensorrt and
-polygraphy.
+outputs.json hold calls and ONNX Runtime's answers to them, in polygraphy's own formats. Needs tensorrt and polygraphy.
 """
 
 from __future__ import annotations
@@ -18,18 +16,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FOLDER = "recipe"  # of this file and the graph, in the version's folder
+FOLDER = "recipe"  # folder of this file and the graph, in the version's folder
 PLAN = "model.plan"
 
 
 class CompileError(Exception):
-    """What is missing or wrong, and what to do about it."""
+    """Compilation is not possible; the message says what is missing or wrong, and what to do about it."""
 
 
 def compile_plan(recipe: Path) -> "dict[str, Any] | None":
-    """Compile the plan of one recipe folder; its fingerprint, or None where it is there already, of this GPU.
+    """Compile one recipe folder's plan; return its fingerprint, or None if this GPU's plan is already there.
 
-    Raises CompileError; the version that was there is then as it was.
+    Raises CompileError; the previous version then stays as it was.
     """
     options = json.loads((recipe / "recipe.json").read_text("utf-8"))
     version = recipe.parent
@@ -58,7 +56,7 @@ def compile_plan(recipe: Path) -> "dict[str, Any] | None":
 
 
 def this_machine() -> "dict[str, str]":
-    """TensorRT and the GPU of this machine, to which a plan belongs. Raises CompileError where one is missing."""
+    """Return the versions of TensorRT and the GPU, to which a plan is bound. Raises CompileError if one is missing."""
     try:
         import tensorrt
         from polygraphy import mod  # noqa: F401
@@ -77,9 +75,9 @@ def this_machine() -> "dict[str, str]":
 
 
 def build(recipe: Path, options: "dict[str, Any]", plan: Path) -> float:
-    """Write the plan, and run it in each of its profiles; the largest error, relative to each output's largest value.
+    """Write the plan and run each of its profiles; return the largest error, relative to each output's largest value.
 
-    Raises CompileError for a plan whose answers are not ONNX Runtime's.
+    Raises CompileError if the plan's answers differ from ONNX Runtime's.
     """
     import tensorrt
     from polygraphy.backend.trt import CreateConfig, Profile, engine_from_network, network_from_onnx_path, save_engine
@@ -100,9 +98,9 @@ def build(recipe: Path, options: "dict[str, Any]", plan: Path) -> float:
         builder_optimization_level=options["optimization_level"],
         memory_pool_limits=limits or None,
         load_timing_cache=str(timings) if timings.is_file() else None,
-        tf32=False,  # fp32 is fp32, as in ONNX Runtime, whose answers these are compared with
+        tf32=False,  # fp32 stays fp32, as in ONNX Runtime, whose answers these are compared with
     )
-    typed = hasattr(tensorrt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # else there is nothing else
+    typed = hasattr(tensorrt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # else the only mode
     try:
         network = network_from_onnx_path(str(recipe / options["onnx"]), strongly_typed=typed)
         engine = engine_from_network(network, config=config, save_timing_cache=str(timings))
@@ -123,7 +121,7 @@ def build(recipe: Path, options: "dict[str, Any]", plan: Path) -> float:
 
 
 def compare(recipe: Path, options: "dict[str, Any]", engine: Any, profile: int) -> "float | None":
-    """Run one profile on the recorded calls that it takes, by polygraphy's comparator; None where it takes none."""
+    """Compare one profile on the recorded calls that it takes, by polygraphy's comparator; None if it takes none."""
     import numpy as np
     from polygraphy.backend.trt import TrtRunner
     from polygraphy.comparator import Comparator, RunResults, SimpleCompareFunc
@@ -158,12 +156,12 @@ def _within(sides: "dict[str, list[int]]", shape: "tuple[int, ...]") -> bool:
 
 
 def name_of(recipe: Path) -> str:
-    """The model that a recipe belongs to."""
+    """Return the name of the model that a recipe belongs to."""
     return recipe.parent.parent.name
 
 
 def _compiled(version: Path, wanted: "dict[str, str]") -> bool:
-    """Whether `version` holds the recorded plan, and that is one of this graph, TensorRT and GPU."""
+    """Return True if `version` has the recorded plan, compiled from this graph, for this TensorRT and GPU."""
     recorded = json.loads((version / "build.json").read_text("utf-8")).get("plan") or {}
     if not (version / PLAN).is_file() or any(recorded.get(key) != value for key, value in wanted.items()):
         return False
@@ -171,7 +169,7 @@ def _compiled(version: Path, wanted: "dict[str, str]") -> bool:
 
 
 def _publish(version: Path, staging: Path, fingerprint: "dict[str, Any]") -> None:
-    """Put the plan into its version, and say in every build.json of this build what it is.
+    """Move the plan into its version, and record it in every build.json of this build.
 
     One rename publishes it. If the process is killed, either the old plan or the new one is there. build.json is
     written afterwards: a plan that it does not describe is compiled again. The version's own build.json is the last,
@@ -194,7 +192,7 @@ def _publish(version: Path, staging: Path, fingerprint: "dict[str, Any]") -> Non
 
 
 def _sync(path: Path) -> None:
-    """Have the file or folder on the disk before what comes next."""
+    """Flush the file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -203,7 +201,7 @@ def _sync(path: Path) -> None:
 
 
 def graph_files(folder: Path, onnx: str) -> "list[Path]":
-    """The graph, and the file of its weights where that is another."""
+    """Return the graph, and the file of its weights if that is separate."""
     return sorted(folder.glob(f"{Path(onnx).stem}.onnx*"))
 
 

@@ -1,4 +1,4 @@
-"""A hosted model opened by the Python that was emitted with it: what was verified is what runs.
+"""Open a hosted model with the Python that was emitted with it: the verified code is the code that runs.
 
 Python that is the same in two models is imported once.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Front:
-    """What a version does: `answer` the requests of a batch, each as tensors, and make each `response` for Triton.
+    """Functions of a version: `answer` the requests of a batch, each as tensors, and make each `response` for Triton.
 
     `counts`: of its engine calls and tokens so far.
     """
@@ -28,7 +28,7 @@ class Front:
 
 
 def open_emitted(folder: Path) -> Front:
-    """Open the version in `folder` as its own front would. Raises whatever keeps it from being opened."""
+    """Open the version in `folder` as its own front would. Raises any error that prevents this."""
     package = package_of(folder)
     pipeline = importlib.import_module(f"{package}.encoder.front").open_front(folder)
     response = importlib.import_module(f"{package}.encoder.transport").response
@@ -36,7 +36,7 @@ def open_emitted(folder: Path) -> Front:
 
 
 def package_of(folder: Path) -> str:
-    """The name of the package of the Python in `folder`: the same for all folders with the same Python."""
+    """Import the Python in `folder` as a package, once for all folders with the same Python; return its name."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\n".encode())

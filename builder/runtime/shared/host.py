@@ -1,6 +1,6 @@
-"""The models that are in memory: each loaded when it is asked for, the one not asked for longest making room.
+"""Keep hosted models in memory: load each on request, and evict the least recently used one for it.
 
-Knows folders, bytes and a function that opens a version; knows nothing of Triton, texts or engines. The lock is over
+Knows folders, bytes and a function that opens a version; knows nothing of Triton, texts or engines. The lock guards
 the table alone: nothing is loaded or answered while it is held.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from .emitted import Front
 from .listing import Listing
 
-ROOM_S = 30.0  # that a model waits for others to be done with their requests
-GONE_S = 2.0  # after which what was dropped is gone: whoever answered last may hold it until it has a core again
-LOOK_S = 0.05  # from one look at what is free to the next
-BYTES_A_BYTE = 2  # of memory, by one of its files, before it was loaded once
+ROOM_S = 30.0  # how long a load waits for other models to finish their requests
+GONE_S = 2.0  # after which a dropped model is freed: the last thread to answer may hold it until it has a core again
+LOOK_S = 0.05  # interval between checks for free memory
+BYTES_A_BYTE = 2  # estimate of memory for each byte of a model's files, before its first load
 MB = 1 << 20
 
 
@@ -29,7 +29,7 @@ class NoRoom(RuntimeError):
 
 @dataclass
 class Loaded:
-    """A model in memory. `lock`: one batch at a time; `users`: requests that keep it there."""
+    """Model in memory. `lock`: one batch at a time; `users`: requests that keep it there."""
 
     name: str
     build: str
@@ -42,7 +42,7 @@ class Loaded:
 
 @dataclass
 class Tally:
-    """What happened since the start."""
+    """Counters since the start."""
 
     loads: int = 0
     load_seconds: float = 0.0
@@ -50,7 +50,7 @@ class Tally:
 
 
 class Host:
-    """`limit`: bytes of this process; `resident`, `give_back`: of memory.py; `opened`: makes a front of a folder."""
+    """Models of one process. `limit`: bytes; `resident`, `give_back`: of memory.py; `opened`: opens a front."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Host:
         self.listing, self.limit = listing, limit
         self.opened, self.resident, self.give_back = opened, resident, give_back
         self.loaded: dict[str, Loaded] = {}
-        self.sizes: dict[str, int] = {}  # by name and build, of models that were loaded once
+        self.sizes: dict[str, int] = {}  # by name and build, of models that have been loaded
         self.tally = Tally()
-        self.dropped = -math.inf  # when a model last was
+        self.dropped = -math.inf  # time of the last drop
         self.table = threading.Condition()
 
     def take(self, name: str) -> Loaded | None:
-        """A model that is in memory, kept there until `leave`; None where it has to be loaded."""
+        """Return a model in memory, kept there until `leave`; None if it has to be loaded."""
         with self.table:
             entry = self.loaded.get(name)
             if entry is not None:
@@ -77,15 +77,15 @@ class Host:
             return entry
 
     def leave(self, model: Loaded) -> None:
-        """What was taken, or loaded, is no longer in use."""
+        """End the use of a model that was taken or loaded."""
         with self.table:
             model.users -= 1
             self.table.notify_all()
 
     def load(self, name: str) -> Loaded:
-        """Load the version of a model that is to answer now, in the place of another one; taken, until `leave`.
+        """Load the version of a model that answers now, in place of another one; it is in use until `leave`.
 
-        Raises InputError for a name that is not hosted, NoRoom, and whatever keeps the model from being opened.
+        Raises InputError for a name that is not hosted, NoRoom, and any error that prevents opening the model.
         """
         wanted = self.listing.get(name)
         folder = self.listing.folder / name / str(wanted.version)
@@ -94,7 +94,7 @@ class Host:
         before, started = self.resident(), time.monotonic()
         model = Loaded(name, wanted.build, self.opened(folder))
         model.size = max(1, self.resident() - before)
-        if self.tally.loads:  # the first load brings the engine's own memory along
+        if self.tally.loads:  # the first load also allocates the engine's own memory
             self.sizes[key] = min(model.size, self.sizes.get(key, model.size))  # others may grow meanwhile
         self._register(model, time.monotonic() - started)
         self._evict(0)
@@ -114,7 +114,7 @@ class Host:
         model.used = time.monotonic()
 
     def _make_room(self, name: str, needed: int) -> None:
-        """Have `needed` bytes free below the limit. Raises NoRoom."""
+        """Free `needed` bytes below the limit. Raises NoRoom."""
         begun = time.monotonic()
         while not self._evict(needed):
             with self.table:
@@ -127,7 +127,7 @@ class Host:
             )
 
     def _evict(self, needed: int) -> bool:
-        """Whether `needed` bytes are free below the limit, once models that nobody uses were dropped."""
+        """Drop unused models until `needed` bytes are free below the limit; return False if that is not enough."""
         while True:
             lacking = self.resident() + needed - self.limit
             if lacking > 0:
@@ -139,10 +139,7 @@ class Host:
                 return False
 
     def _drop(self, lacking: int) -> int:
-        """Drop models that nobody uses, those not asked for longest first, until their sizes make up `lacking` bytes.
-
-        Returns how many.
-        """
+        """Drop unused models, least recently used first, until `lacking` bytes are free; return how many."""
         dropped: list[Loaded] = []  # freed when this returns, not under the lock
         with self.table:
             for model in sorted(self.loaded.values(), key=lambda model: model.used):

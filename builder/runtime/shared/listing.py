@@ -1,4 +1,4 @@
-"""Which models are hosted, and in which version: hosted.json, read again when another one was put in its place."""
+"""List the hosted models and their versions: hosted.json, read again when it is replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 10  # names in an error
 
 
 class Listing:
-    """The models of the repository `folder`. Raises ContractError where hosted.json is none."""
+    """Models of the repository `folder`. Raises ContractError if hosted.json is invalid."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -20,14 +20,14 @@ class Listing:
         self.models = Hosted(folder)
 
     def refresh(self) -> None:
-        """Read hosted.json again if it was replaced. Raises ContractError; the models are then those of before."""
+        """Read hosted.json again if it was replaced. Raises ContractError; the models then stay as they were."""
         now = self._file()
         if now != self.read_of:
             self.read_of = now
             self.models = Hosted(self.folder)
 
     def get(self, name: str) -> HostedModel:
-        """The model of that name. Raises InputError."""
+        """Return the model of that name. Raises InputError if there is none."""
         try:
             return self.models[name]
         except KeyError:
@@ -37,7 +37,7 @@ class Listing:
         raise InputError(f"no model {name!r} is hosted here; there are: {shown or 'none'}")
 
     def text(self) -> str:
-        """hosted.json as it is."""
+        """Return hosted.json as it is."""
         return (self.folder / HOSTED).read_text("utf-8")
 
     def _file(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Loading while others are answered: requests for a model that is not in memory wait here, one thread loads.
+"""Load models while others are answered: requests for a model that is not in memory wait here, one thread loads.
 
 A model that could not be loaded is not tried again for a while: its requests are refused with the reason at once. A
-version that could not be loaded takes the place of none that answers.
+version that could not be loaded does not replace one that answers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from .host import Host, Loaded
 
 RETRY_S = 10.0
 TICK_S = 1.0
-MOST = 512  # requests that wait for one model
+MOST = 512  # requests that may wait for one model
 
 
 class NotReady(RuntimeError):
-    """A hosted model that cannot be loaded now."""
+    """A hosted model cannot be loaded now."""
 
 
 class Loader:
-    """`answer`: gives the waiting `jobs` of a model their answers; `fail`: all of them an error; `tick`: called each
-    second at most, and after each load.
+    """Thread that loads models, and the requests that wait for them.
+
+    `answer`: answers the waiting `jobs` of a model; `fail`: sends all of them an error; `tick`: called each second at
+    most, and after each load.
     """
 
     def __init__(
@@ -37,16 +39,16 @@ class Loader:
     ) -> None:
         self.host, self.answer, self.fail, self.tick = host, answer, fail, tick
         self.waiting: dict[str, list[Any]] = {}
-        self.failed: dict[str, tuple[str, float, str]] = {}  # by name: build, until when, why
+        self.failed: dict[str, tuple[str, float, str]] = {}  # by name: build, time until the next try, reason
         self.lock = threading.Lock()
         self.names: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def ask(self, name: str, build: str, jobs: Sequence[Any]) -> None:
-        """Have the model `name` loaded in its version `build`, and then `jobs` answered.
+        """Load the model `name` in its version `build`, and then answer `jobs`.
 
-        Raises NotReady where that failed a short while ago, or too many wait for it.
+        Raises NotReady if that failed a short while ago, or too many requests wait for it.
         """
         failed = self.failed.get(name)
         if failed is not None and failed[0] == build and time.monotonic() < failed[1]:
@@ -60,7 +62,7 @@ class Loader:
             self.names.put(name)
 
     def stop(self) -> None:
-        """Load nothing more; what waits is refused."""
+        """Stop loading; refuse the waiting requests."""
         self.names.put(None)
         self.thread.join()
         for jobs in self.waiting.values():
@@ -80,7 +82,7 @@ class Loader:
     def _load(self, name: str) -> None:
         try:
             model = self.host.load(name)
-        except BaseException as error:  # a panic of the tokenizers library is no Exception
+        except BaseException as error:  # a panic of the tokenizers library is not an Exception
             reason = NotReady(f"the model {name} is not ready, it cannot be loaded: {type(error).__name__}: {error}")
             self._note(name, str(reason))
             self._do_without(name, reason)
@@ -93,7 +95,7 @@ class Loader:
             self.host.leave(model)
 
     def _do_without(self, name: str, reason: NotReady) -> None:
-        """What waits is answered by the version before, where one is in memory, and refused otherwise."""
+        """Answer waiting requests with the previous version, if one is in memory; refuse them otherwise."""
         before, jobs = self.host.take(name), self._waiting(name, last=True)
         if before is None:
             self.fail(jobs, reason)
@@ -106,7 +108,7 @@ class Loader:
     def _answer(self, model: Loaded, jobs: Sequence[Any]) -> None:
         try:
             self.answer(model, jobs)
-        except BaseException as error:  # the thread would end, and nothing be loaded any more
+        except BaseException as error:  # otherwise the thread would end, and no model be loaded any more
             self.fail(jobs, NotReady(f"the model {model.name} failed: {type(error).__name__}: {error}"))
 
     def _note(self, name: str, reason: str) -> None:
@@ -116,7 +118,7 @@ class Loader:
             self.failed[name] = (entry.build, until, f"{reason}; it is tried again after {RETRY_S:.0f} s")
 
     def _waiting(self, name: str, last: bool = False) -> list[Any]:
-        """The requests that wait now; where there are none, or these are the `last`, the next has it loaded again."""
+        """Return the requests that wait now; if none, or with `last`, the next request has the model loaded again."""
         with self.lock:
             jobs = self.waiting.pop(name)
             if jobs and not last:

@@ -1,4 +1,4 @@
-"""Memory of this process: how much the system counts for it, and how what is free is given back."""
+"""Measure the resident memory of this process, and return free memory to the system."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return this process's resident memory in bytes."""
     return int(STATM.read_text("ascii").split()[1]) * PAGE
 
 
 def give_back() -> None:
-    """Hand what is free back to the system; glibc keeps it otherwise. Does nothing on another C library."""
+    """Return free memory to the system; glibc keeps it otherwise. Does nothing on another C library."""
     if _trim is not None:
         _trim(0)

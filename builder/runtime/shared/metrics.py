@@ -1,4 +1,4 @@
-"""What a shared front says of itself on Triton's /metrics."""
+"""Metrics of a shared front, which Triton publishes on /metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES = (
 
 
 def values(host: Host, waiting: Waiting) -> dict[str, float]:
-    """The value of each family now."""
+    """Return the present value of each family."""
     return {
         "shared_hosted": len(host.listing.models),
         "shared_loaded": len(host.loaded),

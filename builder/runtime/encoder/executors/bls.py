@@ -1,4 +1,4 @@
-"""The engine is a Triton model of its own, called by Triton's business logic scripting.
+"""Call the engine as a Triton model of its own, by Triton's business logic scripting.
 
 Version N of the front calls version N of its engine and no other, so that the two change together for every request.
 """
@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from ...contract import EncoderServing
 
-CALLS_AT_ONCE = 3  # the engine finds the next call waiting when it has done one
+CALLS_AT_ONCE = 3  # the engine finds the next call waiting when it has finished one
 
 
 class EngineError(RuntimeError):
@@ -22,7 +22,7 @@ class EngineError(RuntimeError):
 
 
 class Executor:
-    """Calls the Triton model that `serving` names. `folder`: of the front's version, whose name is its number."""
+    """Calls the Triton model that `serving` names. `folder`: the front's version, whose name is its number."""
 
     def __init__(self, folder: Path, serving: EncoderServing) -> None:
         self.engine = serving.engine
@@ -36,7 +36,7 @@ class Executor:
             model_version=self.version,
             requested_output_names=self.outputs,
             inputs=[pb_utils.Tensor(name, array) for name, array in feeds.items()],
-            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),  # numpy reads no GPU's
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),  # numpy cannot read GPU memory
         ).exec()
         if response.has_error():
             raise EngineError(f"{self.engine}: {response.error().message()}")

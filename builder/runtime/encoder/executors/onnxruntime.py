@@ -1,4 +1,4 @@
-"""ONNX Runtime in the front's own process."""
+"""Run ONNX Runtime in the front's own process."""
 
 from __future__ import annotations
 

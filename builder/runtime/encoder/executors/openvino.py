@@ -1,4 +1,4 @@
-"""OpenVINO in the front's own process."""
+"""Run OpenVINO in the front's own process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
 
 class Executor:
-    """Runs the model beside serving.json, real numbers multiplied as they were when it was verified."""
+    """Runs the model beside serving.json in the floating-point precision in which it was verified."""
 
     map_calls = map
 
@@ -34,7 +34,7 @@ class Executor:
         compiled = core.compile_model(core.read_model(str(folder / serving.model)), "CPU", settings)
         multiplied = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         if wanted == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            multiplied = "f32"  # whatever the hint says: 2026.4 returns it as it was given
+            multiplied = "f32"  # whatever the hint says: 2026.4 returns it unchanged
         if multiplied != wanted:
             raise RuntimeError(
                 f"OpenVINO multiplies in {multiplied} on this CPU and the model was verified in {wanted}: build it on "
@@ -45,4 +45,4 @@ class Executor:
 
     def infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         self.request.infer(feeds, share_inputs=True, share_outputs=True)  # copied below, once
-        return {name: self.request.get_tensor(name).data.copy() for name in self.outputs}  # the next call writes there
+        return {name: self.request.get_tensor(name).data.copy() for name in self.outputs}  # the next call overwrites it

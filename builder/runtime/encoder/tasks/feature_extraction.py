@@ -1,4 +1,4 @@
-"""Features of a text: one vector where the checkpoint pools its tokens, one vector a token where it does not."""
+"""Features of a text: one vector if the checkpoint pools its tokens, one vector a token if it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The likeliest tokens for each mask of a text, all of the vocabulary or only the request's targets.
+"""Most probable tokens for each mask of a text, of the whole vocabulary or only the request's targets.
 
 The engine computes the language-model head at the masks alone: `positions` says where they are.
 """

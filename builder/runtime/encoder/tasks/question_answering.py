@@ -68,7 +68,7 @@ class Task(task.Task):
         return task.Job(list(zip(questions, contexts)), options, truncate=False, truncation=windows)
 
     def rows(self, job: task.Job, encodings: Sequence[Encoding]) -> list[task.Row]:
-        """One row a window: nothing of a context is cut, long ones become several overlapping rows."""
+        """Return one row a window: a context is never cut, a long one becomes several overlapping rows."""
         return [
             task.Row(window, source)
             for source, encoding in enumerate(encodings)
@@ -89,7 +89,7 @@ class Task(task.Task):
     def _spans(
         self, job: task.Job, source: int, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
     ) -> list[Span]:
-        """The best spans over all windows of one context; the same text found twice adds its scores."""
+        """Return the best spans over all windows of one context; the same text found twice adds its scores."""
         context = job.texts[source][1]
         spans: dict[str, Span] = {}
         null_score = 1.0
@@ -113,7 +113,7 @@ class Task(task.Task):
     def _window(
         self, encoding: Encoding, output: task.Outputs, options: Mapping[str, Any]
     ) -> tuple[list[tuple[int, int, float]], float]:
-        """The best (first token, last token, score) of one window, and the score of 'no answer'."""
+        """Return the best (first token, last token, score) of one window, and the score of 'no answer'."""
         size = len(encoding)
         ids = np.array(encoding.ids)
         allowed = np.array([sequence == 1 for sequence in encoding.sequence_ids])
@@ -137,7 +137,7 @@ class Task(task.Task):
 
 
 def _characters(encoding: Encoding, first: int, last: int) -> tuple[int, int]:
-    """Offsets in the context of the words that hold tokens `first` to `last`; of the tokens, without words."""
+    """Return the context offsets of the words of tokens `first` to `last`; of the tokens, if there are no words."""
     first_word, last_word = encoding.token_to_word(first), encoding.token_to_word(last)
     start = encoding.word_to_chars(first_word, 1) if first_word is not None else None
     end = encoding.word_to_chars(last_word, 1) if last_word is not None else None

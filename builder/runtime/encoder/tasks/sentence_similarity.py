@@ -1,4 +1,4 @@
-"""Sentence embeddings: what feature extraction answers, always one vector a text."""
+"""Sentence embeddings: feature extraction that always returns one vector a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse embeddings: of each text the tokens of the vocabulary that matter to it, with their weights."""
+"""Sparse embeddings: for each text the tokens of the vocabulary that matter to it, with their weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...fields import Field
 from .. import task
 from .feature_extraction import Task as FeatureExtraction
 
-NONE = -1  # in place of a token, where a row of a request has fewer than another
+NONE = -1  # in place of a token, if a row of a request has fewer than another
 
 
 class Task(FeatureExtraction):
@@ -20,7 +20,7 @@ class Task(FeatureExtraction):
         return (Field("indices", "TYPE_INT32", (-1,)), Field("values", "TYPE_FP32", (-1,)))
 
     def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
-        """Indices in ascending order, then -1 with the value 0 in rows that have fewer than the longest."""
+        """Return indices in ascending order; rows with fewer than the longest end with -1 and the value 0."""
         reached = [np.flatnonzero(output["weights"] > 0) for output in outputs]
         shape = len(reached), max(1, *map(len, reached))
         indices, values = np.full(shape, NONE, np.int32), np.zeros(shape, np.float32)

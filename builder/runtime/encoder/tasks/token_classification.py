@@ -55,13 +55,13 @@ class Task(task.Task):
         return {"entities": as_bytes(answers)}
 
     def _tokens(self, text: str, encoding: Encoding, scores: np.ndarray) -> list[Entity]:
-        """The tokens that are not special, each with its scores, offsets and whether it continues a word."""
+        """Return the tokens that are not special, each with its scores, offsets and True if it continues a word."""
         tokens = []
         details = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask)
         for index, (token_id, (start, end), special) in enumerate(details):
             if special:
                 continue
-            word = str(self.text.tokenizer.id_to_token(token_id))  # without the blanks that an added token may eat
+            word = str(self.text.tokenizer.id_to_token(token_id))  # without the spaces that an added token may swallow
             if self.parameters["word_aware"]:
                 subword = len(word) != len(text[start:end])
             else:
@@ -92,7 +92,7 @@ class Task(task.Task):
         }
 
     def _word(self, tokens: list[Entity], strategy: str) -> Entity:
-        """One word from its tokens; the strategy says whose scores count."""
+        """Join one word's tokens; the strategy decides whose scores count."""
         if strategy == "first":
             scores = tokens[0]["scores"]
         elif strategy == "max":
@@ -103,7 +103,7 @@ class Task(task.Task):
         return self._labelled({"word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}, scores)
 
     def _groups(self, entities: list[Entity]) -> list[Entity]:
-        """Join neighbours of one label; a B- label starts a new group."""
+        """Join neighbours with the same label; a B- label starts a new group."""
         groups: list[list[Entity]] = []
         for entity in entities:
             begins, tag = _tag(entity["entity"])
@@ -134,5 +134,5 @@ def _words(tokens: list[Entity]) -> list[list[Entity]]:
 
 
 def _tag(label: str) -> tuple[bool, str]:
-    """Whether a label begins an entity, and its name without B- or I-."""
+    """Return True if a label begins an entity, and its name without B- or I-."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label

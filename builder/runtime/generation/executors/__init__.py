@@ -1,1 +1,1 @@
-"""Running the decoder's graph over a range of slots: one interface (base.py), one file for each way."""
+"""Run the decoder's graph over a range of slots: one interface (base.py), one file for each way."""

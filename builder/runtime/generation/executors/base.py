@@ -1,4 +1,4 @@
-"""What the decode loop needs of an executor, and what the executors share. Knows shapes; knows no engine."""
+"""Interface between the decode loop and its executors, and what they share. Knows shapes; knows no engine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
 
 
 class EngineModel(Protocol):
-    """A Triton model that runs the graph: the outputs that are wanted, by name; all where none is named."""
+    """Triton model that runs the graph; returns the named outputs, or all if none is named."""
 
     def __call__(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "Mapping[str, Any]": ...
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The arena: `layers` holds each layer's (heads, head size); `cache` is the type of keys and values.
+    """Shape of the arena: `layers` has each layer's (heads, head size); `cache` is the type of keys and values.
 
-    `blocks`: of an executor whose slots share blocks, how many there are; None: enough for all slots to be full.
+    `blocks`: number of blocks, for an executor whose slots share blocks; None: enough for all slots to be full.
     """
 
     slots: int
@@ -37,11 +37,11 @@ class Geometry:
 
     @staticmethod
     def pairs(layers: "Sequence[LayerShape]") -> "tuple[tuple[int, int], ...]":
-        """(heads, head size) of each of `layers`, as serving.json states them."""
+        """Return (heads, head size) of each of `layers`, as serving.json gives them."""
         return tuple((layer.heads, layer.size) for layer in layers)
 
     def allocate(self) -> dict[str, np.ndarray]:
-        """Each layer's keys and values, (slots, heads, max_length, size), by the names of the graph's inputs."""
+        """Allocate each layer's keys and values, (slots, heads, max_length, size), by the graph's input names."""
         return {
             f"{kind}_{index}": np.zeros((self.slots, heads, self.max_length, size), self.cache)
             for index, (heads, size) in enumerate(self.layers)
@@ -51,9 +51,9 @@ class Geometry:
 
 @dataclass(frozen=True)
 class CrossGeometry:
-    """What decoder layers attend to: each layer's (heads, head size), for texts of up to `max_length` tokens.
+    """Shape of the encoded texts: (heads, head size) of each layer that attends to them.
 
-    `beams`: how many slots may attend to one text.
+    `max_length`: tokens of a text at most; `beams`: how many slots may attend to one text.
     """
 
     max_length: int
@@ -62,7 +62,7 @@ class CrossGeometry:
 
 
 class Part(NamedTuple):
-    """What `Executor.run` takes."""
+    """Arguments of `Executor.run`."""
 
     first: int
     tokens: np.ndarray
@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The tokens with the highest logits after each that was wanted, best first, of equal ones the lower id first.
+    """Tokens with the highest logits at each wanted place, best first; ties go to the lower id.
 
     `tokens`: (wanted, count) int64; `logits`: the same in float32.
     """
@@ -86,7 +86,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Likeliest(Candidates):
-    """Those, and of each wanted the logarithm of the sum of all logits' exponentials, `totals`: (wanted, 1) float32."""
+    """Candidates, and for each wanted place the log-sum-exp of all logits, `totals`: (wanted, 1) float32."""
 
     totals: np.ndarray
 
@@ -95,15 +95,15 @@ class Likeliest(Candidates):
 
 
 class Executor(ABC):
-    """Runs tokens of some slots, and copies a slot. Where keys and values lie is each executor's own matter.
+    """Runs tokens of some slots, and copies a slot. Each executor decides where keys and values are stored.
 
     `blocks`: which slot has which blocks, where slots share memory; None: each slot has room for `max_length` tokens.
-    `guesses`: whether it may be asked to run guesses of what comes next, because several tokens of one row take about
-    as long as one, so that guessing pays, and because a wrong guess leaves no trace in the cache.
-    `candidates`: how many `best` finds; 0: all logits are here anyway.
-    `searches`: whether it has `likeliest`.
-    `joins`: whether texts that begin in slots beside one another run as one call, because one reading of the weights
-    for several costs less than one for each.
+    `guesses`: True if it may run guessed tokens, because several tokens of one row take about as long as one, so that
+    guessing pays, and because a wrong guess leaves no trace in the cache.
+    `candidates`: how many candidates `best` finds; 0: `run` returns all logits anyway.
+    `searches`: True if it has `likeliest`.
+    `joins`: True if texts that begin in adjacent slots run as one call, because reading the weights once for several
+    costs less than once for each.
     """
 
     blocks: "Blocks | None" = None
@@ -121,26 +121,26 @@ class Executor(ABC):
     ) -> np.ndarray:
         """Append `tokens`, (rows, new) int64, to the slots from `first` on, which hold `lengths` tokens each.
 
-        `wanted`: the tokens after which logits are wanted, at least one, in any order, (wanted,) int64: places in
-        `tokens`, counted through all rows; each row's last where there is none.
+        `wanted`: the tokens after which logits are needed, at least one, in any order, (wanted,) int64: places in
+        `tokens`, counted through all rows; if None, each row's last.
         Returns logits (wanted, vocabulary) float32 in that order; valid until the next call.
         """
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
-        """What `run` returns for each of `parts`, which are of different slots, from one call.
+        """Run `parts`, which are of different slots, in one call; return what `run` returns for each.
 
-        With `blocks`, or with `joins` where each is one row of an empty slot, in the order of slots beside one another.
+        Requires `blocks`, or `joins` with each part one row of an empty slot, in the order of adjacent slots.
         """
         raise NotImplementedError(f"{type(self).__name__} runs one part a call: rows of one have one length")
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
-        """What `run` or `run_together` does, but of the logits the highest alone. With `candidates` only."""
+        """Run `parts` like `run` or `run_together`, but return only the highest logits. Requires `candidates`."""
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
     def likeliest(self, part: "Part", count: int) -> Likeliest:
-        """What `run` does, but of the logits the `count` highest alone, or of fewer tokens all, and their totals.
+        """Run `part` like `run`, but return the `count` highest logits (all of fewer tokens) and their totals.
 
-        Valid until the next call. With `searches` only.
+        Valid until the next call. Requires `searches`.
         """
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
@@ -150,15 +150,15 @@ class Executor(ABC):
 
 
 class EncodingExecutor(Executor):
-    """An executor whose rows also attend to a text, which is encoded once, for all beams that answer it."""
+    """Executor whose rows also attend to a text, which is encoded once, for all beams that answer it."""
 
     @abstractmethod
     def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
-        """Keys and values of each text, a tensor a layer and kind: (heads, length, size)."""
+        """Return keys and values of each text, a tensor for each layer and kind: (heads, length, size)."""
 
     @abstractmethod
     def attach(self, position: int, encoded: list[np.ndarray]) -> None:
-        """Put what `encode` made of one text at a place of the arena."""
+        """Copy what `encode` returned for one text to a place of the arena."""
 
     @abstractmethod
     def assign(self, slot: int, position: int, beam: int) -> None:
@@ -166,19 +166,19 @@ class EncodingExecutor(Executor):
 
 
 def copy_slot(arena: Mapping[str, np.ndarray], source: int, target: int, length: int, start: int) -> None:
-    """`Executor.copy` of an arena in this process's memory: tensors of (slots, heads, max_length, size)."""
+    """Implement `Executor.copy` for an arena in this process's memory: tensors of (slots, heads, max_length, size)."""
     for tensor in arena.values():
         tensor[target, :, start:length] = tensor[source, :, start:length]
 
 
 def last_of_rows(tokens: np.ndarray) -> np.ndarray:
-    """The place of each row's last token, counted through all rows of (rows, new)."""
+    """Return the place of each row's last token, counted through all rows of (rows, new)."""
     rows, new = tokens.shape
     return np.arange(new - 1, rows * new, new)
 
 
 class Step:
-    """The small inputs of one call, allocated once for a range of slots and filled in place."""
+    """Small inputs of one call, allocated once for a range of slots and filled in place."""
 
     def __init__(self, rows: int, new: int, wanted: int) -> None:
         self.feeds: dict[str, np.ndarray] = {
@@ -192,7 +192,7 @@ class Step:
     def fill(
         self, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray, counts: "np.ndarray | None" = None
     ) -> None:
-        """`counts`: (rows,), how many of each row's tokens are its own, where rows are padded."""
+        """Fill the inputs; `counts`, (rows,): how many of each padded row's tokens are its own."""
         feeds, new = self.feeds, tokens.shape[1]
         feeds["input_ids"][:] = tokens
         feeds["position_ids"][:] = lengths[:, None] + np.arange(new)

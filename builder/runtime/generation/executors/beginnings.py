@@ -1,8 +1,8 @@
-"""Texts that begin in slots beside one another, as rows of one call: padded on the right to the longest.
+"""Join texts that begin in adjacent slots as rows of one call, padded on the right to the longest.
 
 An operator over a cache takes several tokens of several rows where none has a past, padded on their right
 (onnxruntime, group_query_attention_helper.h, CheckInputs; group_query_attention_impl.cu, GetSequenceLengths). What it
-writes after a row's own tokens is nobody's, as what lies there always is. Knows shapes; knows no engine.
+writes after a row's own tokens is unused, as are all positions there. Knows shapes; knows no engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .base import Part, last_of_rows
 
 
 def padded(parts: "Sequence[Part]") -> "tuple[Part, np.ndarray | None]":
-    """One part as it is; several as one, and how many tokens each row has."""
+    """Return one part as it is; several as one, and how many tokens each row has."""
     if len(parts) == 1:
         return parts[0], None
     counts = np.array([part.tokens.shape[1] for part in parts])
@@ -27,11 +27,11 @@ def padded(parts: "Sequence[Part]") -> "tuple[Part, np.ndarray | None]":
 
 
 def wanted_of(part: Part) -> np.ndarray:
-    """The places of `part` after which logits are wanted."""
+    """Return the places of `part` after which logits are needed."""
     return last_of_rows(part.tokens) if part.wanted is None else part.wanted
 
 
 def places(parts: "Sequence[Part]") -> "list[slice]":
-    """Which rows of the logits of `padded` are those of each part."""
+    """Return which rows of the logits of `padded` belong to each part."""
     ends = np.cumsum([len(wanted_of(part)) for part in parts]).tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]

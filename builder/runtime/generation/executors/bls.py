@@ -1,4 +1,4 @@
-"""The graph in a Triton model of its own, called through BLS: the used part of the cache travels both ways."""
+"""Run the graph in a Triton model of its own, called through BLS: the used part of the cache travels both ways."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Executor, Geometry, Infer, Step, copy_slot, last_of_rows
 
 
 class Bls(Executor):
-    """The graph behind an `infer` callable; the used part of the cache travels both ways."""
+    """Graph behind an `infer` callable; the used part of the cache travels both ways."""
 
     guesses = True
 

@@ -1,6 +1,6 @@
-"""Running the decoder's graph in a Triton model of its own with the cache on that model's device.
+"""Run the decoder's graph in a Triton model of its own with the cache on that model's device.
 
-The cache is a tensor that a call returns and the next one is given, never looked at here: on a GPU only a step's
+The cache is a tensor that a call returns and the next one is given, and is not read here: on a GPU only a step's
 tokens and logits, all or the highest, cross to the host's memory. Within the GPU the cache is copied: the graph gathers
 the slots that go on and those of this call, and puts the latter back (builder/onnx/slots.py), and for each tensor of
 a request Triton's Python backend allocates memory of the server's and copies into it (python_backend, python_be.cc,
@@ -21,7 +21,7 @@ from .candidates import MOST, TOP_LOGITS, TOP_TOKENS, in_order
 
 
 class BlsCuda(Executor):
-    """`infer` takes arrays and handles, and returns every present as a handle.
+    """Decoder behind `infer`, which takes arrays and handles, and returns every present as a handle.
 
     `inputs` and `outputs`: those of the graph, `cache_rows`, `cache_slots` and `new_cache_length` among them
     (builder/onnx/slots.py) and, where it finds candidates, `top_logits` and `top_tokens`
@@ -39,12 +39,12 @@ class BlsCuda(Executor):
         self.inputs = set(inputs)
         self.candidates = min(MOST, geometry.vocabulary) if TOP_TOKENS in outputs else 0
         self.new_length = geometry.max_length
-        self.cache: "dict[str, Any]" = {  # of the right rank and type, and not read: the first call makes the cache
+        self.cache: "dict[str, Any]" = {  # of the right rank and type, and not read: the first call creates the cache
             f"{kind}_{index}": np.zeros((1, heads, 1, size), geometry.cache)
             for index, (heads, size) in enumerate(geometry.layers)
             for kind in ("key", "value")
         }
-        self.rows = np.arange(geometry.slots)  # what each slot goes on from
+        self.rows = np.arange(geometry.slots)  # the row of the cache from which each slot goes on
 
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
@@ -65,7 +65,7 @@ class BlsCuda(Executor):
         self.rows[target] = self.rows[source]
 
     def _call(self, parts: "Sequence[Part]", names: "Sequence[str]") -> "list[np.ndarray]":
-        """The outputs of those `names`, (wanted, ...), of one call."""
+        """Run one call; return the outputs of those `names`, (wanted, ...)."""
         part, counts = padded(parts)
         rows, new = part.tokens.shape
         wanted = wanted_of(part)

@@ -1,7 +1,8 @@
-"""The most probable next tokens as a graph finds them where it runs. Knows logits; knows no engine and no sampling.
+"""Name the graph outputs that carry the most probable next tokens, and put these in order.
 
-On a GPU they leave it alone (builder/onnx/candidates.py); on a CPU they are what a beam search reads, with what makes
-them log-probabilities (builder/onnx/likeliest.py).
+On a GPU only they leave the device, not all logits (builder/onnx/candidates.py); on a CPU a beam search reads them,
+with the totals that make them log-probabilities (builder/onnx/likeliest.py). Knows logits; knows no engine and no
+sampling.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import numpy as np
 
 from .base import Candidates
 
-MOST = 128  # beyond what requests send as top_k, and below what newer CUDA kernels end at (256, topk_hybrid.cuh)
+MOST = 128  # above what requests send as top_k, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
 TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
-TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # one more of a graph for searches, and its input: how many
+TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # for searches: an output, and the count to find
 
 
 def in_order(candidates: Candidates) -> Candidates:
-    """Equal logits by token: CUDA's TopK leaves them as its threads found them (onnxruntime, topk_impl.cuh)."""
+    """Sort equal logits by token: CUDA's TopK leaves them as its threads found them (onnxruntime, topk_impl.cuh)."""
     order = np.lexsort((candidates.tokens, -candidates.logits), axis=-1)
     return Candidates(*(np.take_along_axis(part, order, axis=-1) for part in (candidates.tokens, candidates.logits)))

@@ -1,4 +1,4 @@
-"""The executor of encoder-decoders: a decoder in this process that also attends to texts, which it encodes."""
+"""Execute encoder-decoders: a decoder in this process that also attends to texts, which it encodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .in_process import MOST_BOUND, InProcess, bind_likeliest
 
 
 class TextArena:
-    """Keys and values of texts, a place a text, and which slots attend to which place."""
+    """Keys and values of texts, one place for each text, and which slots attend to which place."""
 
     def __init__(self, places: int, cross: CrossGeometry) -> None:
         self.cross = cross
@@ -31,7 +31,7 @@ class TextArena:
         self.beam_of = np.zeros(places, np.int64)
 
     def attach(self, position: int, encoded: "list[np.ndarray]") -> None:
-        """Put what `encode` made of one text into a place of the arena."""
+        """Copy what `encode` returned for one text to a place of the arena."""
         self.lengths[position] = encoded[0].shape[1]
         ends = []
         for tensor, values in zip(self.cross_arena.values(), encoded):
@@ -46,8 +46,7 @@ class TextArena:
 
 @dataclass(frozen=True)
 class BoundStep:
-    """The inputs of a step by name, their binding, and where it leaves its answer: logits, and those asked for of the
-    best."""
+    """Inputs of a step by name, their binding, and its outputs: logits and, if requested, the most probable tokens."""
 
     feeds: "dict[str, np.ndarray]"
     binding: Any
@@ -56,12 +55,12 @@ class BoundStep:
 
 
 class CrossAttending(InProcess, EncodingExecutor):
-    """A decoder that also attends to what an encoder read: keys and values made once a text, shared by its beams.
+    """Decoder that also attends to an encoded text, whose keys and values its beams share.
 
-    A step binds them where they are, and moves nothing of them.
+    A step binds these keys and values where they are, and moves none of them.
     """
 
-    guesses = False  # a step is of one token a row
+    guesses = False  # a step has one token a row
 
     def __init__(
         self,
@@ -123,7 +122,7 @@ class CrossAttending(InProcess, EncodingExecutor):
         attending = np.flatnonzero(places >= 0)
         feeds["cross_rows"][:] = 0
         feeds["cross_rows"][places[attending], beams[attending]] = attending
-        feeds["cross_seqlens_k"][:] = 0  # a place that nobody attends to costs one key
+        feeds["cross_seqlens_k"][:] = 0  # a place without slots that attend to it costs one key
         feeds["cross_seqlens_k"][places[attending]] = self.texts.lengths[places[attending]] - 1
         feeds["cross_total"][:] = feeds["cross_seqlens_k"].max() + 1
         self.session.run_with_iobinding(step.binding)

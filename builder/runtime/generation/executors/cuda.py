@@ -1,7 +1,7 @@
-"""Running the decoder's graph with its cache on a GPU: ONNX Runtime in this process, the cache bound in place there.
+"""Run the decoder's graph with its cache on a GPU: ONNX Runtime in this process, the cache bound in place there.
 
-What crosses between the two memories is a step's tokens on the way in and the logits that are asked for on the way
-out: all of them, or the highest, which the graph finds where it runs. Knows nothing about requests.
+Only a step's tokens cross to the device, and only the requested logits cross back: all of them, or the highest, which
+the graph finds where it runs. Knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
 class Device:
-    """Where graphs are opened and tensors are kept: a GPU, or the CPU for what is to be judged there.
+    """Device on which graphs are opened and tensors are kept: a GPU, or the CPU to judge a model there.
 
-    `options`: the device, its number, and what ONNX Runtime's execution provider is told.
+    `options`: the device, its number, and the options of ONNX Runtime's execution provider.
     """
 
     def __init__(self, options: Session) -> None:
         self.options, self.kind, self.number = options, options.device, options.device_id
 
     def open(self, model: Path) -> onnxruntime.InferenceSession:
-        """A session that runs on the device, and nowhere else. Raises RuntimeError where this ONNX Runtime cannot."""
+        """Open a session on this device only. Raises RuntimeError if this ONNX Runtime cannot."""
         provider = PROVIDERS[self.kind]
         if provider not in onnxruntime.get_available_providers():
             raise RuntimeError(
@@ -66,7 +66,7 @@ class DeviceCache:
     """Keys and values of all layers on a device, in `pieces` of `tokens` tokens: slots, or blocks.
 
     `copier`: a graph whose outputs are its inputs, a piece of each tensor; it copies within the device, numbers as they
-    lie, in whatever order the axes of a piece are.
+    lie, whatever the order of a piece's axes.
     """
 
     def __init__(self, device: Device, copier: Path, geometry: Geometry, pieces: int, tokens: int) -> None:
@@ -84,7 +84,7 @@ class DeviceCache:
             for name, shape in self.shapes.items()
         }
         nothing = {name: np.zeros(math.prod(shape), f"V{self.width}") for name, shape in self.shapes.items()}
-        for piece in range(pieces):  # that memory may have held NaN, which masking does not remove
+        for piece in range(pieces):  # the allocated memory may have held NaN, which masking does not remove
             self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, piece)
 
     def copy(self, source: int, target: int) -> None:
@@ -93,14 +93,14 @@ class DeviceCache:
         self._copy_from({name: (kind, number, self.address(name, source)) for name in self.shapes}, target)
 
     def region(self, name: str, first: int, shape: "tuple[int, ...]") -> "tuple[str, int, int, tuple[int, ...], int]":
-        """What a binding is told of the pieces from `first` on, which are of `shape` together."""
+        """Return the binding arguments of the pieces from `first` on, which together have `shape`."""
         return self.device.kind, self.device.number, self.element, shape, self.address(name, first)
 
     def address(self, name: str, piece: int) -> int:
         return int(self.tensors[name].data_ptr()) + piece * math.prod(self.shapes[name]) * self.width
 
     def _copy_from(self, sources: "Mapping[str, tuple[str, int, int]]", target: int) -> None:
-        """Fill a piece from what lies at `sources`: device, its number, address, by the name of the tensor."""
+        """Fill a piece from the memory at `sources`: device, its number, address, by the name of the tensor."""
         binding = self.copier.io_binding()
         for name, (kind, number, address) in sources.items():
             shape = (1, *self.shapes[name])
@@ -138,7 +138,7 @@ class Cuda(Bound):
         return self._answer(part, bind, counts)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
-        """Copy a slot whole: what lies before `start` is the same in both, what lies after `length` is nobody's."""
+        """Copy a whole slot: both are equal before `start`, and positions after `length` are unused."""
         self.cache.copy(source, target)
 
     def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> "tuple[Step, Any]":
@@ -155,7 +155,7 @@ class Cuda(Bound):
 
 
 def run_bound(session: onnxruntime.InferenceSession, binding: Any, feeds: "Mapping[str, np.ndarray]") -> None:
-    """Run; the small inputs are bound at every step: a host buffer is copied to the device when it is bound, not later.
+    """Run with the small inputs bound anew: a host buffer is copied to the device when it is bound, not later.
 
     Source: IOBinding::BindInput, onnxruntime/core/session/IOBinding.cc (CopyOneInputAcrossDevices).
     """
@@ -167,12 +167,12 @@ def run_bound(session: onnxruntime.InferenceSession, binding: Any, feeds: "Mappi
 
 
 def candidates_of(session: onnxruntime.InferenceSession) -> int:
-    """How many of the highest logits a graph finds."""
+    """Return how many of the highest logits a graph finds."""
     return int({value.name: value.shape for value in session.get_outputs()}.get(TOP_TOKENS, [0])[-1])
 
 
 def load_cuda() -> None:
-    """Load CUDA's libraries from their packages: before a session, and before any tensor on the device, may use them.
+    """Load CUDA's libraries from their packages, before a session or a tensor on the device uses them.
 
     A container whose own CUDA is of another major version has none that ONNX Runtime's provider would find.
     """
@@ -181,7 +181,7 @@ def load_cuda() -> None:
 
 
 def copy_to_host(capsule: Any) -> np.ndarray:
-    """What a DLPack capsule holds, copied from the device it is on; on the CPU it is that memory itself."""
+    """Copy the contents of a DLPack capsule from its device; on the CPU return that memory itself."""
     state = onnxruntime.capi.onnxruntime_pybind11_state
     copied: np.ndarray = state.OrtValue.from_dlpack(capsule, False).numpy()
     return copied

@@ -1,4 +1,4 @@
-"""Running the decoder's graph on a GPU with its cache in blocks: ONNX Runtime's own PagedAttention, in this process.
+"""Run the decoder's graph on a GPU with its cache in blocks: ONNX Runtime's own PagedAttention, in this process.
 
 Source of what its inputs mean: the schema of com.microsoft PagedAttention in the package of ONNX Runtime 1.31.1, its
 kernel for CUDA (paged_attention.cc) and the design document beside it (docs/contrib_ops/cuda/paged_attention.md). Not
@@ -20,11 +20,11 @@ from .cuda import Device, DeviceCache, candidates_of, run_bound
 from .in_process import bind_best
 from .paged import Paged, Rows
 
-# Tokens of a block by the largest size of a head: what a tile of FlashAttention covers, which must lie in one block.
+# Tokens of a block by the largest head size: what a tile of FlashAttention covers, which must lie in one block.
 # Source: paged_attention.cc, flash_min_block_size.
 BLOCKS = {64: 256, 128: 128, 256: 64}
-# Inputs of the graph beside the tokens, int32, by their axes: `attention_metadata` is read on the host and spares the
-# kernel to wait for the lengths, which the others bring to the device.
+# Inputs of the graph beside the tokens, int32, by their axes: `attention_metadata` is read on the host, so that the
+# kernel need not wait for the lengths, which the others bring to the device.
 TABLES: "dict[str, tuple[int | str, ...]]" = {
     "cumulative_sequence_length": ("rows_and_one",),
     "past_seqlens": ("rows",),
@@ -34,7 +34,7 @@ TABLES: "dict[str, tuple[int | str, ...]]" = {
 
 
 def block_tokens(layers: "Sequence[tuple[int, int]]") -> int:
-    """How many tokens a block of these layers, (heads, head size), holds."""
+    """Return how many tokens a block of these layers, (heads, head size), has."""
     return max(next(tokens for most, tokens in BLOCKS.items() if size <= most) for _, size in layers)
 
 
@@ -50,7 +50,7 @@ class CudaBlocks(Paged):
         self.inputs = {value.name for value in self.session.get_inputs()}
         self.candidates = candidates_of(self.session)
         self.cache = DeviceCache(device, copier, geometry, self.blocks.count, self.blocks.size)
-        self.whole, self.highest = self._bound(), self._bound()  # what is bound once is answered at every call
+        self.whole, self.highest = self._bound(), self._bound()  # a binding returns all outputs ever bound
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
         rows = self._rows(parts)
@@ -72,7 +72,7 @@ class CudaBlocks(Paged):
         self.cache.copy(source, target)
 
     def _bound(self) -> Any:
-        """A binding of all blocks, which the kernel writes in place: the buffers that go in are those that come out."""
+        """Bind all blocks, which the kernel writes in place: input and output buffers are the same."""
         binding, count, tokens = self.session.io_binding(), self.blocks.count, self.blocks.size
         for name, (heads, _, size) in self.cache.shapes.items():
             region = self.cache.region(name, 0, (count, tokens, heads, size))
@@ -83,12 +83,12 @@ class CudaBlocks(Paged):
 
 
 def cache_name(kind: str, layer: int, after: str = "") -> str:
-    """Of the input of a layer's keys or values and, after "_out", of the output."""
+    """Return the name of the input of a layer's keys or values or, with "_out" for `after`, of the output."""
     return f"{kind}_cache{after}.{layer}"
 
 
 def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
-    """What a call is given, but for the caches. A table that is shorter than the longest ends with block 0, unread."""
+    """Return the inputs of a call, without the caches. Tables shorter than the longest end with block 0, unread."""
     table = np.zeros((len(rows.tables), max(map(len, rows.tables))), np.int32)
     for row, blocks in enumerate(rows.tables):
         table[row, : len(blocks)] = blocks

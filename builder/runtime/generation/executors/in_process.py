@@ -1,5 +1,6 @@
-"""ONNX Runtime in this process: a session whose cache inputs and outputs are bound to the same buffers, so that a step
-writes one position and moves nothing else. Knows nothing about requests.
+"""Run ONNX Runtime in this process with cache inputs and outputs bound to the same buffers.
+
+A step so writes one position and moves nothing else. Knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ...sessions import open_session
 from .base import Candidates, Executor, Geometry, Likeliest, Part, Step, copy_slot, last_of_rows
 from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 
-Answer = TypeVar("Answer")  # where the outputs of a call go, but for the cache
+Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache
 MOST_BOUND = 256  # combinations of slots and positions whose bindings are kept
 
 
 class Bound(Executor):
-    """Runs `session` over bindings of the cache, which are made once for a range of slots and kept."""
+    """Runs `session` over bindings of the cache, which are created once for a range of slots and kept."""
 
     guesses = True
 
@@ -30,7 +31,7 @@ class Bound(Executor):
         super().__init__(geometry)
         self.session = session
         self.inputs = {value.name for value in session.get_inputs()}
-        self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)  # where every call leaves its own
+        self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)  # every call writes its logits here
         # by first slot, rows, logits, what is bound and how many of the best: the inputs of one new token a row, their
         # binding, its outputs
         self.decoding: dict[tuple[int, int, int, str, int], tuple[Step, Any, Any]] = {}
@@ -43,8 +44,10 @@ class Bound(Executor):
     def _answer(
         self, part: Part, bind: "Callable[[Any, int], Answer]", counts: "np.ndarray | None" = None, best: int = 0
     ) -> Answer:
-        """Run `part`. `bind`: of so many wanted places, bind the outputs to what it returns; `counts`: see Step;
-        `best`: how many of the most probable tokens the graph is to find."""
+        """Run `part`, with outputs bound to what `bind` returns for the number of wanted places.
+
+        `counts`: see Step; `best`: how many of the most probable tokens the graph finds.
+        """
         rows, new = part.tokens.shape
         wanted = last_of_rows(part.tokens) if part.wanted is None else part.wanted
         key = (part.first, rows, len(wanted), bind.__name__, best)
@@ -67,10 +70,10 @@ class Bound(Executor):
 
     @abstractmethod
     def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> tuple[Step, Any]:
-        """The inputs of `new` tokens of each of `rows` slots, and their binding with the cache."""
+        """Return the inputs of `new` tokens of each of `rows` slots, and their binding with the cache."""
 
     def _bind_logits(self, binding: Any, wanted: int) -> np.ndarray:
-        """Where a call leaves (wanted, vocabulary): memory of all calls, or its own where it wants more than that."""
+        """Bind logits, (wanted, vocabulary), to memory that all calls share, or to new memory if that is too small."""
         room = self.logits if wanted <= len(self.logits) else np.zeros((wanted, self.geometry.vocabulary), np.float32)
         logits = room[:wanted]
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
@@ -78,7 +81,7 @@ class Bound(Executor):
 
 
 class InPlace(Bound):
-    """Over a session that is open already: the cache, which is its own, bound in place."""
+    """Runs an open session with a cache of its own, bound in place."""
 
     def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
         super().__init__(geometry, session)
@@ -111,14 +114,14 @@ class InPlace(Bound):
 
 
 class InProcess(InPlace):
-    """Over a session of its own."""
+    """Opens a session of its own."""
 
     def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
         super().__init__(geometry, open_session(model, session))
 
 
 def bind_best(binding: Any, wanted: int, count: int) -> Candidates:
-    """Where a call leaves the `count` highest logits of each of `wanted` places."""
+    """Bind outputs for the `count` highest logits of each of `wanted` places."""
     shape = (wanted, count)
     best = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
     for name, array in ((TOP_TOKENS, best.tokens), (TOP_LOGITS, best.logits)):
@@ -127,7 +130,7 @@ def bind_best(binding: Any, wanted: int, count: int) -> Candidates:
 
 
 def bind_likeliest(binding: Any, wanted: int, count: int) -> Likeliest:
-    """Where it leaves those, and what makes them log-probabilities."""
+    """Bind those outputs, and the totals that make them log-probabilities."""
     best, totals = bind_best(binding, wanted, count), np.zeros((wanted, 1), np.float32)
     binding.bind_output(TOP_TOTALS, "cpu", 0, np.float32, totals.shape, totals.ctypes.data)
     return Likeliest(best.tokens, best.logits, totals)

@@ -1,4 +1,4 @@
-"""ONNX Runtime in this process: which of its executors serving.json describes."""
+"""Open the executor that serving.json describes, for ONNX Runtime in this process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from .in_process import InProcess
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> Executor:
-    """Over the graphs in `folder`: of a decoder that also attends to texts, of one on the CPU, or of one on a GPU,
-    in slots or in blocks."""
+    """Open the graphs in `folder`: an encoder-decoder's, a decoder's on the CPU, or a decoder's on a GPU.
+
+    On a GPU the cache is in slots or in blocks.
+    """
     assert serving.model is not None
     model, source, session = folder / serving.model, serving.source, serving.session
     if source is not None:

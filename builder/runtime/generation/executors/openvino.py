@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU of this process: a decoder's graph over a paged cache.
+"""Run a decoder's graph over a paged cache with OpenVINO on the CPU of this process.
 
 The graph is an ONNX file in which attention is PagedAttention, an operator of this project. It is translated to
 OpenVINO's PagedAttentionExtension as the file is read, for OpenVINO reads no file of its own with that operator
@@ -27,13 +27,13 @@ from .paged import OPERATOR, Paged, Rows
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "OpenVino":
-    """Over the graph in `folder` that serving.json names."""
+    """Open the graph in `folder` that serving.json names."""
     assert serving.model is not None
     return OpenVino(folder / serving.model, geometry, serving.session)
 
 
 class OpenVino(Paged):
-    """A graph whose attention is PagedAttention; `session.entries` are properties of OpenVINO's CPU plugin."""
+    """Graph whose attention is PagedAttention; `session.entries` are properties of OpenVINO's CPU plugin."""
 
     def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
         compiled = compile_paged(model, session)
@@ -42,12 +42,12 @@ class OpenVino(Paged):
         self.inputs = Inputs(self.request, names)
         super().__init__(geometry, BLOCK)
         self.caches = _allocate(compiled, self.request, self.blocks.count)
-        # In bytes a block's keys are rounded anew with each token that comes, and a wrong guess would leave a trace.
+        # With a uint8 cache each new token rounds the keys of its block anew, and a wrong guess would leave a trace.
         self.guesses = geometry.cache != "uint8"
 
     def _infer(self, rows: Rows) -> np.ndarray:
         self.inputs.fill(feeds_of(rows))
-        (logits,) = self.request.infer(share_outputs=True).values()  # not shared, logits are copied once more
+        (logits,) = self.request.infer(share_outputs=True).values()  # otherwise logits are copied once more
         return np.asarray(logits)
 
     def _copy_block(self, source: int, target: int) -> None:
@@ -56,18 +56,18 @@ class OpenVino(Paged):
 
 
 class Inputs:
-    """What a request is given beside the caches, in arrays that it reads where they are.
+    """Inputs of a request beside the caches, in arrays that it reads in place.
 
-    An input is set anew where its shape is another: to set one takes ten times as long as to fill it.
+    An input is set anew only if its shape changes: setting one takes ten times as long as filling it.
     """
 
     def __init__(self, request: openvino.InferRequest, names: "Collection[str]") -> None:
-        """`names`: of the inputs that there are."""
+        """Prepare inputs for `request`; `names`: of the inputs that the graph has."""
         self.request, self.names = request, names
         self.arrays: "dict[str, np.ndarray]" = {}
 
     def fill(self, feeds: "Mapping[str, np.ndarray]") -> None:
-        """Let the next call read `feeds`, as far as it has such inputs."""
+        """Let the next call read `feeds`, as far as the graph has such inputs."""
         for name, values in feeds.items():
             array = self.arrays.get(name)
             if array is not None and array.shape == values.shape:
@@ -78,7 +78,7 @@ class Inputs:
 
 
 def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
-    """What a call is given, but for the caches."""
+    """Return the inputs of a call, without the caches."""
     return {
         "input_ids": np.array([rows.tokens], np.int64),
         "position_ids": np.array([rows.positions], np.int64),
@@ -92,7 +92,7 @@ def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
 
 
 def _allocate(compiled: Any, request: Any, blocks: int) -> "Sequence[np.ndarray]":
-    """The caches of all layers, set as inputs of `request` for good, as arrays (blocks, ...)."""
+    """Allocate the caches of all layers, set them as inputs of `request`, and return them as arrays (blocks, ...)."""
     arrays = []
     for value in compiled.inputs:
         name = next((name for name in value.get_names() if "_cache." in name), None)
@@ -116,7 +116,7 @@ def compile_paged(model: Path, session: Session) -> openvino.CompiledModel:
     core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _translate))
     read = core.read_model(str(model))
     for parameter in read.get_parameters():
-        if "_cache." in parameter.get_friendly_name():  # its type and layout are the plugin's
+        if "_cache." in parameter.get_friendly_name():  # the plugin determines its type and layout
             parameter.set_element_type(openvino.Type.dynamic)
             parameter.set_partial_shape(openvino.PartialShape([-1] * 4))
     read.validate_nodes_and_infer_types()
@@ -125,12 +125,12 @@ def compile_paged(model: Path, session: Session) -> openvino.CompiledModel:
 
 
 def _translate(node: Any) -> "list[Any]":
-    """One PagedAttention: query, key and value (1, tokens, heads * size), a layer's caches, `TABLES`, and slopes."""
+    """Translate one PagedAttention: query, key and value (1, tokens, heads * size), caches, `TABLES`, slopes."""
     heads, key_heads, size = (int(node.get_attribute(name)) for name in ("num_heads", "kv_num_heads", "head_size"))
     window = int(node.get_attribute("local_window_size")) if node.has_attribute("local_window_size") else 0
 
     def rows(index: int, count: int) -> Any:
-        """(1, tokens, count * size) as the operator takes it: (tokens, count * size)."""
+        """Reshape (1, tokens, count * size) as the operator takes it: (tokens, count * size)."""
         return ops.reshape(node.get_input(index), ops.constant(np.array([-1, count * size])), False).output(0)
 
     def constant(kind: Any, *shape: int) -> Any:
@@ -153,7 +153,7 @@ def _translate(node: Any) -> "list[Any]":
         constant(np.uint8, 0), constant(np.int32, 0),  # qq_bias
     ]  # fmt: skip
     attention = PagedAttentionExtension(inputs)
-    facts = attention.get_rt_info()  # what the plugin makes the caches' layout of
+    facts = attention.get_rt_info()  # the plugin derives the caches' layout from these
     for kind in "kv":
         facts[f"num_{kind}_heads"], facts[f"{kind}_head_size"] = key_heads, size
     shape = ops.constant(np.array([1, -1, heads * size]))

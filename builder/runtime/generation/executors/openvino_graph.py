@@ -1,10 +1,10 @@
-"""What a decoder's graph for OpenVINO is made with, and its executor gives it. Does not load OpenVINO."""
+"""Names shared by the build of a decoder's graph for OpenVINO and its executor. Does not load OpenVINO."""
 
 from __future__ import annotations
 
-BLOCK = 32  # tokens; what OpenVINO's CPU plugin has
+BLOCK = 32  # tokens; the size in OpenVINO's CPU plugin
 DOMAIN = "build_repo"  # of its attention in the graph's file
-# What tells a call where its rows and their keys and values are: inputs of the graph, int32, by their number of axes.
+# Inputs of the graph that tell a call where its rows and their keys and values are: int32, by their number of axes.
 TABLES = {
     "past_lens": 1,
     "subsequence_begins": 1,

@@ -1,7 +1,7 @@
-"""What an engine with attention over a paged cache needs: all rows of a call one after the other, and tables of blocks.
+"""Share what engines with attention over a paged cache need: a call's rows in sequence, and tables of blocks.
 
-What a slot holds is a table of blocks; copying a slot is sharing its blocks. Knows shapes; knows no engine, and nothing
-about requests.
+A slot is a table of blocks; copying a slot shares its blocks. Knows shapes; knows no engine, and nothing about
+requests.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from ..blocks import Blocks, Growth
 from .base import Executor, Geometry, Part, last_of_rows
 
-OPERATOR = "PagedAttention"  # what attention over blocks is called in a graph's file, whatever the engine
+OPERATOR = "PagedAttention"  # name of attention over blocks in a graph's file, for every engine
 
 
 def blocks_of(geometry: Geometry, block: int) -> int:
-    """How many blocks of `block` tokens an arena has: as many as it says, or enough for all slots to be full."""
+    """Return how many blocks of `block` tokens an arena has: its own number, or enough for all slots to be full."""
     return geometry.blocks or geometry.slots * -(-geometry.max_length // block)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a call, one after the other; plain lists, which cost less than arrays of so few numbers.
+    """Rows of a call, one after the other; plain lists, which cost less than arrays of so few numbers.
 
-    Of each token `tokens` and `positions`; `wanted`: the places of tokens after which logits are wanted, and `counts`,
-    how many of these each part of the call asked for. Of each row: `past`, tokens in the cache before the call, `new`,
-    tokens of the call, and `tables`, the blocks that hold both.
+    For each token: `tokens` and `positions`. `wanted`: the places of tokens after which logits are needed; `counts`:
+    how many of these each part of the call asked for. For each row: `past`, tokens in the cache before the call, `new`,
+    tokens of the call, and `tables`, the blocks of both.
     """
 
     tokens: "Sequence[int]"
@@ -43,22 +43,22 @@ class Rows:
 
     @property
     def begins(self) -> "list[int]":
-        """Where the tokens of each row begin and, at last, end."""
+        """Index at which the tokens of each row begin and, last, the end."""
         return [0, *accumulate(self.new)]
 
     @property
     def longest(self) -> int:
-        """The most tokens of a row after the call."""
+        """Longest row after the call, in tokens."""
         return max(past + new for past, new in zip(self.past, self.new))
 
     @property
     def places(self) -> "list[slice]":
-        """Which of the logits are those of each part."""
+        """Rows of the logits that belong to each part."""
         return [slice(end - count, end) for end, count in zip(accumulate(self.counts), self.counts)]
 
 
 class Paged(Executor):
-    """`block`: tokens of a block."""
+    """Executor over a paged cache. `block`: tokens of a block."""
 
     blocks: Blocks
 
@@ -81,14 +81,14 @@ class Paged(Executor):
 
     @abstractmethod
     def _infer(self, rows: Rows) -> np.ndarray:
-        """Run the graph: logits (wanted, vocabulary) float32, valid until the next call."""
+        """Run the graph; return logits (wanted, vocabulary) float32, valid until the next call."""
 
     @abstractmethod
     def _copy_block(self, source: int, target: int) -> None:
-        """Copy the keys and values of all layers."""
+        """Copy a block's keys and values of all layers."""
 
     def _rows(self, parts: "Sequence[Part]") -> Rows:
-        """The rows of all `parts` that somebody waits for; their blocks are then theirs to write."""
+        """Return the rows of `parts` whose logits are needed, with blocks that they may write."""
         ids: "list[int]" = []
         positions: "list[int]" = []
         wanted: "list[int]" = []
@@ -97,7 +97,7 @@ class Paged(Executor):
             size, tokens, lengths = part.tokens.shape[1], part.tokens.tolist(), part.lengths.tolist()
             answered = (last_of_rows(part.tokens) if part.wanted is None else part.wanted).tolist()
             begins: "dict[int, int]" = {}
-            for row in sorted({place // size for place in answered}):  # a row that nobody waits for is not run
+            for row in sorted({place // size for place in answered}):  # a row without wanted logits is not run
                 begins[row] = len(ids)
                 ids += tokens[row]
                 positions += range(lengths[row], lengths[row] + size)
@@ -109,7 +109,7 @@ class Paged(Executor):
         return Rows(ids, positions, wanted, counts, past, new, tables)
 
     def _table(self, slot: int, length: int, new: int) -> "list[int]":
-        """The blocks of `slot`, those of `new` more tokens included, which are its own to write."""
+        """Return the blocks of `slot` with room for `new` more tokens, which it alone may write."""
         for source, target in self.blocks.write(Growth(slot, length, length + new)):
             self._copy_block(source, target)
         return self.blocks.tables[slot]
