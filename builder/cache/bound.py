@@ -1,4 +1,4 @@
-"""What stages may take of the disk: after each build those that were not used for longest go, until the rest fits."""
+"""Bound of the disk space for stages: after each build the least recently used ones are removed until the rest fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from builder.cache.folder import cache_home, is_off, most_kept
 
 @contextmanager
 def bounded_cache() -> Iterator[None]:
-    """Whatever the block keeps, all stages take `most_kept` bytes at most after it. Raises SpecError as that does."""
+    """Trim the stages to `most_kept` bytes after the block. Raises SpecError as `most_kept` does."""
     if is_off():
         yield
         return

@@ -1,10 +1,10 @@
-"""What a stage made, on disk: a document and files, each by its content; whole, or not there.
+"""Results of stages on disk: a document and files, each named by its content; whole, or not there.
 
-stages/KEY.json   names the document and the files of one stage by their SHA-256
-blobs/SHA256      a document or a file, once for all stages that made the same
+stages/KEY.json   names the document and the files of one stage by their SHA-256 blobs/SHA256      a document or a file,
+once for all stages that made the same
 
-Builders share a folder without asking each other: everything is written beside its place and renamed there, and what
-is read is hashed. What is damaged is as good as not there, and so is what another process has just removed.
+Builders share a folder without locks: each file is written under another name and renamed into place, and is hashed
+when it is read. A damaged file counts as missing, and so does one that another process has just removed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from builder.cache.folder import most_kept
 from builder.cache.links import link
 from builder.hashing import WRITTEN, sha256_of
 
-SPARED = 0.05  # of the disk: what is left to others
+SPARED = 0.05  # of the disk: the share that is left free
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of one stage without reading it. `made`: seconds since 1970; `took`: seconds; `size`: bytes."""
+    """Record of one stage, without its content. `made`: seconds since 1970; `took`: seconds; `size`: bytes."""
 
     stage: str
     key: str
@@ -46,13 +46,13 @@ class Entry:
 
 
 class Entries:
-    """The entries in `folder`."""
+    """Entries in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.stages, self.blobs = folder / "stages", folder / "blobs"
 
     def all(self) -> Iterator[tuple[Entry, float]]:
-        """Each entry that can be read, with the time at which it was last used."""
+        """Yield each entry that can be read, with the time at which it was last used."""
         for path in sorted(self.stages.glob("*.json")):
             entry = self.find(path.stem)
             if entry is not None:
@@ -60,29 +60,29 @@ class Entries:
                     yield entry, path.stat().st_mtime
 
     def find(self, key: str) -> Entry | None:
-        """The entry of `key`, where there is one."""
+        """Return the entry of `key`; None if there is none."""
         try:
             return Entry(**json.loads(self._path(key).read_text("utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
     def read(self, entry: Entry, folder: Path) -> bytes | None:
-        """The document of `entry`, its files put into `folder`; None, and no entry any more, where it is damaged.
+        """Return the document of `entry` and put its files into `folder`; if it is damaged, remove it and return None.
 
-        Raises OSError where `folder` does not take the files, such as on a full disk: the entry stays.
+        Raises OSError if `folder` does not take the files, such as on a full disk: the entry stays.
         """
         document = self._whole_document(entry)
         if document is not None and self._put(entry, folder):
             with suppress(OSError):  # a full or read-only disk
                 os.utime(self._path(entry.key))
             return document
-        for name in entry.files:  # what is made anew is not written into what the cache has
+        for name in entry.files:  # so that no later write goes through a link into the cache
             (folder / name).unlink(missing_ok=True)
         self.remove(entry)
         return None
 
     def _whole_document(self, entry: Entry) -> bytes | None:
-        """The document of `entry`; None where it, or one of the files, is not what was written."""
+        """Return the document of `entry`; None if it, or one of the files, differs from what was written."""
         with suppress(OSError):
             document = (self.blobs / entry.document).read_bytes()
             whole = hashlib.sha256(document).hexdigest() == entry.document
@@ -91,7 +91,7 @@ class Entries:
         return None
 
     def _put(self, entry: Entry, folder: Path) -> bool:
-        """Put the files of `entry` into `folder`; whether they were all there."""
+        """Put the files of `entry` into `folder`; return True if they were all there."""
         with suppress(FileNotFoundError):  # another process has just pruned them
             for name, digest in entry.files.items():
                 target = folder / name
@@ -104,7 +104,7 @@ class Entries:
     def write(
         self, stage: str, key: str, model: str, took: float, document: bytes, folder: Path, names: list[str]
     ) -> None:
-        """Keep `document` and the files `names` of `folder`, where the disk and the cache have room for them.
+        """Keep `document` and the files `names` of `folder`, if the disk and the cache have space for them.
 
         Raises OSError.
         """
@@ -122,7 +122,7 @@ class Entries:
         self._keep_again(entry, document, folder)
 
     def _keep_again(self, entry: Entry, document: bytes, folder: Path) -> None:
-        """Keep what another process has pruned because no entry named it yet, or only one that it removed."""
+        """Keep again what another process pruned because no entry named it yet, or only one that it removed."""
         if not (self.blobs / entry.document).exists():
             write_whole(self.blobs / entry.document, document)
         for name, digest in entry.files.items():
@@ -138,7 +138,7 @@ class Entries:
         return digest
 
     def remove(self, entry: Entry) -> None:
-        """Forget one entry, and the blobs that no other has, the damaged ones too."""
+        """Forget one entry, and the blobs that no other entry has, with damaged ones."""
         self._path(entry.key).unlink(missing_ok=True)
         used = {digest for other, _ in self.all() for digest in other.blobs}
         for digest in entry.blobs - used:
@@ -149,13 +149,15 @@ class Entries:
                     (self.blobs / digest).unlink(missing_ok=True)
 
     def trim(self, most: int) -> None:
-        """Prune where all take more than `most` bytes: with thousands of entries, that alone is found out quickly."""
+        """Prune if all blobs take more than `most` bytes: with thousands of entries that check alone is quick."""
         if sum(self._size(blob.name) for blob in self.blobs.glob("*")) > most:
             self.prune(most)
 
     def prune(self, most: int) -> list[Entry]:
-        """Forget the entries that were not used for longest, until the rest takes `most` bytes at most; and blobs that
-        belong to none. Returns what is gone."""
+        """Forget the least recently used entries until the rest takes at most `most` bytes, and blobs without an entry.
+
+        Returns the entries that were removed.
+        """
         newest_first = sorted(self.all(), key=lambda pair: pair[1], reverse=True)
         remaining: dict[str, int] = {}
         gone: list[Entry] = []
@@ -167,7 +169,7 @@ class Entries:
             else:
                 remaining |= more
         theirs = {digest for entry in gone for digest in entry.blobs}
-        # what other processes kept meanwhile too
+        # those that other processes kept meanwhile too
         used = set(remaining).union(*(entry.blobs for entry, _ in self.all()))
         for blob in self.blobs.glob("*"):
             if blob.name not in used and (blob.name in theirs or not _written_now(blob)):
@@ -184,7 +186,7 @@ class Entries:
 
 
 def _written_now(blob: Path) -> bool:
-    """Whether it may belong to an entry that another process is writing."""
+    """Return True if the blob may belong to an entry that another process is writing."""
     with suppress(OSError):
         return time.time() - blob.stat().st_ctime < 60
     return True

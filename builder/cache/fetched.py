@@ -1,4 +1,4 @@
-"""What was fetched from a package index to run it here: engines of Triton releases, perf_analyzer.
+"""Packages fetched from an index to run here: engines of Triton releases, perf_analyzer.
 
 Each is a folder of its own, whole or not there. Knows no stage of a build.
 """
@@ -18,7 +18,7 @@ IN_USE_S = 3600  # since the last use: a build or a load test may be running it
 
 
 def fetched(kind: str, name: str) -> Path:
-    """The folder of `name` among `kind`, ENGINES or PROGRAMS; it may be absent. Whoever asks is about to use it."""
+    """Return the folder of `name` among `kind`, ENGINES or PROGRAMS, and mark it as used now; it may be absent."""
     folder = cache_home() / kind / name
     with suppress(OSError):
         os.utime(folder)
@@ -26,8 +26,9 @@ def fetched(kind: str, name: str) -> Path:
 
 
 def prune_fetched(most: int) -> tuple[list[str], int]:
-    """Remove those that were not used for longest, until the rest takes `most` bytes at most; those that may be in use
-    stay. Returns the names of what is gone, and the bytes that are left of `most`, 0 where none are.
+    """Remove the least recently used folders until the rest takes at most `most` bytes; those that may be in use stay.
+
+    Returns the names of the removed folders, and the bytes that are left of `most`, 0 if none are.
     """
     gone = []
     for folder in sorted(_all(), key=_last_used, reverse=True):
@@ -35,7 +36,7 @@ def prune_fetched(most: int) -> tuple[list[str], int]:
         if size <= most or time.time() - _last_used(folder) < IN_USE_S:
             most = max(0, most - size)
         else:
-            most = 0  # what was used before it goes too
+            most = 0  # older ones go too
             _remove(folder)
             gone.append(folder.name)
     return gone, most
@@ -52,6 +53,6 @@ def _last_used(folder: Path) -> float:
 
 
 def _remove(folder: Path) -> None:
-    """Remove `folder`, which nobody sees in halves."""
+    """Remove `folder` atomically: no process sees a part of it."""
     with suppress(FileNotFoundError), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         folder.rename(Path(scratch, folder.name))

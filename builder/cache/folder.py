@@ -1,4 +1,4 @@
-"""Where the user's cache is: the one place for all that build-repo keeps between runs."""
+"""Place of the user's cache: the one folder for all that build-repo keeps between runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from builder.errors import SpecError
 VARIABLE = "BUILD_REPO_CACHE"
 OFF = "off"  # instead of a folder: stages are not kept
 MOST = "BUILD_REPO_CACHE_GB"
-MOST_GB, MOST_OF_DISK = 20.0, 0.1  # where it says nothing: whichever of the two is less
+MOST_GB, MOST_OF_DISK = 20.0, 0.1  # by default: whichever of the two is less
 
 
 def is_off() -> bool:
-    """Whether builds are to take nothing that an earlier one made."""
+    """Return True if builds take nothing from earlier ones."""
     return os.environ.get(VARIABLE) == OFF
 
 
 def cache_home() -> Path:
-    """The folder that BUILD_REPO_CACHE names; build-repo in the user's cache folder where it names none."""
+    """Return the folder that BUILD_REPO_CACHE names; by default build-repo in the user's cache folder."""
     stated = os.environ.get(VARIABLE)
     if stated and not is_off():
         return Path(stated).expanduser()
@@ -29,10 +29,9 @@ def cache_home() -> Path:
 
 
 def most_kept() -> int:
-    """Bytes that stages may take: what BUILD_REPO_CACHE_GB says, in 10^9 bytes; else 20 GB, or a tenth of the disk
-    where that is less.
+    """Return how many bytes stages may take: BUILD_REPO_CACHE_GB, in 10^9 bytes.
 
-    Raises SpecError where it says no number.
+    By default 20 GB, or a tenth of the disk if that is less. Raises SpecError if the variable is not a number.
     """
     stated = os.environ.get(MOST)
     if not stated:
@@ -47,11 +46,11 @@ def most_kept() -> int:
 
 
 def _existing(folder: Path) -> Path:
-    """`folder`, or the nearest that it is to be in."""
-    # of a folder that may not be read, too: Path.exists raises there
+    """Return `folder`, or its nearest parent that exists."""
+    # os.path.exists also works below a folder that may not be read: Path.exists raises there
     return next(one for one in (folder, *folder.absolute().parents) if os.path.exists(one))
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in `folder` and below it."""
+    """Return the bytes of the files in `folder` and below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

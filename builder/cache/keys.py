@@ -1,6 +1,6 @@
-"""What a build depends on, as one key: the checkpoint's files, options, this package, libraries and processor.
+"""Key of all that a build depends on: the checkpoint's files, options, this package, libraries and processor.
 
-Without torch: to find out that nothing changed costs milliseconds.
+Needs no torch: to find out that nothing changed takes milliseconds.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from builder.spec import BuildSpec, Source
 PACKAGE = Path(__file__).parent.parent
 TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # of a checkout, of an installed wheel
 LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
-# Files beside a checkpoint that nothing here reads: weights of other frameworks.
+# Files beside a checkpoint that the build does not read: weights of other frameworks.
 UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".tflite", ".gguf", ".onnx"})
 
 
 def build_key(spec: BuildSpec) -> str:
-    """The key of the whole build of `spec`: 64 hexadecimal digits, equal where a build would make the same again.
+    """Return the key of the whole build of `spec`: 64 hexadecimal digits, equal for builds with the same result.
 
-    Where it publishes to is no part of it. Raises CheckpointError where there is no such checkpoint, SpecError for
-    --samples or --graph that cannot be read.
+    The folder that it publishes to is not part of it. Raises CheckpointError if there is no such checkpoint, SpecError
+    for --samples or --graph that cannot be read.
     """
     return key_of(
         {
@@ -47,12 +47,12 @@ def build_key(spec: BuildSpec) -> str:
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """The hash of `facts` (JSON), in hexadecimal."""
+    """Return the hash of `facts` (JSON), in hexadecimal."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:
-    """What the user's own samples and graph are. Raises SpecError."""
+    """Return the digests of the user's own samples and graph. Raises SpecError."""
     try:
         digest = None if graph is None else digest_of(sorted(graph.parent.glob(f"{graph.stem}.*")))
         return {"samples": samples_file(samples), "graph": digest}
@@ -61,14 +61,14 @@ def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:
 
 
 def surroundings() -> dict[str, Any]:
-    """This package, the libraries, and the machine that measures."""
+    """Return the facts of this package, the libraries, and the machine that measures."""
     memory = total_memory() >> 30
     return {"code": code(), "libraries": dict(libraries()), "machine": [cpu(), available_cores(), memory]}
 
 
 @cache
 def code() -> str:
-    """The hash of this package as it is installed."""
+    """Return the hash of this package as it is installed."""
     digest = hashlib.sha256()
     for folder in (PACKAGE, *TEMPLATES):
         for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
@@ -79,13 +79,13 @@ def code() -> str:
 
 @cache
 def libraries() -> tuple[tuple[str, str], ...]:
-    """The libraries that make and judge graphs, and Python, with their versions."""
+    """Return the libraries that make and judge graphs, and Python, with their versions."""
     python = ".".join(map(str, sys.version_info[:3]))
     return ("python", python), *versions(LIBRARIES).items()
 
 
 def checkpoint_facts(source: Source) -> dict[str, Any]:
-    """The commit of a Hub id, or all files of a folder that may be read. Raises CheckpointError."""
+    """Return the commit of a Hub id, or all readable files of a folder. Raises CheckpointError."""
     folder = Path(source.model).expanduser()
     if not folder.is_dir():
         from builder.checkpoint.fetch import fetch  # loads huggingface_hub
@@ -100,7 +100,7 @@ def checkpoint_facts(source: Source) -> dict[str, Any]:
 
 
 def _contents(folder: Path) -> Iterator[tuple[str, str]]:
-    """The files of each folder by their digests; weights, as they are large, together."""
+    """Yield the files of each folder with their digests; weights, which are large, share one."""
     for inside in _folders(folder):
         weights = [file for file in inside if file.suffix == ".safetensors"]
         yield from ((str(file.relative_to(folder)), digest_of([file])) for file in inside if file not in weights)
@@ -110,7 +110,7 @@ def _contents(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _folders(folder: Path) -> Iterator[list[Path]]:
-    """The files that a build may read, folder by folder."""
+    """Yield the files that a build may read, folder by folder."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]

@@ -1,6 +1,6 @@
-"""One content, many names: a hard link where that can be, else the blocks shared by the file system, else a copy.
+"""Link one content under many names: a hard link if possible, else blocks that the file system shares, else a copy.
 
-What is linked is never written in place, by anything: a file is replaced, by one that was written beside it.
+A linked file is never written in place: it is replaced by one that was written beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FICLONE = 0x40049409  # _IOW(0x94, 9, int) of linux/fs.h: ioctl_ficlone(2)
 
 
 def link(source: Path, target: Path) -> str:
-    """Have `target`, which is not there yet, hold what `source` does. Returns how: link, reflink or copy.
+    """Give `target`, which must not exist, the content of `source`. Returns the method: link, reflink or copy.
 
     Raises OSError.
     """
@@ -26,7 +26,10 @@ def link(source: Path, target: Path) -> str:
 
 
 def clone(source: Path, target: Path) -> str:
-    """The same as a file of its own, whose blocks are shared until one of the two is written. Raises OSError."""
+    """Copy to a file of its own, whose blocks are shared until one of the two is written. Raises OSError.
+
+    Returns the method: reflink or copy.
+    """
     with source.open("rb") as held, target.open("xb") as copy:
         try:
             fcntl.ioctl(copy.fileno(), FICLONE, held.fileno())

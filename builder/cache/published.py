@@ -1,7 +1,7 @@
-"""Where in a repository a content was published last, so that another model with the same is linked to it.
+"""Places in a repository where each content was published last, so that another model with the same one links to it.
 
 The user's cache has a symbolic link for each content, named by its SHA-256, so that the repository itself has nothing
-but models. A file that was removed leaves a broken link. Whoever links files compares their contents first.
+but models. A file that was removed leaves a broken link. Callers compare contents before they link files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDER = "published"
 
 
 class Published:
-    """The contents of one repository, and `fresh`: those of the version that is being written."""
+    """Contents of one repository, and `fresh`: those of the version that is being written."""
 
     def __init__(self, repository: Path) -> None:
         where = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:32]
@@ -27,7 +27,7 @@ class Published:
         self.fresh: dict[str, Path] = {}
 
     def find(self, digest: str) -> Iterator[Path]:
-        """The files that had the content `digest` when they were written."""
+        """Yield the files that had the content `digest` when they were written."""
         if digest in self.fresh:
             yield self.fresh[digest]
         if self.folder is not None:
@@ -35,7 +35,7 @@ class Published:
                 yield Path(os.readlink(self.folder / digest))
 
     def note(self, digest: str, file: Path) -> None:
-        """`file` has the content `digest`. Failures are ignored: they cost disk space and nothing else."""
+        """Record that `file` has the content `digest`. Failures are ignored: they cost disk space and nothing else."""
         if self.folder is None:
             return
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What each stage of a build depends on, as keys; and which stages the cache has. Without torch."""
+"""Keys of all that each stage of a build depends on, and the stages that the cache has. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ORDER = ("export", "reference", "fuse", "verify", "climb")
 EXPORT = ("task", "max_length", "pooling", "beams", "max_answer")
 REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
 EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
-ANY_ENGINE = (*EXACT, "cache", "cache_gb", "slots")  # which engines there are to choose from: some refuse these
-# What stages before the layout do not read: how requests wait for one another, and what Triton is told of the front.
+ANY_ENGINE = (*EXACT, "cache", "cache_gb", "slots")  # decide which engines can be chosen: some refuse these
+# Options that stages before the layout do not read: how requests queue, and what Triton is told of the front.
 LAID_OUT = ("name", "max_batch_size", "max_queue_delay_us")
 SERVING_LAID_OUT = (
     "preferred_batch_sizes",
@@ -34,11 +34,11 @@ SERVING_LAID_OUT = (
     "batch_dimension",
     "metadata",
 )
-MEASURED_AS_SERVED = ("prefill_tokens",)  # where an engine is chosen, by the emitted loop over the samples
+MEASURED_AS_SERVED = ("prefill_tokens",)  # if an engine is chosen, which the emitted loop over the samples does
 
 
 def stage_keys(spec: BuildSpec) -> dict[str, str]:
-    """The key of each stage of `spec`. Raises CheckpointError and SpecError."""
+    """Return the key of each stage of `spec`. Raises CheckpointError and SpecError."""
     options = spec.facts
     laid_out = [name for name in SERVING_LAID_OUT if spec.engine != "auto" or name not in MEASURED_AS_SERVED]
     options["serving"] = {name: v for name, v in options["serving"].items() if name not in laid_out}
@@ -51,7 +51,7 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
         "export": {**exported, "options": _some(options, EXPORT)},
         "reference": {**measured, "options": _some(options, REFERENCE)},
         "fuse": exact,
-        "verify": {**exact, "precision is chosen": spec.precision == "auto"},  # by times, which are then taken longer
+        "verify": {**exact, "precision is chosen": spec.precision == "auto"},  # by times, measured for longer then
         "climb": {**measured, "options": every, "graph": files["graph"]},
     }
     return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}
@@ -62,7 +62,7 @@ def _some(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def furthest_kept(spec: BuildSpec) -> str | None:
-    """The last stage of `spec` that the cache has, so that a build begins after it; None where it has none.
+    """Return the last stage of `spec` that the cache has, so that a build begins after it; None if it has none.
 
     Raises CheckpointError and SpecError.
     """

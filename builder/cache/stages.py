@@ -1,8 +1,8 @@
-"""A family whose stages are done once: what an earlier build made of the same is taken instead.
+"""Family whose stages run once: the result of an earlier build of the same key is reused.
 
-The key of a stage is made of the checkpoint, the options that matter to it and what made it. A stage is looked
-for when a later one needs it: where the ladder is kept, neither the export nor PyTorch's answers are read. What is kept
-was verified with the same key, and its numbers are compared with their bounds again; the report says which stages were.
+The key of a stage covers the checkpoint, the options that matter to it and the code that made it. A stage is looked up
+when a later one needs it: if the ladder is kept, neither the export nor PyTorch's answers are read. A kept result was
+verified with the same key, and its numbers are compared with their bounds again; the report names the kept stages.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ READABLE = ("builder.", "numpy", "collections", "pathlib")  # modules whose clas
 def keeping(
     family: Family[Exported, Reference, Fused, Exact, Chosen], context: Context
 ) -> Family[Any, Any, Any, Any, Any]:
-    """`family` over the user's cache; as it is, where BUILD_REPO_CACHE is off."""
+    """Return `family` over the user's cache; unchanged if BUILD_REPO_CACHE is off."""
     if is_off():
         return family
     return Keeping(family, Shelf(Entries(cache_home()), stage_keys(context.spec), context))
 
 
 class Once(Generic[Value]):
-    """The value of a stage, when it is asked for."""
+    """Value of a stage, computed when it is first read."""
 
     def __init__(self, make: Callable[[], Value]) -> None:
         self.make = make
@@ -66,14 +66,14 @@ class Once(Generic[Value]):
 
 @dataclass(frozen=True)
 class Context:
-    """What a build has at hand, so that no document holds it; `folder` is where its files are."""
+    """Objects that a build has in memory and no document contains; `folder` is where its files are."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
     folder: Path
 
     def find(self, name: str) -> Any:
-        """What a document calls by `name`."""
+        """Return the object that a document calls `name`."""
         if name.startswith("file:"):
             return self.folder / name.removeprefix("file:")
         if name == "module":
@@ -83,7 +83,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Shelf:
-    """The stages of one build in the cache."""
+    """Stages of one build in the cache."""
 
     entries: Entries
     keys: Mapping[str, str]
@@ -91,11 +91,11 @@ class Shelf:
     taken: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def has(self, *stages: str) -> bool:
-        """Whether one of `stages` is there, as far as can be seen without reading it."""
+        """Return True if one of `stages` appears to be there; it is not read."""
         return any(self.entries.find(self.keys[stage]) is not None for stage in stages)
 
     def get(self, stage: str, make: Callable[[], Value], lasts: Callable[[Value], bool] = lambda value: True) -> Value:
-        """The value of `stage`: what is kept, or what `make` makes, which is then kept if it `lasts`."""
+        """Return the value of `stage`: the kept one, or what `make` returns, which is then kept if it `lasts`."""
         key = self.keys[stage]
         entry = self.entries.find(key)
         document = None if entry is None else self.entries.read(entry, self.context.folder)
@@ -119,7 +119,7 @@ class Shelf:
 
 
 class Writer(pickle.Pickler):
-    """Writes a document that names what a Context has, and notes the `files` that belong to it."""
+    """Pickler of a document: it names the objects of a Context, and notes the `files` that belong to it."""
 
     def __init__(self, stream: io.BytesIO, folder: Path) -> None:
         super().__init__(stream, protocol=5)
@@ -135,7 +135,7 @@ class Writer(pickle.Pickler):
 
 
 class Reader(pickle.Unpickler):
-    """Reads a document of this package: dataclasses, arrays and what Python itself has, and nothing that runs."""
+    """Unpickler that allows only classes of READABLE and Python's own values, and nothing that runs."""
 
     def __init__(self, stream: io.BytesIO, context: Context) -> None:
         super().__init__(stream)
@@ -151,7 +151,7 @@ class Reader(pickle.Unpickler):
 
 
 def _files(path: Path) -> list[Path]:
-    """The files of a graph: its own and those of its weights; of a folder all."""
+    """Return the files of a graph: its own and those of its weights; of a folder, all files."""
     return (
         [file for file in path.rglob("*") if file.is_file()]
         if path.is_dir()
@@ -161,7 +161,7 @@ def _files(path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Keeping:
-    """The stages of `family`, each done where it is needed and not kept."""
+    """Stages of `family`: each runs if a later stage needs it and it is not kept."""
 
     family: Family[Any, Any, Any, Any, Any]
     shelf: Shelf
@@ -185,7 +185,7 @@ class Keeping:
         return self.family.lasts(chosen)
 
     def _stage(self, name: str, make: Callable[[], Any], *beyond: str) -> Once[Any]:
-        """Done now, unless one of the stages `beyond`, which need it no more, is kept."""
+        """Return the stage: run now, unless one of the stages `beyond`, which then do not need it, is kept."""
         once = Once(lambda: self.shelf.get(name, make))
         if not self.shelf.has(*beyond):
             once.get()

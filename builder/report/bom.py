@@ -1,6 +1,6 @@
-"""The bill of materials of a model: CycloneDX 1.6, type machine-learning-model (ECMA-424; cyclonedx.org/docs/1.6/json).
+"""Bill of materials of a model: CycloneDX 1.6, type machine-learning-model (ECMA-424; cyclonedx.org/docs/1.6/json).
 
-It says of what a model was made, not when: the same build has the same bytes.
+It says what a model was made of, not when: the same build has the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Component = dict[str, Any]
 
 
 def bom(report: BuildReport) -> str:
-    """The bill of materials of what `report` describes."""
+    """Return the bill of materials of the model that `report` describes."""
     libraries, checkpoints = list(_libraries(report)), [_checkpoint(report)]
     if report.draft is not None:
         draft = replace(report, checkpoint=report.draft["checkpoint"])
@@ -48,7 +48,7 @@ def bom(report: BuildReport) -> str:
 
 
 def _served(report: BuildReport) -> Component:
-    """The model in Triton, with every file that the build wrote for it."""
+    """Return the model in Triton, with every file that the build wrote for it."""
     files = [
         {"type": "file", "name": f"{entry}/{name}", "hashes": [_sha256(digest)]}
         for entry, digests in report.files.items()
@@ -69,7 +69,7 @@ def _served(report: BuildReport) -> Component:
 
 
 def _checkpoint(report: BuildReport) -> Component:
-    """The checkpoint that it was built from, and what that was made from by its card."""
+    """Return the checkpoint that the model was built from, with the base models and datasets that its card names."""
     about = report.checkpoint
     revision, weights = about.get("revision"), about.get("weights_sha256")
     component: Component = {
@@ -104,7 +104,7 @@ def _architecture(report: BuildReport) -> dict[str, str]:
 
 
 def _licences(report: BuildReport) -> dict[str, Any]:
-    """By its card; an SPDX identifier where it is one."""
+    """Return the licences that the checkpoint's card names; an SPDX identifier where the name is one."""
     licences = [_licence(text) for text in report.checkpoint.get("license", ())]
     links = report.checkpoint.get("license_link", ())
     if len(licences) == len(links) == 1:
@@ -121,7 +121,7 @@ def _licence(text: str) -> dict[str, str]:
 
 
 def _calibration(report: BuildReport) -> Iterator[dict[str, str]]:
-    """What the build verified, measured and calibrated on."""
+    """Yield the data that the build verified, measured and calibrated on."""
     if report.samples_file is not None:
         name, digest = report.samples_file["name"], report.samples_file["sha256"]
         yield {"type": "dataset", "name": name, "description": f"samples of --samples, SHA-256 {digest}"}
@@ -130,14 +130,14 @@ def _calibration(report: BuildReport) -> Iterator[dict[str, str]]:
 
 
 def _tools(report: BuildReport) -> Iterator[Component]:
-    """What made it: this builder, and the packages by which it did."""
+    """Yield the tools of the build: this builder and the packages that it used."""
     yield {"type": "application", "name": "build-repo", "version": own_version()}
     for name, number in report.versions.items():
         yield {"type": "library", "name": name, "version": number, "purl": f"pkg:pypi/{name}@{number}"}
 
 
 def _libraries(report: BuildReport) -> Iterator[Component]:
-    """What it needs where it is served."""
+    """Yield the libraries that the model needs where it is served."""
     release = RELEASES.get(report.triton)
     yield {"type": "application", "bom-ref": "tritonserver", "name": "tritonserver", "version": report.triton}
     if report.verified:
@@ -153,7 +153,7 @@ def _library(name: str, number: str) -> Component:
 
 
 def _emitted(python: str, target: str) -> Mapping[str, str]:
-    """The emitted requirements of an interpreter, each with its version."""
+    """Return the emitted requirements of an interpreter, each with its version."""
     name = "requirements.txt" if target == "cpu" else "requirements-gpu.txt"
     lines: Sequence[str] = (RUNTIME / name).read_text("utf-8").splitlines()
     wanted = [Requirement(line.split("#")[0].strip()) for line in lines if line.split("#")[0].strip()]

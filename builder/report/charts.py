@@ -109,7 +109,7 @@ def _bar_room(labels: Mapping[str, object], numbers: Sequence[str]) -> tuple[flo
 
 @dataclass(frozen=True)
 class _Box:
-    """A rectangle that a text or a mark takes."""
+    """Rectangle that a text or a mark takes."""
 
     x: float
     y: float
@@ -139,7 +139,7 @@ def _free_box(x: float, y: float, width: float, taken: Sequence[_Box], bottom: f
 
 
 class _Plot:
-    """A grid with both axes from `xs` and `ys`, which ends at `right`."""
+    """Grid with both axes from `xs` and `ys`, which ends at `right`."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], right: float, names: tuple[str, str]) -> None:
         self.x_ticks, self.y_ticks, self.names = _ticks(xs), _ticks(ys), names
@@ -175,7 +175,7 @@ def _ticks(values: Sequence[float]) -> list[float]:
 
 
 class _Scale:
-    """Place a value between `start` and `end`."""
+    """Scale that places a value between `start` and `end`."""
 
     def __init__(self, ticks: Sequence[float], start: float, end: float) -> None:
         self.low, self.start, self.end, self.step = ticks[0], start, end, (end - start) / (ticks[-1] - ticks[0])

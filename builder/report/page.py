@@ -1,4 +1,4 @@
-"""A build's report as one HTML page: no script, no network, readable by someone who was not there."""
+"""A build's report as one HTML page: no script, no network, readable without knowledge of the build."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPE = re.compile(r"(\d+)x(\d+)")
 
 
 def render_page(template: str, **values: object) -> str:
-    """A page from its template, with everything escaped that is not markup already."""
+    """Return a page from its template; everything that is not markup already is escaped."""
     return _environment(templates()).get_template(template).render(values)
 
 
@@ -28,7 +28,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 
 def page(report: BuildReport) -> str:
-    """The whole page."""
+    """Return the whole page of a build's report."""
     base = report.ladder[0]
     speeds = {rung.name: speed for rung in report.ladder if (speed := rung.speed_up(base)) is not None}
     pictures = {
@@ -61,7 +61,7 @@ def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[
 
 
 def _by_length(report: BuildReport) -> Mapping[str, str]:
-    """Latency by sequence length, a chart a batch size; none for a model that is measured by the token."""
+    """Return charts of latency by sequence length, one per batch size; none for a model that is measured by token."""
     batches = sorted({int(match[1]) for cell in report.ladder[0].latency_ms if (match := SHAPE.fullmatch(cell))})
     return {
         f"Milliseconds by sequence length, batch of {batch}": charts.lines(

@@ -1,4 +1,4 @@
-"""Where a build comes from: the packages that made it, and the hash of each file of it."""
+"""Provenance of a build: the packages that made it, and the hash of each file of it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openv
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """The installed versions of the packages that make graphs."""
+    """Return the installed versions of the packages that make graphs."""
     return {package: version(package) for package in packages}
 
 
 def samples_file(path: Path | None) -> dict[str, str] | None:
-    """The name and hash of the user's file of samples; None where the builder's own samples are used."""
+    """Return the name and hash of the user's file of samples; None if the builder's own samples are used."""
     return None if path is None else {"name": path.name, "sha256": sha256_of(path)}
 
 
 def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]:
-    """SHA-256 of each file of each entry."""
+    """Return the SHA-256 of each file of each entry."""
     return {
         entry.name: {
             name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else WRITTEN.of(content)

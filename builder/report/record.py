@@ -1,4 +1,4 @@
-"""What a build measured, for build.json, for --json and for the table on the screen."""
+"""Record of a build's decisions and measurements, for build.json, for --json and for the table on the screen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rung:
     quality: float | None = None
     """Mean agreement with PyTorch on the samples, 0 to 1."""
     worst: float | None = None
-    """The same of the worst sample."""
+    """Agreement of the worst sample, 0 to 1."""
     batch_agreement: float | None = None
     """Mean agreement of each answer alone with the same answer in a batch."""
     perplexity: float | None = None
@@ -45,7 +45,7 @@ class Rung:
     scores: dict[str, float] = field(default_factory=dict)
     """The task's own measures by the samples' labels, 0 to 1."""
     timed_in: str = RUN
-    """When the process began that measured the latencies (UTC)."""
+    """Start of the process that measured the latencies (UTC)."""
 
     def speed_up(self, base: Rung) -> float | None:
         """Return how many times faster than `base` this is; None if one has no times, or other processes timed them."""
@@ -56,7 +56,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """The result of making the samples' calls on the engine that will serve. `note`: why, where they were not made."""
+    """Result of the samples' calls on the engine that will serve. `note`: why they were not made."""
 
     engine: str
     version: str
@@ -76,7 +76,7 @@ class EngineCheck:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """Everything that a build decided and measured: what build.json holds."""
+    """Everything that a build decided and measured: the content of build.json."""
 
     name: str
     """Name of the model in Triton."""
@@ -85,7 +85,7 @@ class BuildReport:
     triton: str
     """Triton release that it was built for."""
     checkpoint: dict[str, Any]
-    """Source, revision, model type and hash of the weights; what its card says of its licence and origin."""
+    """Source, revision, model type and hash of the weights; licence and origin according to its card."""
     versions: dict[str, str]
     """Packages that made the graph."""
     cpu: dict[str, Any]
@@ -93,13 +93,13 @@ class BuildReport:
     attention: dict[str, int]
     """Attention layers, and how many of them are fused."""
     operators: dict[str, int]
-    """Fused operators that a call runs, by name; of two branches those of one."""
+    """Fused operators that a call runs, by name; of two branches, those of one."""
     quantised: dict[str, Any] | None
-    """What was quantised, and what was left in fp32."""
+    """Quantised operators, and those left in fp32."""
     ladder: tuple[Rung, ...]
     """Every variant that was measured; PyTorch first."""
     metric: str
-    """What `quality` of a variant measures."""
+    """Name of the measure that a variant's `quality` is in."""
     threshold: float
     """Lowest quality that may be published."""
     samples: int
@@ -107,19 +107,19 @@ class BuildReport:
     padding: float
     """Share of padding among the tokens of the samples, as the front model cuts them."""
     warnings: tuple[str, ...]
-    """What was published all the same, and should be known."""
+    """Shortcomings of the published model that its users should know."""
     files: dict[str, dict[str, str]]
     """SHA-256 of every file, by model and path."""
     target: str = "cpu"
-    """What it runs on: cpu, cuda or tensorrt."""
+    """Device that it runs on: cpu, cuda or tensorrt."""
     plan: dict[str, Any] | None = None
-    """What a TensorRT plan was compiled for, once it is compiled."""
+    """Machine and TensorRT that a plan was compiled for, once it is compiled."""
     memory: dict[str, int] | None = None
     """Bytes that a generating model reserves, by purpose."""
     choice: str | None = None
-    """What --precision auto chose, and why."""
+    """Choice of --precision auto, and its reason."""
     gate: str | None = None
-    """What `threshold` applies to, where that is not `metric`."""
+    """Measure that `threshold` applies to, if that is not `metric`."""
     chosen: str | None = None
     """Name of the variant that is served."""
     engine: str = "onnxruntime"
@@ -127,23 +127,23 @@ class BuildReport:
     removed: dict[str, dict[str, int]] = field(default_factory=dict)
     """Heads and neurons that were removed, by reason."""
     verified_on: tuple[EngineCheck, ...] = ()
-    """What came of the samples' calls on the engines that are to serve."""
+    """Results of the samples' calls on the engines that are to serve."""
     verified: bool = False
-    """Whether the answers were compared with PyTorch's, and are right."""
+    """True if the answers were compared with PyTorch's and are right."""
     samples_file: dict[str, str] | None = None
-    """Name and SHA-256 of the user's own samples; None where the builder's were taken."""
+    """Name and SHA-256 of the user's own samples; None if the builder's were used."""
     version: int = 1
     """Version of the model in its repository."""
     build_key: str | None = None
-    """Hash of all that the build depended on; None where a build-repo made it that had none."""
+    """Hash of all that the build depended on; None if an earlier build-repo, without such keys, made it."""
     kept: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Stages that an earlier build did with the same key: the key of each, and when it was made (UTC)."""
+    """Stages that an earlier build did with the same key: the key of each, and when it ran (UTC)."""
     tuned_for: tuple[str, ...] = ()
     """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
     draft: dict[str, Any] | None = None
-    """The model that guesses: its checkpoint, the variant of it that is served, and its stages that were kept."""
+    """Draft model: its checkpoint, the variant of it that is served, and its stages that were kept."""
     settings: str | None = None
-    """What was changed after the build, without one, and why: `build-repo tune`."""
+    """Settings that `build-repo tune` changed after the build, without another one, and why."""
 
     @property
     def has_times_of_other_builds(self) -> bool:
@@ -152,20 +152,26 @@ class BuildReport:
 
     @property
     def verdict(self) -> str:
-        """In words: whether the model was verified, and against what."""
+        """Sentence that says whether the model was verified, and against what."""
         if not self.verified:
             return f"not verified: {self.engine} runs the checkpoint as it is; its answers were compared with nothing"
         on = f"the CPU of the machine that built it ({self.cpu['model']})"
         return f"verified: {self.chosen} against PyTorch {self.versions['torch']} on {on}"
 
     def document(self) -> dict[str, Any]:
-        """As JSON. It does not name the folder it was published into, because a repository may be moved."""
+        """Return the report as JSON.
+
+        It does not name the folder it was published into, because a repository may be moved.
+        """
         return asdict(self)
 
     def table(self) -> Table:
-        """One row a variant: size, speed over PyTorch, two latencies, quality. The one that is served is bold."""
+        """Return a table with a row per variant: size, speed over PyTorch, two latencies, quality.
+
+        The served one is bold.
+        """
         base = self.ladder[0]
-        timed = list(base.latency_ms)  # nothing, where the machine that serves is another
+        timed = list(base.latency_ms)  # empty if another machine serves
         cells = list(dict.fromkeys([*timed[:1], *timed[-1:]]))
         columns: dict[str, list[str]] = {
             "MB": [f"{rung.size / 1e6:.1f}" for rung in self.ladder],
@@ -199,7 +205,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def read_report(repository: Path, name: str) -> BuildReport:
-    """The report of a model that was published. Raises RepositoryError."""
+    """Return the report of a published model. Raises RepositoryError."""
     path = repository / name / "build.json"
     try:
         return parse_report(path.read_bytes(), str(path))
@@ -211,7 +217,7 @@ def read_report(repository: Path, name: str) -> BuildReport:
 
 
 def parse_report(text: bytes, where: str) -> BuildReport:
-    """The report that a build.json holds. Raises RepositoryError where another version of build-repo wrote it."""
+    """Return the report in a build.json. Raises RepositoryError if another version of build-repo wrote it."""
     try:
         document = json.loads(text)
         tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}

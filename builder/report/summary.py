@@ -1,6 +1,6 @@
-"""What a build measured, in a few hundred bytes: the parameter `report` of the front's configuration.
+"""Summary of a build's measurements in a few hundred bytes: the parameter `report` of the front's configuration.
 
-build.json says all of it, but lies in the repository; whoever speaks to Triton alone reads this.
+build.json has all of them, but lies in the repository; a client that speaks to Triton alone reads this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REPORT = "report"
 
 
 def summary(report: BuildReport, day: date) -> dict[str, Any]:
-    """The variant that is served beside PyTorch. Times are medians in milliseconds by shape, sizes in bytes."""
+    """Return the served variant beside PyTorch. Times are medians in milliseconds by shape, sizes in bytes."""
     pytorch, served = report.ladder[0], next(rung for rung in report.ladder if rung.name == report.chosen)
     cells = list(served.latency_ms)
     shown = dict.fromkeys([*cells[:1], *cells[-1:]])
@@ -42,7 +42,7 @@ def summary(report: BuildReport, day: date) -> dict[str, Any]:
 
 
 def with_summary(entries: Sequence[RepositoryEntry], report: BuildReport) -> tuple[RepositoryEntry, ...]:
-    """`entries`, the front model first, whose configuration tells its report."""
+    """Return `entries`, the front model first, with the summary in the front's configuration."""
     front, *others = entries
     document = json.dumps(summary(report, date.today()), ensure_ascii=False, separators=(",", ":"))
     config = replace(front.config, parameters={**front.config.parameters, REPORT: document})
