@@ -63,13 +63,13 @@ def multi_head_attention(
 
 
 def merge_heads(tensor: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, sequence, size) to (batch, sequence, heads * size), as the fused operators take it."""
+    """Return (batch, heads, sequence, size) as (batch, sequence, heads * size), as the fused operators take it."""
     batch, heads, sequence, size = tensor.shape
     return tensor.transpose(1, 2).reshape(batch, sequence, heads * size)
 
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Raise ExportError for what an attention is given beside its tensors and that may change its scores."""
+    """Raise ExportError for an argument of an attention, beside its tensors, that may change its scores."""
     unknown = [name for name, value in options.items() if value is not None and name not in HARMLESS]
     if unknown:
         raise ExportError(f"attention with {min(unknown)} has no fused operator")
@@ -87,8 +87,10 @@ def _attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: the mask comes from `_mask` below, 2-D (keys) or 4-D (scores), and a window is
-    in it."""
+    """Compute attention as a function of transformers: the mask comes from `_mask` below, 2-D (keys) or 4-D (scores).
+
+    A window is in the mask.
+    """
     refuse_unknown(options)
     if key.shape[1] != query.shape[1]:
         repeats = query.shape[1] // key.shape[1]
@@ -104,7 +106,7 @@ def _attention(
 
 
 def _mask(*, mask_function: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
-    """The padding mask as it is (batch, keys) where only padding is masked, else additive scores."""
+    """Return the padding mask unchanged (batch, keys) where only padding is masked, else additive scores."""
     if mask_function is bidirectional_mask_function:
         return attention_mask
     options["allow_is_bidirectional_skip"] = False

@@ -25,7 +25,7 @@ CACHED = "onnxruntime_group_query_attention"
 
 
 class _NoStates(list[Any]):
-    """The layers of a cache that keeps nothing."""
+    """Layers of a cache that stores nothing."""
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise ExportError(
@@ -55,7 +55,7 @@ class ExportCache(Cache):  # type: ignore[misc]
         return key, value
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """present_key_0, present_value_0, present_key_1, ..."""
+        """Return present_key_0, present_value_0, present_key_1, ..."""
         layers = len(self.past) // 2
         missing = [layer for layer in range(layers) if layer not in self.present]
         if missing:
@@ -92,7 +92,7 @@ _running: ContextVar[ExportCache | None] = ContextVar("running", default=None)
 
 @contextmanager
 def exporting(cache: ExportCache) -> Iterator[None]:
-    """Attention functions called inside write to `cache`."""
+    """Run with attention functions that write to `cache`."""
     token = _running.set(cache)
     try:
         yield
@@ -101,12 +101,12 @@ def exporting(cache: ExportCache) -> Iterator[None]:
 
 
 def is_exporting() -> bool:
-    """Whether a decoder's forward over caches as tensors runs now."""
+    """Return True while a decoder's forward over caches as tensors runs."""
     return _running.get() is not None
 
 
 def running_cache() -> ExportCache:
-    """The cache of the forward that runs now."""
+    """Return the cache of the forward that runs now."""
     cache = _running.get()
     assert cache is not None
     return cache
@@ -194,7 +194,7 @@ class CrossCache(Cache):  # type: ignore[misc]
         self.layer: int | None = None
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """present_cross_key_0, present_cross_value_0, ..."""
+        """Return present_cross_key_0, present_cross_value_0, ..."""
         missing = [layer for layer in range(len(self.layers)) if layer not in self.present]
         if missing:
             raise ExportError(f"layer {missing[0]} of {len(self.layers)} has a cross-attention that is not fused")
@@ -224,9 +224,9 @@ class _CrossLayer:
 def cross_attention(query: torch.Tensor, scale: float, cache: CrossCache) -> torch.Tensor:
     """Emit one GroupQueryAttention node over what an encoder made, in place and unchanged.
 
-    The beams of one text are the query heads of one row: each key head has as many as there may be beams. The
-    operator appends one token to the cache; it is given the text's last token again, so nothing changes.
-    query: (rows, heads, 1, head size). Returns (rows, 1, heads, head size).
+    The beams of one text are the query heads of one row: each key head has as many as the maximum number of beams. The
+    operator appends one token to the cache; it is given the text's last token again, so nothing changes. query: (rows,
+    heads, 1, head size). Returns (rows, 1, heads, head size).
     """
     assert cache.layer is not None
     index, cache.layer = cache.layer, None
@@ -261,7 +261,7 @@ def cross_attention(query: torch.Tensor, scale: float, cache: CrossCache) -> tor
 
 
 def position_bias(of: Callable[[torch.Tensor], torch.Tensor], sequence: Any) -> torch.Tensor:
-    """A bias by the key's position alone, made once for all layers: (1, heads, sequence, total length).
+    """Return a bias by the key's position alone, made once for all layers: (1, heads, sequence, total length).
 
     `of` takes positions (total length,) float32 and gives (heads, total length).
     """
@@ -287,8 +287,10 @@ def _attention(
     position_bias: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function. The window is the mask's: `sliding_window` is what flash attention reads, and
-    the attentions that transformers answers with here do not."""
+    """Compute attention as a function of transformers. The window is the mask's.
+
+    Flash attention reads `sliding_window`; the attentions that transformers answers with here do not.
+    """
     refuse_unknown(options)
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
     cache = running_cache()

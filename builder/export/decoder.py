@@ -50,7 +50,7 @@ class DecoderExport:
 
 
 class DecoderGraph(torch.nn.Module):
-    """The module that is exported: `STEP_INPUTS` and the past by position, logits and the present out."""
+    """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class DecoderGraph(torch.nn.Module):
 
 @contextmanager
 def only_wanted(model: PreTrainedModel, wanted: torch.Tensor) -> Iterator[None]:
-    """The output matrix is applied to the `wanted` positions alone, (positions,) int64, counted through all rows.
+    """Apply the output matrix to the `wanted` positions alone, (positions,) int64, counted through all rows.
 
     Its product is over two axes: one that shares a tied embedding, by reading it by its rows, takes no more.
     """
@@ -104,14 +104,17 @@ def export_decoder(
 
 
 def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """What each layer puts into its cache, seen in a run over three tokens. Raises ExportError, by the model's name."""
+    """Return what each layer puts into its cache, seen in a run over three tokens.
+
+    Raises ExportError, by the model's name.
+    """
     with refused_by_name(model):
         return _cache_shapes(model)
 
 
 @contextmanager
 def refused_by_name(model: PreTrainedModel) -> Iterator[None]:
-    """Whatever goes wrong inside is an ExportError that names `model`; its attention is then what it was before."""
+    """Turn any error inside into an ExportError that names `model`; its attention is then what it was before."""
     before = model.config._attn_implementation
     refused = f"{model.config.model_type} cannot be served for generation"
     try:
@@ -153,9 +156,9 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
 
 @contextmanager
 def _without_padding(config: PreTrainedConfig) -> Iterator[None]:
-    """No token is padding: to warn of it GPT-2 looks for it among ids, which have no values on the meta device.
+    """Treat no token as padding: to warn of it GPT-2 looks for it among ids, which have no values on the meta device.
 
-    Written past the configuration's own check, for that of some architectures takes nothing but a number.
+    The value is written past the configuration's own check, since some architectures accept nothing but a number.
     """
     settings = vars(config)
     padding = {"pad_token_id": settings["pad_token_id"]} if "pad_token_id" in settings else {}
@@ -167,7 +170,7 @@ def _without_padding(config: PreTrainedConfig) -> Iterator[None]:
 
 
 def _refuse_positions_of_its_own(model: PreTrainedModel, ids: torch.Tensor, logits: torch.Tensor) -> None:
-    """Raise ExportError where position_ids counted from 0, which each row of a batch is given, are not understood."""
+    """Raise ExportError if the model misreads position_ids counted from 0, which each row of a batch is given."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         tables = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in POSITION_TABLES]
         if tables:
@@ -183,7 +186,7 @@ def _refuse_positions_of_its_own(model: PreTrainedModel, ids: torch.Tensor, logi
 
 
 def past_names(layers: int) -> list[str]:
-    """The cache inputs in the order of the graph's inputs; outputs are named present_ for past_."""
+    """Return the cache inputs in the order of the graph's inputs; outputs are named present_ for past_."""
     return [f"past_{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]
 
 

@@ -31,7 +31,7 @@ EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is spe
 
 @dataclass(frozen=True)
 class Export:
-    """The exported graph, the module it was made from, and how much of its attention is fused."""
+    """Exported graph, the module it was made from, and how much of its attention is fused."""
 
     graph: Graph
     module: TaskGraph
@@ -41,7 +41,7 @@ class Export:
 
 
 def export(checkpoint: Checkpoint, folder: Path) -> Export:
-    """Export the task's graph into `folder`. Raises ExportError when no graph can be made at all."""
+    """Export the task's graph into `folder`. Raises ExportError if no graph can be made at all."""
     module, rows = task_graph(checkpoint), rows_of(checkpoint)
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
@@ -63,12 +63,12 @@ def export(checkpoint: Checkpoint, folder: Path) -> Export:
 
 
 def task_graph(checkpoint: Checkpoint) -> TaskGraph:
-    """The module that is exported."""
+    """Return the module that is exported."""
     return encoder_task(checkpoint.task).graph(checkpoint, graph_inputs(checkpoint))
 
 
 def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What the tokeniser makes and the model takes, then the task's own inputs."""
+    """Return the inputs that the tokeniser makes and the model takes, then the task's own inputs."""
     accepted = inspect.signature(checkpoint.model.forward).parameters
     produced = checkpoint.tokenizer.model_input_names
     names = [name for name in TOKENIZER_INPUTS if name in accepted and name in produced]
@@ -76,7 +76,7 @@ def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph | str:
-    """The graph of `module`, or the reason where there can be none."""
+    """Return the graph of `module`, or the reason why there is none."""
     model: PreTrainedModel = module.model
     before = model.config._attn_implementation
     try:

@@ -46,7 +46,7 @@ def every_expert(model: PreTrainedModel) -> Iterator[None]:
 
 
 def cost_of_experts(model: PreTrainedModel) -> str | None:
-    """What a build says of it; None for a model without experts."""
+    """Return a build's remark on the cost of the experts; None for a model without experts."""
     counts = {int(layer.num_experts) for layer in expert_layers(model)}
     if not counts:
         return None
@@ -57,7 +57,7 @@ def cost_of_experts(model: PreTrainedModel) -> str | None:
 
 
 def expert_layers(model: PreTrainedModel) -> list[Any]:
-    """The modules that transformers' `use_experts_implementation` decorates."""
+    """Return the modules that transformers' `use_experts_implementation` decorates."""
     return [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
 
 
@@ -77,7 +77,7 @@ def _put_side_by_side(layer: Any) -> None:
 def _experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """transformers' experts function: hidden_states (tokens, hidden), the others (tokens, chosen)."""
+    """Compute transformers' experts function: hidden_states (tokens, hidden), the others (tokens, chosen)."""
     chosen = top_k_index[..., None] == torch.arange(self.num_experts)
     weights = (chosen * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)  # (tokens, experts)
     units = linear(hidden_states, self.side_by_side_up).reshape(

@@ -1,4 +1,4 @@
-"""What an export failed on, in one line: PyTorch says it under a page of general advice, or in a chain of errors.
+"""The cause of a failed export in one line: PyTorch hides it under general advice, or in a chain of errors.
 
 Knows exceptions and where they came from; knows no architecture.
 """
@@ -19,7 +19,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def reason(error: BaseException) -> str:
-    """The error that began it, and where in the model's own code. A BuilderError says it already."""
+    """Return the error that began it, and where in the model's own code. A BuilderError is returned as it is."""
     place = ""
     while True:
         if isinstance(error, BuilderError):
@@ -43,7 +43,7 @@ def reason(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of transformers' code of a model, and the module that ran it."""
+    """Return the innermost line of transformers' code of a model, and the module that ran it."""
     found: list[tuple[FrameType, int]] = []
     trace = error.__traceback__
     while trace is not None:

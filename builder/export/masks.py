@@ -1,6 +1,6 @@
-"""Which keys a decoder's queries may see, as transformers says it, and as the fused operator can do it.
+"""Masks of a decoder's queries: transformers' description, as far as the fused operator supports it.
 
-transformers describes a mask by a function of positions and hands what is made of it to every attention. Here that
+transformers describes a mask by a function of positions and hands the mask made from it to every attention. Here that
 is `Causal`, which says the one thing that the operator needs: the window. A mask of another kind is refused, as is an
 attention that changes its mask or gets none. Knows positions; knows no architecture and no task.
 """
@@ -23,7 +23,7 @@ NO_OPERATOR = "the fused attention over a cache is causal, with a sliding window
 
 @dataclass(frozen=True)
 class Causal:
-    """Each token sees those up to itself; with a window, only so many of the last, itself included."""
+    """Mask in which each token sees those up to itself; with a window, only so many of the last, itself included."""
 
     window: int | None = None
 
@@ -34,10 +34,10 @@ class Causal:
 
 
 def describe(*, mask_function: MaskFunction, local_size: int | None = None, **options: Any) -> Causal | None:
-    """transformers' mask interface; None for a mask that hides nothing. Raises ExportError for any other kind.
+    """Describe a mask for transformers' mask interface; None for a mask that hides nothing.
 
-    `local_size` comes with windows and with chunks, and `mask_function` says which of the two: it is asked about the
-    positions around the edges of a window.
+    Raises ExportError for any other kind. `local_size` comes with windows and with chunks, and `mask_function` says
+    which of the two: it is asked about the positions around the edges of a window.
     """
     if mask_function is bidirectional_mask_function:
         return None
@@ -50,7 +50,7 @@ def describe(*, mask_function: MaskFunction, local_size: int | None = None, **op
 
 
 def window_of(mask: Any, layer: int | None) -> int | None:
-    """The window of the mask that arrived at layer `layer`. Raises ExportError where it is no longer `Causal`."""
+    """Return the window of the mask that arrived at layer `layer`. Raises ExportError if it is no longer `Causal`."""
     if not isinstance(mask, Causal):
         found = "no causal mask" if mask is None else "a mask of its own"
         raise ExportError(f"the attention of layer {layer} gets {found}; {NO_OPERATOR}")

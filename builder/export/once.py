@@ -1,9 +1,9 @@
-"""torch.onnx.export without the work that it does again at every export, again for every node, or for nobody.
+"""torch.onnx.export without the work that it repeats at every export or for every node, or that has no use here.
 
-What comes out is the same: the table of operators is made once a process instead of once an export, without the
-signatures of them all; an operator has the type that it had when it was captured instead of being run once more to
-find it; and a rewriting rule is tried where the operator is that it ends in, instead of at every node. Only where in
-the source of PyTorch and transformers each node came from is not said in it.
+The result is the same: the table of operators is made once per process instead of once per export, without the
+signatures of them all; an operator has the type that it had when it was captured instead of being run once more to find
+it; and a rewriting rule is tried where the operator is that it ends in, instead of at every node. Only the place of
+each node in the source of PyTorch and transformers is missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def nothing_twice() -> Iterator[None]:
 
 @contextmanager
 def _replaced(*replacements: tuple[Any, str, object]) -> Iterator[None]:
-    """Within it attributes, each of an owner by its name, have other values."""
+    """Give attributes, each of an owner by its name, other values within the `with`."""
     before = [vars(owner)[name] for owner, name, _ in replacements]
     try:
         for owner, name, value in replacements:
@@ -50,11 +50,11 @@ def _replaced(*replacements: tuple[Any, str, object]) -> Iterator[None]:
 
 @functools.cache
 def _operators(opset_version: int) -> ONNXRegistry:
-    """Nobody changes it: an export that brings no operators of its own only reads it.
+    """Return the operators; an export that brings no operators of its own only reads them.
 
     The signature of an operator is made where one is called, if it is not there (torch, onnx/_internal/exporter/
-    _building.py, `eval_function`): a model calls a few dozen of five hundred. Of one that is traced, whose source
-    would be parsed for it, only the domain is read.
+    _building.py, `eval_function`): a model calls a few dozen of five hundred. Of one that is traced, whose source would
+    be parsed for it, only the domain is read.
     """
     domain = property(lambda function: SimpleNamespace(domain=function.opset.domain))
     with _replaced((OnnxDecompMeta, "__post_init__", lambda meta: None), (TracedOnnxFunction, "function_ir", domain)):
@@ -62,8 +62,10 @@ def _operators(opset_version: int) -> ONNXRegistry:
 
 
 def _promoted(interpreter: _TypePromotionInterpreter, node: torch.fx.Node) -> Any:
-    """The value of a node after its promotion, as the nodes after it see it: it has the type that it was captured with,
-    since the pass casts the result of a promoted operator back to that."""
+    """Return the value of a node after its promotion, with the type that it was captured with.
+
+    The nodes after it see that type, since the pass casts the result of a promoted operator back to it.
+    """
     if "val" not in node.meta:
         return _run_node(interpreter, node)
     if rule := get_type_promotion_rule(node, interpreter.type_promotion_table):
@@ -73,7 +75,7 @@ def _promoted(interpreter: _TypePromotionInterpreter, node: torch.fx.Node) -> An
 
 
 def _rewritten(rule: RewriteRule, model: object, graph: object, node: onnx_ir.Node, **options: Any) -> Any:
-    """What replaces the pattern whose first output is made by `node`, if the pattern is there."""
+    """Return the replacement of the pattern whose first output `node` makes, if the pattern is there."""
     if not rule._target_pattern.output_nodes[0].op.matches(node.op_type):
         return None
     return _try_rewrite(rule, model, graph, node, **options)

@@ -56,10 +56,10 @@ def to_onnx(
     inputs: Sequence[str],
     outputs: Sequence[str],
 ) -> onnx.ModelProto:
-    """Export `module`, whose forward takes `tensors` by position; `dynamic_axes` has one mapping a tensor.
+    """Export `module`, whose forward takes `tensors` by position; `dynamic_axes` has one mapping per tensor.
 
     Many weights stay the module's own, read when the graph is written (builder/onnx/weights.py): within `computing`.
-    Raises ExportError with what it failed on.
+    Raises ExportError with the operation that failed.
     """
     module.eval()
 
@@ -94,8 +94,11 @@ def to_onnx(
 
 @contextmanager
 def _children_kept(module: torch.nn.Module) -> Iterator[None]:
-    """Modules have the children that they had. torch.export takes back what a forward assigns to a module, but for its
-    children: BigBird, which changes its attention with its first short text, kept half of the change."""
+    """Restore the children of all modules at the end.
+
+    torch.export takes back what a forward assigns to a module, except for its children: BigBird, which changes its
+    attention with its first short text, kept half of the change.
+    """
     kept = [(one, dict(one._modules)) for one in module.modules()]
     try:
         yield
@@ -116,7 +119,7 @@ def _proto(program: torch.onnx.ONNXProgram) -> onnx.ModelProto:
 
 
 def _left_where_it_is(name: str, tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
-    """A tensor whose proto has no values: they are read where `tensor` has them."""
+    """Return a tensor whose proto has no values: they are read where `tensor` has them."""
     values = tensor.numpy()
     described = computed(name, tensor.dtype.value, values.shape, lambda rows: values[rows])
     return onnx_ir.serde.deserialize_tensor(described)
@@ -137,7 +140,7 @@ def _refuse_fixed_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, A
 
 
 def _refuse_joined_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, Any]]) -> None:
-    """Raise ExportError where axes of the inputs that were free of one another have one name in the graph."""
+    """Raise ExportError if axes of the inputs that were free of one another have one name in the graph."""
     meant: dict[str, set[str]] = {}
     for value in graph.input:
         for axis, dimension in axes[value.name].items():
@@ -154,11 +157,13 @@ def _fixed(value: onnx.ValueInfoProto, axis: int) -> bool:
 
 
 def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated:
-    """torch.onnx.export traces each program a second time to break up operators that ONNX does not know: half of its
-    time. What transformers' models need of that is nearly always settled here without a trace: `Tensor.to` above all.
+    """Translate the program without torch.onnx.export's second trace, unless it is needed.
 
-    Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it
-    is done once more, with that trace.
+    That trace breaks up operators that ONNX does not know, and takes half of the time. What transformers' models need
+    of that is nearly always settled here without a trace: `Tensor.to` above all.
+
+    Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it is
+    done once more, with that trace.
     """
     left: list[torch.export.ExportedProgram] = []
     with _left_as_captured(left):
@@ -192,7 +197,7 @@ def _left_as_captured(left: list[torch.export.ExportedProgram]) -> Iterator[None
 
 
 def _settle(graph: torch.fx.Graph) -> None:
-    """In place: the operators of transformers' models that can be named otherwise without a trace."""
+    """Rename, in place, the operators of transformers' models that need no trace for it."""
     for node in list(graph.nodes):
         if node.target in RENAMED:
             node.target = RENAMED[node.target]
@@ -208,7 +213,7 @@ def _settle(graph: torch.fx.Graph) -> None:
 
 
 def _settle_cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """`Tensor.to` is a cast, or nothing where its tensor has that type already."""
+    """Turn `Tensor.to` into a cast, or into nothing if its tensor has that type already."""
     source, dtype = node.args[0], node.meta["val"].dtype
     assert isinstance(source, torch.fx.Node)
     if source.meta["val"].dtype != dtype:
@@ -220,8 +225,10 @@ def _settle_cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 
 def _writes_unseen(node: torch.fx.Node) -> bool:
-    """Whether nothing but `node` reads the tensor that it writes into, nor a tensor that shares its memory, and what
-    it writes has that tensor's type."""
+    """Return True if only `node` reads the tensor that it writes into, and writes values of that tensor's type.
+
+    No other node reads a tensor that shares its memory either.
+    """
     written, other = node.args[:2]
     if not isinstance(written, torch.fx.Node) or not isinstance(other, torch.fx.Node):
         return False
@@ -232,7 +239,7 @@ def _writes_unseen(node: torch.fx.Node) -> bool:
 
 
 def _is_decomposed(program: torch.export.ExportedProgram, table: Mapping[Any, Any]) -> bool:
-    """Whether no node is in `table` and none writes into its input."""
+    """Return True if no node is in `table` and none writes into its input."""
     called = [node.target for node in program.graph.nodes if node.op == "call_function"]
     schemas = (getattr(target, "_schema", None) for target in called)
     return not any(target in table for target in called) and not any(s is not None and s.is_mutable for s in schemas)

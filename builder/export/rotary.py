@@ -1,7 +1,7 @@
-"""Rotary position embeddings (arXiv:2104.09864) as one operator a tensor instead of a dozen.
+"""Rotary position embeddings (arXiv:2104.09864) as one operator per tensor instead of a dozen.
 
-Most architectures of transformers carry a function of their own, `apply_rotary_pos_emb`. It is replaced only where
-it was seen to compute what the operator computes, on random tensors. Operator: com.microsoft RotaryEmbedding.
+Most architectures of transformers carry a function of their own, `apply_rotary_pos_emb`. It is replaced only if it
+computes what the operator computes, on random tensors. Operator: com.microsoft RotaryEmbedding.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ def settled_frequencies(model: PreTrainedModel, max_length: int) -> Iterator[Non
 
 
 def changes_beyond(model: PreTrainedModel) -> int | None:
-    """After how many tokens frequencies change with the longest row of a call; None where they do not."""
+    """Return after how many tokens frequencies change with the longest row of a call; None if they do not."""
     scaled = [(module, layer) for module in model.modules() for layer, kind in _kinds(module).items() if _changes(kind)]
     return min((_original_length(module, layer) for module, layer in scaled), default=None)
 
 
 def _by_layer(module: Any) -> bool:
-    """Whether each type of layers has a scaling of its own."""
+    """Return True if each type of layers has a scaling of its own."""
     return isinstance(module.rope_type, dict)
 
 
 def _kinds(module: Any) -> dict[str | None, str]:
-    """The scaling of each type of layers, or of all (None)."""
+    """Return the scaling of each type of layers, or of all (None)."""
     kind = getattr(module, "rope_type", "default")
     return dict(kind) if isinstance(kind, dict) else {None: str(kind)}
 
@@ -99,7 +99,7 @@ def _original_length(module: Any, layer: str | None) -> int:
 
 
 def _layout(function: Callable[..., Any]) -> bool | None:
-    """Whether `function` rotates neighbours (True) or halves (False); None where it does something else."""
+    """Return whether `function` rotates neighbours (True) or halves (False); None if it does something else."""
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn((2, heads, 3, 8), generator=generator) for heads in (4, 2))
     half = torch.randn((2, 3, 4), generator=generator)
@@ -118,7 +118,7 @@ def _layout(function: Callable[..., Any]) -> bool | None:
 
 
 def rotate(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """What the operator computes on (batch, heads, sequence, size), with cos and sin of (batch, sequence, size / 2)."""
+    """Compute the operator on (batch, heads, sequence, size), with cos and sin of (batch, sequence, size / 2)."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     if interleaved:
         a, b = tensor[..., 0::2], tensor[..., 1::2]
@@ -137,7 +137,7 @@ def _emitter(interleaved: bool) -> Callable[..., tuple[torch.Tensor, torch.Tenso
 
 
 def _emit(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """One RotaryEmbedding node over (batch, heads, sequence, size); what lies beyond cos's size is left as it is."""
+    """Emit one RotaryEmbedding node over (batch, heads, sequence, size); beyond cos's size nothing changes."""
     batch, heads, sequence, size = tensor.shape
     rotated = int(cos.shape[-1])
     positions, cos_table, sin_table = _tables(cos, sin, interleaved)
@@ -156,7 +156,7 @@ def _emit(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleave
 
 
 def _tables(cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The operator's tables from angles (batch or 1, sequence, size) already gathered: one row a token."""
+    """Return the operator's tables from gathered angles (batch or 1, sequence, size): one row per token."""
     made = running_cache().rotations
     if id(cos) not in made:
         half = slice(None, None, 2) if interleaved else slice(int(cos.shape[-1]) // 2)

@@ -19,7 +19,7 @@ MASKS = 3  # positions of a row, for the tasks that ask for some
 
 @dataclass(frozen=True)
 class Rows:
-    """What rows are made of. `types`: how many token types the model knows; `ordinary`: ids, ascending."""
+    """Parts of which rows are made. `types`: how many token types the model knows; `ordinary`: ids, ascending."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -28,9 +28,9 @@ class Rows:
     types: int
 
     def feeds(self, names: Sequence[str], lengths: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
-        """A batch of random rows of `lengths` tokens, padded on the right to the longest: int64, (rows, longest).
+        """Return a batch of random rows of `lengths` tokens, padded on the right: int64, (rows, longest).
 
-        A row is the same in whatever batch. What the tokeniser does not make are positions, (rows, MASKS).
+        A row is the same in whatever batch. Inputs that the tokeniser does not make are positions, (rows, MASKS).
         """
         generators = [np.random.default_rng([seed, row]) for row in range(len(lengths))]
         rows = [self._row(length, generator) for length, generator in zip(lengths, generators, strict=True)]
@@ -54,7 +54,7 @@ class Rows:
 
 
 def rows_of(checkpoint: Checkpoint) -> Rows:
-    """The special tokens that the tokeniser puts around a text, and the ids that a text is made of."""
+    """Return the special tokens that the tokeniser puts around a text, and the ids that a text is made of."""
     tokenizer, config = checkpoint.tokenizer, checkpoint.config
     encoded = tokenizer(TEXTS[0], return_special_tokens_mask=True)
     special = np.array(encoded["special_tokens_mask"], dtype=bool)
@@ -71,7 +71,7 @@ def rows_of(checkpoint: Checkpoint) -> Rows:
 
 
 def padding_id(checkpoint: Checkpoint) -> int:
-    """What rows are padded with: the model's own padding, where it says one, before the tokeniser's.
+    """Return the id that rows are padded with: the model's own padding, if it has one, before the tokeniser's.
 
     Models that count positions or look for a row's last token by comparing ids compare with their own.
     """

@@ -56,8 +56,10 @@ class Seq2SeqExport:
 
 
 class EncoderGraph(torch.nn.Module):
-    """Runs the encoder, then the decoder once to see what keys and values its layers make of it; that run's own
-    result is nobody's, and falls away."""
+    """Module that runs the encoder, then the decoder once to see what keys and values its layers make of it.
+
+    The result of the decoder's run is unused, and falls away.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -107,8 +109,10 @@ class DecoderGraph(torch.nn.Module):
 
 @contextmanager
 def _positions_by_row(decoder: torch.nn.Module) -> Iterator[None]:
-    """Decoders make positions for a whole batch from how many tokens the cache holds; here each row has its own, and
-    some of them put an axis before that."""
+    """Give each row its own position: decoders take one for the whole batch from the tokens in the cache.
+
+    Some decoders put an axis before that of the positions.
+    """
 
     def by_row(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return output.reshape(-1, 1, output.shape[-1])
@@ -123,7 +127,7 @@ def _positions_by_row(decoder: torch.nn.Module) -> Iterator[None]:
 
 
 def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqExport:
-    """Export both graphs of `model`, for up to `beams` rows a text. Raises ExportError where that cannot be right."""
+    """Export both graphs of `model`, for up to `beams` rows per text. Raises ExportError if that cannot be right."""
     caches, cross = seq2seq_shapes(model)
     exported = folder / "exported"
     with refused_by_name(model):
@@ -139,7 +143,7 @@ def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqE
 
 
 def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[LayerShape, ...], tuple[LayerShape, ...]]:
-    """What each decoder layer keeps of itself and of the text. Raises ExportError, by the model's name."""
+    """Return what each decoder layer caches of itself and of the text. Raises ExportError, by the model's name."""
     ids = torch.ones((1, 3), dtype=torch.long)
     with refused_by_name(model):
         with torch.no_grad():
@@ -155,7 +159,10 @@ def _shapes(cache: DynamicCache) -> tuple[LayerShape, ...]:
 
 
 def cross_names(layers: int) -> list[str]:
-    """The encoder's outputs, in order; the decoder's inputs are named past_ and its outputs present_ before that."""
+    """Return the encoder's outputs, in order.
+
+    The decoder's inputs are named past_ and its outputs present_ before that.
+    """
     return [f"cross_{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]
 
 

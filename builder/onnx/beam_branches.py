@@ -1,7 +1,7 @@
-"""Cross-attention in a step in which no text is searched: one query a text, not as many as a search may have beams.
+"""Cross-attention in a step in which no text is searched: one query per text, not one for each possible beam.
 
 `cross_attention` (builder/export/cached_attention.py) has the beams of a text as query heads of one row, always as many
-as there may be: rows that do not search would each attend that many times. Knows nodes; knows no architecture.
+as the maximum: rows that do not search would each attend that many times. Knows nodes; knows no architecture.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ SEARCHED = "cross.searched"  # whether a row is another than the first beam of i
 
 
 def attend_alone(model: onnx.ModelProto, beams: int) -> None:
-    """In place: each cross-attention is made twice, for all `beams` of a text and for the first.
+    """Build each cross-attention twice, in place: for all `beams` of a text and for the first.
 
-    Which one runs is read off `cross_places`, each of which is place * beams + beam.
+    `cross_places`, each of which is place * beams + beam, tells which one runs.
     """
     sizes = {value.name: value.type.tensor_type.shape.dim[-1].dim_value for value in model.graph.input}
     nodes = _searched(beams)
@@ -49,7 +49,10 @@ def _every_beam(node: onnx.NodeProto) -> onnx.GraphProto:
 
 
 def _first_beam(node: onnx.NodeProto, beams: int, size: int) -> onnx.GraphProto:
-    """The queries are (places, 1, heads * beams * size); of the others nobody reads the answer."""
+    """Return the branch for the first beam of each text; queries are (places, 1, heads * beams * size).
+
+    The answers of the other beams are not read.
+    """
     name = node.output[0]
     heads = next(attribute.i for attribute in node.attribute if attribute.name == "kv_num_heads")
     inner = copy_of(node)

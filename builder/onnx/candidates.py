@@ -16,9 +16,9 @@ from builder.runtime.generation.executors.candidates import MOST, TOP_LOGITS, TO
 
 
 def with_candidates(graph: Graph, folder: Path) -> Graph:
-    """Write `graph` with two more outputs into `folder`: of each position the best logits and their tokens.
+    """Write `graph` with two more outputs into `folder`: the best logits of each position and their tokens.
 
-    `top_logits`, (positions, count) float32, best first, and `top_tokens`, the same in int64. Whoever runs it binds
+    `top_logits`, (positions, count) float32, best first, and `top_tokens`, the same in int64. The executor binds
     `logits` or these: an output that is not bound is not copied.
     """
     model = load_graph(graph.path)

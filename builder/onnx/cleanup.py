@@ -1,4 +1,4 @@
-"""What the exporter leaves in a graph and an engine would pay for at each run.
+"""Removes parts that the exporter leaves in a graph and an engine would run at each call.
 
 Only rewrites that leave every value as it is: nothing here recognises a model.
 """
@@ -13,8 +13,10 @@ Shape = tuple[int | str, ...]
 
 
 def clean(model: onnx.ModelProto) -> None:
-    """In place: drop reshapes that undo one another, name squeezed axes, give normalisations a bias, drop what nothing
-    reads."""
+    """Clean the graph in place.
+
+    Drop reshapes that undo one another, name squeezed axes, give normalisations a bias, drop what nothing reads.
+    """
     graph = model.graph
     shapes = known_shapes(graph)
     _name_squeezed_axes(graph, shapes)
@@ -39,7 +41,7 @@ def clean(model: onnx.ModelProto) -> None:
 
 
 def _name_squeezed_axes(graph: onnx.GraphProto, shapes: dict[str, Shape]) -> None:
-    """Give each Squeeze without axes those that are 1 in every call: it takes away a batch of one row otherwise."""
+    """Give each Squeeze without axes those that are 1 in every call: otherwise it removes a batch of one row."""
     for node in graph.node:
         if node.op_type == "Squeeze" and len(node.input) == 1 and node.input[0] in shapes:
             axes = [axis for axis, size in enumerate(shapes[node.input[0]]) if size == 1]
@@ -64,7 +66,7 @@ def _give_biases(graph: onnx.GraphProto) -> None:
 
 
 def known_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
-    """Shapes all of whose dimensions have a number or a name."""
+    """Return the shapes all of whose dimensions have a number or a name."""
     shapes = {}
     for value in [*graph.value_info, *graph.input, *graph.output]:
         dims = [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
@@ -90,7 +92,7 @@ def drop_unused(graph: onnx.GraphProto) -> None:
 
 
 def _names_read(node: onnx.NodeProto) -> set[str]:
-    """The values a node reads, those its subgraphs capture included."""
+    """Return the values a node reads, those its subgraphs capture included."""
     names = {name for name in node.input if name}
     for attribute in node.attribute:
         for inner in attribute.g.node:

@@ -48,7 +48,7 @@ class Graph:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file, and the files of its weights where those are others."""
+        """Model file, and the files of its weights where those are others."""
         return tuple(sorted((*self.path.parent.glob(f"{self.path.stem}.*"), *self.beside)))
 
 
@@ -58,13 +58,15 @@ EXTERNAL_FROM = 10_000_000
 
 
 def has_many(weights: int) -> bool:
-    """Whether so many bytes of weights have a file of their own."""
+    """Return True if so many bytes of weights have a file of their own."""
     return weights >= EXTERNAL_FROM
 
 
 def load_graph(path: Path, weights: Path | None = None) -> onnx.ModelProto:
-    """Read `path` to rewrite it; many weights stay in their file (builder/onnx/weights.py), which is in the folder
-    `weights`, or beside it."""
+    """Read `path` to rewrite it; many weights stay in their file (builder/onnx/weights.py).
+
+    That file is in the folder `weights`, or beside `path`.
+    """
     model = onnx.load(str(path), load_external_data=False)
     point_to(model, weights or path.parent)
     if not has_many(_weights(model)):
@@ -75,7 +77,7 @@ def load_graph(path: Path, weights: Path | None = None) -> onnx.ModelProto:
 def load_whole(path: Path) -> onnx.ModelProto:
     """Read `path` with all values in its tensors.
 
-    onnx's own reader refuses a file of weights that has several names, as one has that the cache shares.
+    onnx's own reader refuses a file of weights that has several names, as one that the cache shares does.
     """
     model = load_graph(path)
     take_in(model.graph)
@@ -87,8 +89,10 @@ def _weights(model: onnx.ModelProto) -> int:
 
 
 def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
-    """Write `model`, the same bytes for the same model; many weights go to a file beside it, where they are not there
-    already."""
+    """Write `model`, the same bytes for the same model.
+
+    Many weights go to a file beside it, unless they are there already.
+    """
     weights = {tensor.name for tensor in model.graph.initializer}
     described = [value for value in model.graph.value_info if value.name in weights]
     for value in described:  # said twice, and wrong as soon as a tool transposes the weight
@@ -105,7 +109,7 @@ def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
 
 
 def remove_graph(graph: Graph) -> None:
-    """Remove the files of `graph`, but those that others read too."""
+    """Remove the files of `graph`, except those that others read too."""
     for file in set(graph.files) - set(graph.beside):
         file.unlink(missing_ok=True)
 
@@ -116,7 +120,7 @@ def read_graph(path: Path) -> Graph:
 
 
 def _described(model: onnx.ModelProto, path: Path) -> Graph:
-    """What the file `path` has, which holds `model`."""
+    """Return the description of the file `path`, which holds `model`."""
     return Graph(
         path=path,
         inputs=tuple(value.name for value in model.graph.input),
@@ -133,7 +137,7 @@ def _described(model: onnx.ModelProto, path: Path) -> Graph:
 
 
 def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, those of branches too."""
+    """Yield all nodes, those of branches too."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -141,7 +145,7 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def operators_of_a_call(graph: Graph) -> Counter[str]:
-    """Nodes by operator type that one call runs at most: of the branches of an If, whichever has more of a type."""
+    """Count nodes by operator type that one call runs at most: of an If, the branch that has more of a type."""
     return _run(onnx.load(str(graph.path), load_external_data=False).graph)
 
 
@@ -154,7 +158,7 @@ def _run(graph: onnx.GraphProto) -> Counter[str]:
 
 
 def operator_needs(graph: Graph) -> list[str]:
-    """What of OPERATOR_NEEDS a graph uses, the newest first."""
+    """Return the OPERATOR_NEEDS that a graph uses, the newest first."""
     return _operator_needs(onnx.load(str(graph.path), load_external_data=False))
 
 
@@ -166,7 +170,7 @@ def _operator_needs(model: onnx.ModelProto) -> list[str]:
 
 
 def _needs(node: onnx.NodeProto) -> Iterator[str]:
-    """What of OPERATOR_NEEDS one node uses."""
+    """Yield the OPERATOR_NEEDS that one node uses."""
     attributes = attributes_of(node)
     if node.op_type == "MatMulNBits" and attributes.get("bits") == 8:
         yield "MatMulNBits with 8 bits"
@@ -184,13 +188,13 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _takes_pieces(graph: onnx.GraphProto) -> bool:
-    """Whether a call may bring several tokens of a row, and so more of them after others."""
+    """Return True if a call may bring several tokens of a row, and so more of them after others."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
     return len(shapes.get("input_ids", ())) > 1 and shapes["input_ids"][1].dim_value != 1
 
 
 def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
-    """Refuse a graph that the ONNX Runtime which is to run it cannot read, or reads otherwise. Raises ExportError.
+    """Raise ExportError for a graph that the ONNX Runtime which will run it cannot read, or reads otherwise.
 
     `in_process`: in Triton's interpreter, by what the emitted requirements pin; else in the release's own backend.
     """
@@ -218,7 +222,7 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
 
 
 def _check_meaning(name: str, model: onnx.ModelProto, where: str, has: str) -> None:
-    """Refuse a graph that was written for versions of ONNX Runtime which mean something else by it."""
+    """Raise ExportError for a graph written for versions of ONNX Runtime that give it another meaning."""
     problem = other_meaning({entry.key: entry.value for entry in model.metadata_props}, has)
     if problem is not None:
         raise ExportError(f"{name}: {problem}; {where} has it. Build it with --triton for that release")

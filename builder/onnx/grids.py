@@ -1,4 +1,4 @@
-"""The grids that a checkpoint's own quantised matrices lie on, so that they are served as they are, not rounded again.
+"""Grids on which a checkpoint's own quantised matrices lie, so that they are served as they are, not rounded again.
 
 A matrix of a graph may be a part of the checkpoint's, several of them side by side, or one transposed: it is found by
 the values of its columns, which the rewrites of a graph leave as they are.
@@ -16,7 +16,7 @@ LARGEST_BLOCK, SMALLEST_BLOCK = 256, 16  # inputs of a block of MatMulNBits (ONN
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix of `inputs` by outputs in blocks of `size` inputs, as MatMulNBits takes it (ContribOperators.md).
+    """Matrix of `inputs` by outputs in blocks of `size` inputs, as MatMulNBits takes it (ContribOperators.md).
 
     `codes`: (outputs, blocks, size * bits / 8), `scales`: (outputs, blocks), `zeros`: (outputs, blocks * bits / 8,
     rounded up); uint8, float32, uint8, the low bits first.
@@ -43,11 +43,14 @@ class Grids:
 
     @property
     def scattered(self) -> bool:
-        """Whether the inputs of a group are not side by side (GPTQ's desc_act): no block of MatMulNBits has them."""
+        """True if the inputs of a group are not side by side (GPTQ's desc_act): no block of MatMulNBits has them."""
         return self._scattered > 0
 
     def add(self, weights: np.ndarray, scales: np.ndarray, zeros: np.ndarray, groups: np.ndarray) -> None:
-        """`weights`: (outputs, inputs); `scales`, `zeros`: (outputs, groups); `groups`: the group of each input."""
+        """Add a matrix to the grids.
+
+        `weights`: (outputs, inputs); `scales`, `zeros`: (outputs, groups); `groups`: the group of each input.
+        """
         size = -(-len(groups) // scales.shape[1])
         if (groups != np.arange(len(groups)) // size).any():
             self._scattered += 1
@@ -56,7 +59,7 @@ class Grids:
             self._rows[_digest(row)] = (scale, zero)
 
     def blocks(self, matrix: np.ndarray, largest: int) -> Blocks | None:
-        """Blocks of `matrix`, (inputs, outputs), of up to `largest` inputs; None where it is not the checkpoint's."""
+        """Return `matrix`, (inputs, outputs), in blocks of at most `largest` inputs; None if not the checkpoint's."""
         rows = np.ascontiguousarray(matrix.T, np.float32)
         blocks = [self._rows.get(_digest(row)) for row in rows]
         known = [one for one in blocks if one is not None]
@@ -80,8 +83,10 @@ class Grids:
 
 
 def _block(group: int, inputs: int, size: int) -> int | None:
-    """The largest block that no group ends in: a power of two, `size` at most, that divides it; a group of all inputs
-    may be any."""
+    """Return the largest block that no group ends in: a power of two, `size` at most, that divides the group.
+
+    For a group of all inputs it may be any.
+    """
     while size >= SMALLEST_BLOCK:
         if group % size == 0 or group >= inputs:
             return size
@@ -90,7 +95,7 @@ def _block(group: int, inputs: int, size: int) -> int | None:
 
 
 def _pack(values: np.ndarray, bits: int) -> np.ndarray:
-    """Along the last axis, two of 4 bits in a byte, the first in the low half."""
+    """Pack along the last axis, two of 4 bits in a byte, the first in the low half."""
     if bits == 8:
         return np.ascontiguousarray(values)
     if values.shape[-1] % 2:

@@ -1,7 +1,7 @@
-"""The most probable next tokens, and what makes their logits log-probabilities, as outputs of a decoder's graph.
+"""The most probable next tokens, and the normaliser of their logits, as outputs of a decoder's graph.
 
-A beam search reads few of a vocabulary's scores, but needs the sum of all their exponentials: the graph finds both on
-all cores. Knows logits; knows nothing about beams.
+A beam search reads few of a vocabulary's scores, but needs the sum of all their exponentials to have log-probabilities:
+the graph finds both on all cores. Knows logits; knows nothing about beams.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ OUTPUTS = {TOP_LOGITS: TensorProto.FLOAT, TOP_TOKENS: TensorProto.INT64, TOP_TOT
 
 
 def add_likeliest(model: onnx.ModelProto) -> None:
-    """In place: one more input and three more outputs.
+    """Add one input and three outputs, in place.
 
-    `top_count`, (1,) int64: how many tokens are wanted, 0 for none, which takes no time: ONNX Runtime runs all nodes
-    whichever outputs are asked for (microsoft/onnxruntime, issue 16483), and of an If the one branch.
-    `top_logits`, (positions, count) float32, best first, and `top_tokens`, the same in int64, of equal ones the lower
-    first; count is the vocabulary where that is less. `top_totals`, (positions, 1) float32: the logarithm of the sum of
-    all logits' exponentials. They are chosen by logits, of which several may have one log-probability when it is
-    rounded: rows that do not search say the highest logit beside a search too.
+    `top_count`, (1,) int64: how many tokens to return, 0 for none, which takes no time: ONNX Runtime runs all nodes
+    whichever outputs are asked for (microsoft/onnxruntime, issue 16483), and of an If the one branch. `top_logits`,
+    (positions, count) float32, best first, and `top_tokens`, the same in int64, of equal ones the lower first; count is
+    the vocabulary where that is less. `top_totals`, (positions, 1) float32: the logarithm of the sum of all logits'
+    exponentials. They are chosen by logits, of which several may have one log-probability when it is rounded: rows that
+    do not search use the highest logit beside a search too.
     """
     model.graph.node.extend(_nodes())
     model.graph.input.append(helper.make_tensor_value_info(TOP_COUNT, TensorProto.INT64, [1]))
@@ -31,7 +31,7 @@ def add_likeliest(model: onnx.ModelProto) -> None:
 
 
 def _nodes() -> list[onnx.NodeProto]:
-    """The condition is made of the logits too, so that whoever orders the nodes sees that the branch reads them."""
+    """Return the nodes; the condition depends on the logits too, so that any ordering sees the branch read them."""
     return [
         helper.make_node("Shape", ["logits"], ["top.vocabulary"], name="Shape.top", start=-1),
         helper.make_node("Min", [TOP_COUNT, "top.vocabulary"], ["top.count"], name="Min.top"),
@@ -43,8 +43,11 @@ def _nodes() -> list[onnx.NodeProto]:
 
 
 def _found() -> onnx.GraphProto:
-    """ReduceLogSumExp would do for the totals, but computes one exponential after the other (onnxruntime,
-    reduction_ops.h), where LogSoftmax computes several at once (mlas/lib/compute.cpp)."""
+    """Return the branch that computes the outputs.
+
+    ReduceLogSumExp would do for the totals, but computes one exponential after the other (onnxruntime,
+    reduction_ops.h), where LogSoftmax computes several at once (mlas/lib/compute.cpp).
+    """
     found = ("found.logits", "found.tokens", "found.totals")
     nodes = [
         helper.make_node("TopK", ["logits", "top.count"], [*found[:2]], name="TopK.top"),

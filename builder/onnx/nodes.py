@@ -1,4 +1,4 @@
-"""What the rewrites of a graph share: attributes, constants, constant products, 8-bit rounding, nodes put in place.
+"""Shared parts of the rewrites of a graph: attributes, constants, products, 8-bit rounding, replacement of nodes.
 
 Knows ONNX graphs; knows nothing about quality or engines.
 """
@@ -17,7 +17,7 @@ PIECE = 256  # rows of a matrix that are rounded at once
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """What each attribute of `node` says, by its name."""
+    """Return the value of each attribute of `node`, by its name."""
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
@@ -26,7 +26,7 @@ def copy_of(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def constant_products(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """MatMul nodes with a constant matrix, in the order in which they run."""
+    """Return the MatMul nodes with a constant matrix, in the order in which they run."""
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     return [node for node in graph.node if node.op_type == "MatMul" and ranks.get(node.input[1]) == 2]
 
@@ -36,12 +36,12 @@ def add_constant(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
 
 
 def constant(name: str, numbers: int | Sequence[int]) -> onnx.NodeProto:
-    """A node that gives whole numbers, int64. Branches have these: they hold no tensors of their own."""
+    """Return a node that gives whole numbers, int64. Branches have these: they hold no tensors of their own."""
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(numbers, np.int64), name))
 
 
 def add_constant_once(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
-    """The same, unless there is one of that name."""
+    """Add a constant, unless there is one of that name."""
     if all(tensor.name != name for tensor in graph.initializer):
         add_constant(graph, name, values)
 
@@ -57,21 +57,21 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> No
 
 
 def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """`nodes`, each after those whose outputs it takes, otherwise as they come."""
+    """Return `nodes`, each after those whose outputs it takes, otherwise in their order."""
     maker = {output: index for index, node in enumerate(nodes) for output in node.output if output}
     wanted = {index: {maker[name] for name in node.input if name in maker} for index, node in enumerate(nodes)}
     return [nodes[index] for index in TopologicalSorter(wanted).static_order()]
 
 
 def eight_bit_scales(values: np.ndarray, axis: int | None) -> np.ndarray:
-    """The step of symmetric 8-bit rounding along `axis`, None: of all values; 1 for nothing but zeros."""
+    """Return the step of symmetric 8-bit rounding along `axis`, None: of all values; 1 for nothing but zeros."""
     largest = np.maximum(values.max(axis=axis, keepdims=True), -values.min(axis=axis, keepdims=True))
     steps = (largest / 127).astype(np.float32)
     return np.where(steps < np.finfo(np.float32).tiny, np.float32(1), steps)
 
 
 def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis: int) -> None:
-    """`name`.int8 and `name`.scale, once."""
+    """Store `name`.int8 and `name`.scale, once."""
     if any(tensor.name == f"{name}.int8" for tensor in graph.initializer):
         return
     scales = eight_bit_scales(values, axis)
@@ -80,7 +80,7 @@ def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis:
 
 
 def eight_bits(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """`values` in steps of `scales`, int8; in pieces, so that the real numbers on the way take little memory."""
+    """Return `values` in steps of `scales`, int8; in pieces, so that the intermediate floats take little memory."""
     rounded = np.empty(values.shape, np.int8)
     steps = np.broadcast_to(scales, values.shape)
     for start in range(0, len(values), PIECE):
@@ -90,7 +90,7 @@ def eight_bits(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def eight_bit_lookup(graph: onnx.GraphProto, node: onnx.NodeProto, table: np.ndarray) -> list[onnx.NodeProto]:
-    """Nodes for Gather(table, rows) from bytes with a scale a row."""
+    """Return nodes for Gather(table, rows) from bytes with a scale per row."""
     (name, rows), output = node.input, node.output[0]
     store_eight_bit(graph, name, table, axis=1)
     return [

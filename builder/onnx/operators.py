@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own: attention, which an export writes and rewrites look for, and what a report counts.
+"""Operators of ONNX Runtime's own: attention, which an export writes and rewrites look for, and reports count.
 
 Their inputs: ONNX Runtime, docs/ContribOperators.md. Knows names.
 """

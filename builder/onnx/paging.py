@@ -1,4 +1,4 @@
-"""What lowerings of a decoder to attention over blocks share: what else of the graph knew one row from another.
+"""Shared parts of the lowerings of a decoder to attention over blocks: uses of the rows outside of attention.
 
 All tokens of a call are one row, and there is no cache of so many rows and positions. Knows graphs; knows no engine.
 """
@@ -11,7 +11,10 @@ from builder.errors import ExportError
 
 
 def count_one_row(node: onnx.NodeProto, advice: str) -> None:
-    """A Shape of the cache asks for the number of rows: there is one, of all tokens. Raises ExportError for others."""
+    """Make a Shape of the cache, which asks for the number of rows, give one, of all tokens.
+
+    Raises ExportError for other uses.
+    """
     attributes = {a.name: a.i for a in node.attribute}
     if (attributes.get("start", 0), attributes.get("end")) != (0, 1):
         raise ExportError(f"it computes with the length of its cache, which a paged cache does not have; {advice}")
@@ -19,7 +22,7 @@ def count_one_row(node: onnx.NodeProto, advice: str) -> None:
 
 
 def refuse_leftovers(graph: onnx.GraphProto, advice: str) -> None:
-    """Raises ExportError where a node takes what is no longer there."""
+    """Raise ExportError if a node takes a tensor that is no longer there."""
     known = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
     known |= {name for node in graph.node for name in node.output}
     missing = sorted({name for node in graph.node for name in node.input} - known)

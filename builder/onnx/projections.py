@@ -1,8 +1,8 @@
-"""Matrix products as an engine wants them: plain MatMul over all axes, and one product where several share an input.
+"""Matrix products for engines: plain MatMul over all axes, and one product where several share an input.
 
-Q, K and V of one hidden state, or the gate and the up projection of one feed-forward, are columns of one wider
-matrix: one product reads the input once, and costs one call instead of three. Rewrites that leave every value as
-it is; nothing here recognises a model.
+Q, K and V of one hidden state, or the gate and the up projection of one feed-forward, are columns of one wider matrix:
+one product reads the input once, and costs one call instead of three. Rewrites that leave every value as it is; nothing
+here recognises a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from builder.onnx.weights import Rows, made_of, rows_of, values_of
 
 @dataclass(frozen=True)
 class Projection:
-    """A product with a constant matrix, and the constant bias added to it, if there is one."""
+    """Product with a constant matrix, and the constant bias added to it, if there is one."""
 
     product: onnx.NodeProto
     bias: onnx.NodeProto | None
@@ -34,7 +34,7 @@ class Projection:
 
 
 def merge_projections(model: onnx.ModelProto) -> None:
-    """In place: Gemm becomes MatMul and Add, products of one input become one, GroupQueryAttention takes it whole."""
+    """Rewrite in place: Gemm to MatMul and Add, products of one input to one, which GroupQueryAttention takes whole."""
     graph = model.graph
     spell_out_gemms(graph)
     weights = {tensor.name: tensor for tensor in graph.initializer}
@@ -46,7 +46,7 @@ def merge_projections(model: onnx.ModelProto) -> None:
 
 
 def spell_out_gemms(graph: onnx.GraphProto) -> None:
-    """Gemm -> MatMul + Add. One whose matrix is also read elsewhere (a tied embedding) stays, to share it."""
+    """Replace Gemm by MatMul + Add. One whose matrix is also read elsewhere (a tied embedding) stays, to share it."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     readers = Counter(name for node in graph.node for name in node.input)
     nodes = []
@@ -76,7 +76,10 @@ def spell_out_gemms(graph: onnx.GraphProto) -> None:
 
 
 def _drop_flattening(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
-    """Reshape of the first two axes of three to one -> product -> Reshape back is the product over three axes."""
+    """Replace Reshape of the first two axes of three to one -> product -> Reshape back by one product.
+
+    That product is over three axes.
+    """
     producers, readers, shapes = _producers(graph), _readers(graph), known_shapes(graph)
     for projection in _projections(graph, weights, readers):
         before = producers.get(projection.product.input[0])
@@ -99,7 +102,7 @@ def _drop_flattening(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto
 
 
 def _merge(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
-    """Products of one input with matrices nobody else reads become one product and a Split."""
+    """Merge products of one input, with matrices that have no other reader, into one product and a Split."""
     readers = _readers(graph)
     groups: dict[tuple[str, bool], list[Projection]] = defaultdict(list)
     for projection in _projections(graph, weights, readers):
@@ -130,7 +133,7 @@ def _merge(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None
 
 
 def _rewrite_reciprocals(graph: onnx.GraphProto) -> None:
-    """x * (1 / sqrt(v)) -> x / sqrt(v), the form in which ONNX Runtime knows a root-mean-square normalisation."""
+    """Rewrite x * (1 / sqrt(v)) to x / sqrt(v), which ONNX Runtime recognises as a root-mean-square normalisation."""
     producers = _producers(graph)
     for node in graph.node:
         if node.op_type != "Mul":
@@ -147,7 +150,10 @@ def _rewrite_reciprocals(graph: onnx.GraphProto) -> None:
 
 
 def _pack_queries(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
-    """GroupQueryAttention(Split(x)) -> GroupQueryAttention(x), where x holds queries, keys and values in this order."""
+    """Rewrite GroupQueryAttention(Split(x)) to GroupQueryAttention(x).
+
+    Here x holds queries, keys and values in this order.
+    """
     producers = _producers(graph)
     for node in graph.node:
         if node.op_type != CACHED_ATTENTION:
@@ -172,7 +178,7 @@ def _projections(
 
 
 def _bias(projection: Projection, weights: dict[str, onnx.TensorProto]) -> str:
-    """The one-dimensional constant that is added; empty where what is added is none."""
+    """Return the one-dimensional constant that is added; empty if the addend is not one."""
     assert projection.bias is not None
     size = weights[projection.product.input[1]].dims[1]
     others = [name for name in projection.bias.input if name in weights and list(weights[name].dims) == [size]]
@@ -192,13 +198,13 @@ def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
 
 
 def _columns(matrix: onnx.TensorProto) -> Rows:
-    """The rows of its transpose."""
+    """Return a reader of the rows of its transpose."""
     values = values_of(matrix)
     return lambda columns: values[:, columns].T
 
 
 def _side_by_side(matrices: Sequence[onnx.TensorProto]) -> Rows:
-    """The rows of a matrix of all their columns."""
+    """Return a reader of the rows of a matrix of all their columns."""
     parts = [rows_of(matrix) for matrix in matrices]
     return lambda rows: np.concatenate([part(rows) for part in parts], axis=1)
 

@@ -1,4 +1,4 @@
-"""What a GPU computes in half precision, computed on a CPU: fp32, rounded to fp16 or bf16 where the graph says so.
+"""A GPU's half precision on a CPU: fp32, rounded to fp16 or bf16 where the graph says so.
 
 ONNX Runtime's CPU provider has no kernels for bf16, and next to none for fp16: it puts casts to fp32 around each
 operator and takes them away again between two of them, so that nothing is rounded and nothing is too large for fp16,
@@ -34,7 +34,7 @@ CACHED = {CACHED_ATTENTION: 1}  # outputs that count; those after them are the c
 
 
 def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with fp32 for half precision, constants as they were rounded, and each result rounded as it was to be."""
+    """Return `model` in fp32, with constants rounded as they were and each result rounded to its half precision."""
     kinds = _kinds(model.graph)
     nodes = [new for node in model.graph.node for new in _rounded(node, kinds)]
     for tensor in model.graph.initializer:
@@ -48,7 +48,7 @@ def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _rounded(node: onnx.NodeProto, kinds: dict[str, int]) -> Iterator[onnx.NodeProto]:
-    """`node` in fp32 and, where its results were in half precision, the casts that round them."""
+    """Yield `node` in fp32 and, where its results were in half precision, the casts that round them."""
     cast = _target(node)
     if cast is not None and cast in HALVES:
         yield from _through(cast, node.input[0], node.output[0])
@@ -72,7 +72,7 @@ def _through(half: int, name: str, rounded: str) -> Iterator[onnx.NodeProto]:
 
 
 def _kinds(graph: onnx.GraphProto) -> dict[str, int]:
-    """The type of each tensor: as it is stated, or that of the first real number that its node takes."""
+    """Return the type of each tensor: the declared one, or that of the first real number that its node takes."""
     kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
         kinds[value.name] = value.type.tensor_type.elem_type
@@ -88,7 +88,7 @@ def _kinds(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _target(node: onnx.NodeProto) -> int | None:
-    """The type that a Cast makes; None for another operator."""
+    """Return the type that a Cast makes; None for another operator."""
     return next((a.i for a in node.attribute if a.name == "to"), None) if node.op_type == "Cast" else None
 
 

@@ -1,4 +1,4 @@
-"""A decoder's step for searches, and for the rows beside them: each runs of it what it needs."""
+"""A decoder's step for beam searches, and for the rows beside them: each runs only the part that it needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from builder.onnx.likeliest import add_likeliest
 
 
 def for_searches(graph: Graph, beams: int, folder: Path) -> Graph:
-    """Write `graph`, the step of an encoder-decoder for up to `beams` rows a text, into `folder` as it is served."""
+    """Write `graph`, the step of an encoder-decoder for up to `beams` rows per text, into `folder` as it is served."""
     model = load_graph(graph.path)
     add_likeliest(model)
     attend_alone(model, beams)
@@ -18,7 +18,7 @@ def for_searches(graph: Graph, beams: int, folder: Path) -> Graph:
 
 
 def finding_likeliest(graph: Graph) -> Graph:
-    """`graph`, a decoder's, with what a search reads of its logits: in its own file, whose weights stay there."""
+    """Return `graph`, a decoder's, with the outputs that a search reads: in its own file, whose weights stay there."""
     model = load_graph(graph.path)
     add_likeliest(model)
     return save_graph(model, graph.path)

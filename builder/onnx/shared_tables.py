@@ -23,8 +23,10 @@ Content = tuple[int, tuple[int, ...], str]  # ONNX's type, shape and hash
 
 
 def with_shared_tables(graphs: Sequence[Graph], folder: Path) -> list[Graph]:
-    """`graphs`, written into `folder` with the tables that all of them have in `FILE` there; as they are, where there
-    are none."""
+    """Write `graphs` into `folder`, with the tables that all of them have in `FILE` there.
+
+    Return them unchanged where there are no such tables.
+    """
     models = [load_graph(graph.path) for graph in graphs]
     contents = [_contents(model) for model in models]
     common = set.intersection(*(set(each.values()) for each in contents))
@@ -39,7 +41,7 @@ def with_shared_tables(graphs: Sequence[Graph], folder: Path) -> list[Graph]:
 
 
 def _contents(model: onnx.ModelProto) -> dict[str, Content]:
-    """What the large tensors hold, by their names."""
+    """Return the contents of the large tensors, by their names."""
     return {tensor.name: _content(tensor) for tensor in model.graph.initializer if size_of(tensor) >= LEAST}
 
 
@@ -53,7 +55,7 @@ def _content(tensor: TensorProto) -> Content:
 def _written(
     model: onnx.ModelProto, contents: Mapping[str, Content], common: set[Content], path: Path
 ) -> dict[Content, TensorProto]:
-    """Each of the `common` contents as a tensor whose values are in `path`."""
+    """Return each of the `common` contents as a tensor whose values are in `path`."""
     tables: dict[Content, TensorProto] = {}
     with path.open("wb") as file:
         for tensor in model.graph.initializer:
@@ -64,7 +66,7 @@ def _written(
 
 
 def _save(model: onnx.ModelProto, tables: Mapping[str, TensorProto], path: Path) -> None:
-    """Write `model` with `tables`, by name, in the place of its own."""
+    """Write `model` with `tables`, by name, in place of its own."""
     others = [tensor for tensor in model.graph.initializer if tensor.name not in tables]
     del model.graph.initializer[:]
     model.graph.initializer.extend(others)

@@ -1,4 +1,4 @@
-"""Copying a slot of a cache that is not in this process's memory: ONNX Runtime does it, by a graph.
+"""A graph by which ONNX Runtime copies a slot of a cache that is not in this process's memory.
 
 Knows shapes; knows nothing about models.
 """

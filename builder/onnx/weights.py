@@ -1,10 +1,10 @@
-"""Weights that stay in a file: a graph of many says where they are, and they are mapped while they are read.
+"""Weights that stay in a file: a graph with many weights refers to the file, which is mapped while they are read.
 
 Such a tensor says its place as ONNX does (onnx, docs/ExternalData.md): with the whole path of the file while the graph
-is at hand, with the file's name in a graph on disk. A tensor that is in no file yet names a function of this process,
-which computes its rows when they are read: what is made of weights on their way to a file needs no place of its own.
-Graphs that have nearly the same weights have one file of them, under a name beside each.
-Knows tensors and files; knows nothing of what they mean.
+is in memory, with the file's name in a graph on disk. A tensor that is in no file yet names a function of this process,
+which computes its rows when they are read: weights that are computed on their way to a file need no place of their own.
+Graphs that have nearly the same weights have one file of them, under a name beside each. Knows tensors and files; knows
+nothing of what they mean.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Place:
-    """Where the values of a tensor are: `length` bytes from `offset` on, as numpy has them."""
+    """Position of a tensor's values: `length` bytes from `offset` on, in numpy's layout."""
 
     file: Path
     offset: int
@@ -47,7 +47,7 @@ class Place:
 
 
 def place_of(tensor: TensorProto) -> Place | None:
-    """None where the values are in the tensor itself."""
+    """Return the place of the values; None if they are in the tensor itself."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -55,13 +55,13 @@ def place_of(tensor: TensorProto) -> Place | None:
 
 
 def size_of(tensor: TensorProto) -> int:
-    """Bytes of the values, wherever they are."""
+    """Return the bytes of the values, wherever they are."""
     place = place_of(tensor)
     return len(tensor.raw_data) if place is None else place.length
 
 
 def values_of(tensor: TensorProto) -> np.ndarray:
-    """The values: mapped, where they are in a file."""
+    """Return the values: mapped, if they are in a file."""
     place = place_of(tensor)
     if place is None:
         return numpy_helper.to_array(tensor)
@@ -72,7 +72,7 @@ def values_of(tensor: TensorProto) -> np.ndarray:
 
 
 def rows_of(tensor: TensorProto) -> Rows:
-    """What reads rows of the values, whatever becomes of `tensor`."""
+    """Return a reader of rows of the values, whatever becomes of `tensor`."""
     place = place_of(tensor)
     if place is not None and _is_computed(place):
         return _computed[str(place.file)]
@@ -86,7 +86,7 @@ def _is_computed(place: Place) -> bool:
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Within it tensors may be computed when they are read; what they need is let go after it."""
+    """Let tensors be computed when they are read, within the `with`; free what they need after it."""
     before = set(_computed)
     try:
         yield
@@ -96,7 +96,7 @@ def computing() -> Iterator[None]:
 
 
 def computed(name: str, kind: int, dims: Sequence[int], rows: Rows) -> TensorProto:
-    """A tensor of ONNX's type `kind` and of `dims`, the first of them its rows, which `rows` computes."""
+    """Return a tensor of ONNX's type `kind` and of `dims`, the first of them its rows, which `rows` computes."""
     described = TensorProto(name=name, dims=dims, data_type=kind)
     location = f"computed-{next(_numbers)}"
     _computed[location] = rows
@@ -104,7 +104,7 @@ def computed(name: str, kind: int, dims: Sequence[int], rows: Rows) -> TensorPro
 
 
 def made_of(source: TensorProto, name: str, dims: Sequence[int], rows: Rows) -> TensorProto:
-    """A tensor that is made of `source` and has its type: computed when it is read, where that is so of `source`."""
+    """Return a tensor computed from `source` with its type; lazily when it is read, if `source` is computed so."""
     place = place_of(source)
     if place is not None and _is_computed(place):
         return computed(name, source.data_type, dims, rows)
@@ -112,7 +112,7 @@ def made_of(source: TensorProto, name: str, dims: Sequence[int], rows: Rows) -> 
 
 
 def point_to(model: onnx.ModelProto, folder: Path) -> None:
-    """In place: tensors whose values are in files of `folder` say so with the whole path."""
+    """Write the whole path, in place, into tensors whose values are in files of `folder`."""
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
             if entry.key == "location":
@@ -120,16 +120,18 @@ def point_to(model: onnx.ModelProto, folder: Path) -> None:
 
 
 def take_in(graph: onnx.GraphProto) -> None:
-    """In place: the values of all tensors into the tensors themselves."""
+    """Load the values of all tensors into the tensors themselves, in place."""
     for tensor in graph.initializer:
         if place_of(tensor) is not None:
             tensor.CopyFrom(numpy_helper.from_array(np.array(values_of(tensor)), tensor.name))
 
 
 def beside(model: onnx.ModelProto, data: Path) -> onnx.ModelProto:
-    """`model` with its weights in the file `data`. That is another name of the file that has nearly all of them, where
-    there is one: the few others are inside. Else what is there already stays there, and the rest is written one tensor
-    after the other."""
+    """Return `model` with its weights in the file `data`.
+
+    That is another name of the file that has nearly all of them, if there is one: the few others are inside. Else what
+    is there already stays there, and the rest is written one tensor after the other.
+    """
     outline = onnx.ModelProto()
     _copy(model, outline)
     shared = _shared(model.graph.initializer)
@@ -144,7 +146,7 @@ def beside(model: onnx.ModelProto, data: Path) -> onnx.ModelProto:
 
 
 def _shared(tensors: Sequence[TensorProto]) -> Path | None:
-    """The file that has nearly all of `tensors` and little else; None where none has."""
+    """Return the file that has nearly all of `tensors` and little else; None if there is none."""
     held: dict[Path, int] = {}
     for tensor in tensors:
         place = place_of(tensor)
@@ -159,7 +161,7 @@ def _shared(tensors: Sequence[TensorProto]) -> Path | None:
 
 
 def _named(tensor: TensorProto, shared: Path, data: Path) -> TensorProto:
-    """`tensor` with its values in `data`, which is `shared`, or inside."""
+    """Return `tensor` with its values in `data`, which is `shared`, or inside."""
     place = place_of(tensor)
     if place is not None and place.file == shared:
         described = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
@@ -168,7 +170,7 @@ def _named(tensor: TensorProto, shared: Path, data: Path) -> TensorProto:
 
 
 def _written(tensors: Sequence[TensorProto], data: Path) -> list[TensorProto]:
-    """`tensors` with their values in `data`, behind those that are in it already."""
+    """Return `tensors` with their values in `data`, behind those that are in it already."""
     if not any(_is_in(data, tensor) for tensor in tensors):
         data.unlink(missing_ok=True)  # it may be a file of others too
     elif data.stat().st_nlink > 1:
@@ -185,7 +187,7 @@ def _is_in(data: Path, tensor: TensorProto) -> bool:
 
 
 def _copy(source: Any, target: Any) -> None:
-    """All of a model but its weights."""
+    """Copy all of a model except its weights."""
     for field, value in source.ListFields():
         if field.name == "graph":
             _copy(value, target.graph)
@@ -194,8 +196,10 @@ def _copy(source: Any, target: Any) -> None:
 
 
 def moved(tensor: TensorProto, file: BinaryIO, data: Path) -> TensorProto:
-    """`tensor` with its values at the end of `file`, which is `data`; where they are there already, and where they are
-    few, as it is."""
+    """Return `tensor` with its values at the end of `file`, which is `data`.
+
+    Values that are there already keep their place; few values stay in the tensor itself.
+    """
     place = place_of(tensor)
     described = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
     if place is not None and place.file == data:
@@ -210,7 +214,7 @@ def moved(tensor: TensorProto, file: BinaryIO, data: Path) -> TensorProto:
 
 
 def pieces(tensor: TensorProto) -> Iterator[memoryview]:
-    """The bytes of the values: of what is computed some rows at once."""
+    """Yield the bytes of the values: of computed ones some rows at once."""
     place = place_of(tensor)
     if place is None:
         yield memoryview(tensor.raw_data)

@@ -1,4 +1,4 @@
-"""What flows through a graph on real inputs: for calibration, for sensitivity, for reconstruction.
+"""Values inside a graph on real inputs: for calibration, for sensitivity, for reconstruction.
 
 Knows graphs; knows nothing about models.
 """
@@ -23,7 +23,10 @@ Opened = Callable[[Path, int], InferenceSession]  # of a file, with so many thre
 def watch(
     model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[Feeds], opened: Opened = open_session
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The tensors `names` of `model`, one mapping for each of `feeds`, as ONNX Runtime computes them, and no others."""
+    """Yield the tensors `names` of `model`, one mapping for each of `feeds`, as ONNX Runtime computes them.
+
+    No other tensor is computed as an output.
+    """
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     del watched.graph.output[:]

@@ -22,7 +22,7 @@ SCALE_INPUTS = 12  # k_scale is the operator's thirteenth input, v_scale the one
 
 
 def quantise_cache(graph: Graph, largest: Mapping[str, np.ndarray], folder: Path) -> Graph:
-    """Write `graph` with an int8 cache. `largest`: of each cache tensor (key_0, value_0, ...), (heads, size)."""
+    """Write `graph` with an int8 cache. `largest`: the largest of each cache tensor (key_0, ...), (heads, size)."""
     model = load_graph(graph.path)
     changed = 0
     for node in model.graph.node:

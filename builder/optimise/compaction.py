@@ -1,9 +1,9 @@
-"""Empty structure taken out: what a checkpoint that was pruned in training computes only to throw it away.
+"""Removes empty structure: results that a checkpoint which was pruned in training computes and does not use.
 
 A unit whose outputs nothing reads (its rows in the next matrix are zero) goes; one that is the same for every input
 (its own columns are zero) goes into the bias that follows. Exact, and found by looking at the numbers, so that block
-movement pruning (Lagunas et al., 2021, https://arxiv.org/abs/2109.04838), whose checkpoints keep their full size,
-needs nothing declared. Knows graphs; knows nothing about models.
+movement pruning (Lagunas et al., 2021, https://arxiv.org/abs/2109.04838), whose checkpoints keep their full size, needs
+nothing declared. Knows graphs; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from builder.optimise.structure import Structure, keep_units, structures_of
 
 @dataclass(frozen=True)
 class Removed:
-    """How many units went, of how many."""
+    """Number of units removed, and of all units."""
 
     heads: int
     neurons: int
@@ -32,7 +32,7 @@ class Removed:
 
 
 def compact(graph: Graph, folder: Path) -> tuple[Graph, Removed | None]:
-    """Write `graph` without its empty units into `folder`; as it is, with None, where there are none."""
+    """Write `graph` without its empty units into `folder`; unchanged, with None, if there are none."""
     model = load_graph(graph.path)
     structures = structures_of(model)
     empty = {s: _empty(model, s) for s in structures}
@@ -52,7 +52,7 @@ def compact(graph: Graph, folder: Path) -> tuple[Graph, Removed | None]:
 
 
 def _empty(model: onnx.ModelProto, structure: Structure) -> list[int]:
-    """Units that nothing reads, and units that are constant where the constant can go into a bias."""
+    """Return units that nothing reads, and units that are constant where the constant can go into a bias."""
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     unread = ~_used(values_of(weights[structure.weight]), structure.units, axis=0)
     constant = np.full(structure.units, structure.bias is not None)
@@ -63,20 +63,20 @@ def _empty(model: onnx.ModelProto, structure: Structure) -> list[int]:
 
 
 def _used(matrix: np.ndarray, units: int, axis: int) -> np.ndarray:
-    """Which units, side by side along `axis`, have a value other than zero."""
+    """Return which units, side by side along `axis`, have a value other than zero."""
     by_unit = np.moveaxis(matrix, axis, 0).reshape(units, -1)
     return np.asarray(by_unit.any(axis=1))
 
 
 def _constants(model: onnx.ModelProto, structures: tuple[Structure, ...]) -> dict[str, np.ndarray]:
-    """The tensors of all units on some tokens, first position: there a constant unit shows its value."""
+    """Return the tensors of all units on some tokens, first position: there a constant unit shows its value."""
     feed = {value.name: np.ones((1, 4), np.int64) for value in model.graph.input}
     values = next(watch(model, [structure.source for structure in structures], [feed]))
     return {name: value.reshape(-1, value.shape[-1])[0] for name, value in values.items()}
 
 
 def _fold(model: onnx.ModelProto, structure: Structure, values: np.ndarray, units: list[int]) -> None:
-    """Add what the constant `units` contribute to the bias after them; those that nothing reads contribute nothing."""
+    """Add the contribution of the constant `units` to the bias after them; those that nothing reads have none."""
     if structure.bias is None or not units:
         return
     weights = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -40,7 +40,7 @@ def to_float8(graph: onnx.GraphProto, weights: Mapping[str, TensorProto]) -> Non
 
 
 def _float8(values: np.ndarray, name: str) -> TensorProto:
-    """`values` rounded to E4M3, cut at its largest."""
+    """Return `values` rounded to E4M3, cut at its largest."""
     dtype = helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)
     content = np.clip(values, -LARGEST, LARGEST).astype(dtype).tobytes()
     return helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, content, raw=True)

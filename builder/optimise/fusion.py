@@ -21,11 +21,13 @@ STANDARD_DOMAINS = (*STANDARD, DOMAIN)
 
 
 def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
-    """Write the fused graph into `folder`, at a level of Optimum's: O1 basic rewrites, O2 fusions too, O3 an
-    approximate GELU too. Attention is fused at export, at every level. Many weights stay in the file of `graph`.
+    """Write the fused graph into `folder`, at a level of Optimum's.
+
+    O1: basic rewrites; O2: fusions too; O3: an approximate GELU too. Attention is fused at export, at every level. Many
+    weights stay in the file of `graph`.
 
     Raises ExportError where it would need an operator no release has, and RepositoryError where the disk has no room:
-    ONNX Runtime does not say that of a disk which is full.
+    ONNX Runtime does not report a full disk.
     """
     path = folder / f"fused-{level}" / graph.path.name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +41,7 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
 
 
 def _tidy(model: onnx.ModelProto, ir_version: int) -> None:
-    """In place: what any release reads. Raises ExportError where none has an operator."""
+    """Make the model readable by any release, in place. Raises ExportError where none has an operator."""
     used = {node.domain for node in model.graph.node} | {""}
     foreign = used - set(STANDARD_DOMAINS)
     if foreign:
@@ -55,8 +57,10 @@ def _tidy(model: onnx.ModelProto, ir_version: int) -> None:
 
 
 def _drop_defaults(model: onnx.ModelProto) -> None:
-    """Drop attributes that say what an operator does anyway: the optimiser spells them out, those of operators that
-    an older release has without that attribute included, and that release would refuse the graph.
+    """Drop attributes that say what an operator does anyway.
+
+    The optimiser spells them out, those of operators that an older release has without that attribute included, and
+    that release would refuse the graph.
     """
     defaults = {
         (schema.name, name): onnx.AttributeProto.FromString(attribute._default_value)

@@ -34,7 +34,7 @@ def to_half(
     in_float: Collection[str] = (),
     real: Collection[str] | None = None,
 ) -> Graph:
-    """Write `graph` in fp16 or bf16 to `path`, but for operators of `in_float`.
+    """Write `graph` in fp16 or bf16 to `path`, except for operators of `in_float`.
 
     Its inputs and outputs stay as they are; where `real` names some, those alone.
 
@@ -77,7 +77,7 @@ def _bound_both_sides(graph: onnx.GraphProto) -> None:
 
 
 def _join_real(graph: onnx.GraphProto) -> None:
-    """Let what stays in fp32 be handed on in fp32: the converter casts it to fp16 and back between any two nodes.
+    """Let tensors that stay in fp32 be passed on in fp32: the converter casts to fp16 and back between any two nodes.
 
     It also makes a tensor's cast once for each node that takes it, all of one name.
     """
@@ -97,17 +97,20 @@ def _join_real(graph: onnx.GraphProto) -> None:
 
 
 def _casts(node: onnx.NodeProto, suffix: str, to: int) -> bool:
-    """Whether `node` is a cast that the converter put in."""
+    """Return True if `node` is a cast that the converter put in."""
     return node.name.endswith(suffix) and _target(node) == to
 
 
 def _target(node: onnx.NodeProto) -> int | None:
-    """The type that a Cast makes; None for another operator."""
+    """Return the type that a Cast makes; None for another operator."""
     return next((a.i for a in node.attribute if a.name == "to"), None) if node.op_type == "Cast" else None
 
 
 def _what_must_be_exact(graph: onnx.GraphProto) -> list[str]:
-    """The names of the nodes that take sines and cosines or round to whole numbers, and of all that lead to them."""
+    """Return the names of the nodes that must stay in fp32.
+
+    Those take sines and cosines or round to whole numbers, or lead to such nodes.
+    """
     maker = {output: node for node in graph.node for output in node.output}
     exact: dict[str, None] = {}
     left = [n for n in graph.node if n.op_type in ANGLES or _target(n) in WHOLE]
@@ -120,7 +123,7 @@ def _what_must_be_exact(graph: onnx.GraphProto) -> list[str]:
 
 
 def _as_bfloat16(graph: onnx.GraphProto, exact: dict[str, TensorProto]) -> None:
-    """Every fp16 of `graph` as bf16; constants from what they were in fp32, which fp16 may have cut."""
+    """Turn every fp16 of `graph` into bf16; constants from what they were in fp32, which fp16 may have cut."""
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT16:
             values = numpy_helper.to_array(exact.get(tensor.name, tensor)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Structured pruning without retraining: heads and neurons that matter least go, and what is left makes up for them.
+"""Structured pruning without retraining: the least important heads and neurons go, and the others make up for them.
 
 1. Importance: the diagonal of the Fisher information of a mask over the units, on real inputs; here of the graph's own
    outputs under a Gaussian (random projections of them are differentiated), so that no labels are needed.
@@ -37,7 +37,7 @@ RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # how firmly a solved matrix stays near 
 def prune(graph: Graph, module: TaskGraph, share: float, feeds: Sequence[Feeds], folder: Path) -> tuple[Graph, Removed]:
     """Write `graph` with `share` of the weights of its prunable layers removed.
 
-    Raises VerificationError where the graph has not that much to remove.
+    Raises VerificationError if the graph has less than that to remove.
     """
     model, structures = open_structures(graph)
     importance = fisher(model, module, structures, feeds)
@@ -65,7 +65,7 @@ def prune(graph: Graph, module: TaskGraph, share: float, feeds: Sequence[Feeds],
 def fisher(
     model: onnx.ModelProto, module: TaskGraph, structures: Sequence[Structure], feeds: Sequence[Feeds]
 ) -> dict[Structure, np.ndarray]:
-    """(units,) for each structure: the mean square derivative of the outputs by a mask of the unit."""
+    """Return (units,) for each structure: the mean square derivative of the outputs by a mask of the unit."""
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     linears = {_fingerprint(weight): layer for layer, weight in _matrices(module)}
     totals: dict[Structure, np.ndarray] = {}
@@ -100,7 +100,7 @@ def fisher(
 
 
 def _projected(outputs: Sequence[torch.Tensor], mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The sum of all outputs with signs drawn at random, () float32; those of padding count nothing."""
+    """Return the sum of all outputs with signs drawn at random, () float32; those of padding count nothing."""
     total = torch.zeros(())
     for output in outputs:
         signs = torch.randint(0, 2, output.shape, generator=generator).float() * 2 - 1
@@ -111,11 +111,11 @@ def _projected(outputs: Sequence[torch.Tensor], mask: torch.Tensor, generator: t
 
 
 def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share: float) -> list[list[int]]:
-    """The units each structure keeps: `share` of all cost removed, at the least importance removed.
+    """Return the units each structure keeps: `share` of all cost removed, at the least importance removed.
 
-    importance: (units,) of each structure; costs: of one of its units. Dear units (heads) and cheap ones (neurons)
-    are each taken in the order of their importance; how many of the dear ones go is tried from none to all. Each
-    structure keeps one. Raises VerificationError where that is less than `share`.
+    importance: (units,) of each structure; costs: of one of its units. Dear units (heads) and cheap ones (neurons) are
+    each taken in the order of their importance; how many of the dear ones go is tried from none to all. Each structure
+    keeps one. Raises VerificationError where that is less than `share`.
     """
     total = sum(len(values) * cost for values, cost in zip(importance, costs, strict=True))
     places = [
@@ -150,7 +150,7 @@ def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share:
 
 
 def _cost(model: onnx.ModelProto, structure: Structure) -> float:
-    """Weights of one unit: its columns before, its rows after."""
+    """Return the weights of one unit: its columns before, its rows after."""
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
     return (sum(sizes[maker.weight] for maker in structure.makers) + sizes[structure.weight]) / structure.units
 
@@ -158,7 +158,10 @@ def _cost(model: onnx.ModelProto, structure: Structure) -> float:
 def _outputs(
     model: onnx.ModelProto, structures: Sequence[Structure], feeds: Sequence[Feeds]
 ) -> dict[Structure, list[np.ndarray]]:
-    """What the product after each structure makes of the tokens of each feed, without its bias: (tokens, outputs)."""
+    """Return the output of the product after each structure on the tokens of each feed, without its bias.
+
+    Each is (tokens, outputs).
+    """
     products = {structure: _product(model, structure) for structure in structures}
     by_structure: dict[Structure, list[np.ndarray]] = {structure: [] for structure in structures}
     for values, feed in zip(watch(model, list(products.values()), feeds), feeds, strict=True):
@@ -170,13 +173,13 @@ def _outputs(
 def _reconstruct(
     pruned: onnx.ModelProto, structure: Structure, wanted: Sequence[np.ndarray], feeds: Sequence[Feeds]
 ) -> None:
-    """In place in `pruned`: the matrix and bias that read `structure` make of it, as nearly as they can, `wanted`.
+    """Solve the matrix and bias that read `structure`, in place in `pruned`, to give `wanted` as nearly as they can.
 
     min ||x w' + b' - wanted||^2 / ||wanted||^2 + ridge ||w' - w||^2 over the tokens of `feeds`, x as the pruned graph
-    has it. Each token counts alike: a few have outputs a hundred times those of others (Sun et al., Massive
-    Activations in Large Language Models, 2024), would decide everything, and are normalised right after. The ridge is
-    the one that does best on every fourth token, which the others do not see; where none helps there, nothing is
-    changed: a few hundred tokens cannot say what a matrix of a million values should be.
+    has it. Each token counts alike: a few have outputs a hundred times those of others (Sun et al., Massive Activations
+    in Large Language Models, 2024), would decide everything, and are normalised right after. The ridge is the one that
+    does best on every fourth token, which the others do not see; where none helps there, nothing is changed: a few
+    hundred tokens cannot say what a matrix of a million values should be.
     """
     weights = {tensor.name: tensor for tensor in pruned.graph.initializer}
     start = numpy_helper.to_array(weights[structure.weight]).astype(np.float64)
@@ -204,7 +207,7 @@ def _reconstruct(
 
 @dataclass
 class _Normal:
-    """The normal equations of a least-squares problem, summed up call by call: inputs y, what is missing m."""
+    """Normal equations of a least-squares problem, summed up call by call: inputs y, residual m."""
 
     gram: np.ndarray  # y^T y
     wanted: np.ndarray  # y^T m
@@ -214,27 +217,27 @@ class _Normal:
         self.wanted += inputs.T @ missing
 
     def solve(self, ridge: float) -> np.ndarray:
-        """`ridge` is relative to the mean square of an input."""
+        """Solve the equations; `ridge` is relative to the mean square of an input."""
         firmness = ridge * max(np.trace(self.gram) / len(self.gram), 1e-12)
         return np.linalg.solve(self.gram + firmness * np.eye(len(self.gram)), self.wanted)
 
     def error(self, change: np.ndarray) -> float:
-        """The squared error after `change`, less that of no change: below zero where it helps."""
+        """Return the squared error after `change`, less that of no change: below zero where it helps."""
         return float(np.sum(change * (self.gram @ change - 2 * self.wanted)))
 
 
 def _product(model: onnx.ModelProto, structure: Structure) -> str:
-    """The tensor that the product after `structure` makes."""
+    """Return the tensor that the product after `structure` makes."""
     return next(str(n.output[0]) for n in model.graph.node if n.op_type == "MatMul" and structure.weight in n.input)
 
 
 def _of_tokens(values: np.ndarray, feed: Feeds) -> np.ndarray:
-    """(batch, sequence, features) to (tokens, features), padding left out."""
+    """Return (batch, sequence, features) as (tokens, features), padding left out."""
     return values.reshape(-1, values.shape[-1])[np.asarray(feed["attention_mask"]).astype(bool).ravel()]
 
 
 def _matrices(module: torch.nn.Module) -> list[tuple[torch.nn.Module, np.ndarray]]:
-    """Layers with a matrix, and the matrix as a graph has it, (inputs, outputs)."""
+    """Return layers with a matrix, and the matrix as a graph has it, (inputs, outputs)."""
     matrices: list[tuple[torch.nn.Module, np.ndarray]] = []
     for layer in module.modules():
         weight = getattr(layer, "weight", None)

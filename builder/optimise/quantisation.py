@@ -2,8 +2,8 @@
 
 On CPUs with VNNI the products are 8-bit dot products (MatMulInteger, fused by ONNX Runtime at load). Nodes and numbers
 are those of ONNX Runtime's own quantiser (`quantize_dynamic` of onnxruntime.quantization), which holds several copies
-of all weights and rounds column by column; here some rows are rounded at once, as they are written. Which layers can
-be left in fp32, and which of them to leave first, is here too: static int8 leaves the same. Knows graphs; knows nothing
+of all weights and rounds column by column; here some rows are rounded at once, as they are written. The module also
+chooses the layers that can be left in fp32, and their order: static int8 leaves the same. Knows graphs; knows nothing
 about quality.
 """
 
@@ -29,7 +29,7 @@ PRODUCT, LOOKUP = "MatMul", "Gather"
 
 
 def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quantised:
-    """Write `graph` in dynamic int8 to `path`, all candidates but those named in `left_alone`.
+    """Write `graph` in dynamic int8 to `path`, all candidates except those named in `left_alone`.
 
     Raises VerificationError where a product was missed.
     """
@@ -50,7 +50,7 @@ def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quan
 
 
 class _Dynamic:
-    """Nodes in place of those that read a weight, and the weight in bytes, each once."""
+    """Nodes that replace those which read a weight, and the weight in bytes, each once."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
@@ -67,7 +67,7 @@ class _Dynamic:
         replace_nodes(self.graph, nodes)
 
     def _product(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """(int8(x) . int8(W)) * (x's scale * W's scales)."""
+        """Yield nodes for (int8(x) . int8(W)) * (x's scale * W's scales)."""
         (source, weight), output = node.input, node.output[0]
         if source not in self.rounded:
             self.rounded.add(source)
@@ -83,7 +83,7 @@ class _Dynamic:
         yield helper.make_node("Mul", [real, f"{scales}:0"], [output], f"{name}_output_scale_mul")
 
     def _lookup(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-        """Bytes are looked up, and made real with one scale and one zero point for the whole table."""
+        """Yield a lookup of bytes, and its values with one scale and one zero point for the whole table."""
         table, output = node.input[0], node.output[0]
         self._store_table(table)
         node.input[0], node.output[0] = f"{table}_quantized", f"{output}_quantized"
@@ -122,7 +122,7 @@ def _bytes(values: np.ndarray, scale: np.float32, zero: np.uint8) -> np.ndarray:
 
 
 def candidates(graph: Graph) -> dict[str, str]:
-    """Node name to operator of the products with constant weights, and of lookups in large tables."""
+    """Return node name to operator, for the products with constant weights and for lookups in large tables."""
     model = load_graph(graph.path)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     products = {node.name for node in constant_products(model.graph)}
@@ -138,10 +138,10 @@ def candidates(graph: Graph) -> dict[str, str]:
 
 
 def sensitivity(graph: Graph, layers: Mapping[str, str], feeds: Sequence[Feeds]) -> list[str]:
-    """Candidates by the relative error that quantising each alone puts into its own output, worst first.
+    """Return candidates by the relative error that quantising each alone puts into its own output, worst first.
 
-    Measured on `feeds`: activations are quantised per tensor to 8 bits as DynamicQuantizeLinear does, weights
-    per output channel, and the product is compared with the exact one in the Frobenius norm.
+    Measured on `feeds`: activations are quantised per tensor to 8 bits as DynamicQuantizeLinear does, weights per
+    output channel, and the product is compared with the exact one in the Frobenius norm.
     """
     model = load_graph(graph.path)
     nodes = {node.name: node for node in model.graph.node if node.name in layers}

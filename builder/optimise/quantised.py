@@ -1,4 +1,4 @@
-"""What comes of quantising a graph, whichever way."""
+"""The result of quantising a graph, by any method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from builder.onnx.graph import Graph
 
 @dataclass(frozen=True)
 class Quantised:
-    """A graph, how many of its products and lookups are quantised, and the names of those that were left alone."""
+    """Graph, how many of its products and lookups are quantised, and the names of those that were left alone."""
 
     graph: Graph
     matmuls: int = 0

@@ -1,7 +1,7 @@
-"""Between which values an activation lies on samples, as ONNX Runtime's own calibrators find it.
+"""Ranges of activations on samples, as ONNX Runtime's own calibrators find them.
 
-They read a model file; theirs here has the activations as inputs, so that none of them takes in the weights. Knows
-graphs; knows nothing of what is done with a range.
+They read a model file; theirs here has the activations as inputs, so that none of them loads the weights. Knows graphs;
+knows nothing of what is done with a range.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Range = tuple[np.ndarray, np.ndarray]  # the lowest and the highest value, fp32,
 
 
 def ranges(model: onnx.ModelProto, names: Sequence[str], method: str, feeds: Sequence[Feeds]) -> dict[str, Range]:
-    """The range of each of the tensors `names` of `model` on `feeds`, by one of METHODS."""
+    """Return the range of each of the tensors `names` of `model` on `feeds`, by one of METHODS."""
     with scratch() as folder:
         path = folder / MODEL_FILE
         onnx.save(_observed(model, names), path)
@@ -42,7 +42,7 @@ def ranges(model: onnx.ModelProto, names: Sequence[str], method: str, feeds: Seq
 
 
 def _observed(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """A model with the tensors `names` of `model` as its inputs, of any shape, and nothing made of their values."""
+    """Return a model with the tensors `names` of `model` as inputs of any shape; it computes nothing of them."""
     nodes = [helper.make_node(OBSERVER, [name], [f"{name}.shape"]) for name in names]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
     outputs = [helper.make_tensor_value_info(f"{name}.shape", TensorProto.INT64, None) for name in names]
@@ -51,7 +51,7 @@ def _observed(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 
 class _Call(CalibrationDataReader):  # type: ignore[misc]  # the calibrator's own interface
-    """Hands out one call: calibrators do not merge calls of unequal lengths."""
+    """Reader that gives one call: calibrators do not merge calls of unequal lengths."""
 
     def __init__(self, values: dict[str, np.ndarray]) -> None:
         self.pending = iter([values])

@@ -23,7 +23,7 @@ SMALLEST = 1e-5  # channels that are never used are not blown up
 
 
 def smooth(model: onnx.ModelProto, strength: float, feeds: Sequence[Feeds], left_alone: Collection[str]) -> None:
-    """In place, for each input of products not `left_alone`: one Mul before them, and their matrices rescaled."""
+    """Put one Mul before each input of products not `left_alone`, in place, and rescale their matrices."""
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
     for node in constant_products(model.graph):
@@ -52,7 +52,7 @@ def smooth(model: onnx.ModelProto, strength: float, feeds: Sequence[Feeds], left
 
 
 def _largest(model: onnx.ModelProto, names: list[str], feeds: Sequence[Feeds]) -> dict[str, np.ndarray]:
-    """The largest magnitude of each channel of each tensor, (channels,)."""
+    """Return the largest magnitude of each channel of each tensor, (channels,)."""
     largest: dict[str, np.ndarray] = {}
     for values in watch(model, names, feeds):
         for name, value in values.items():

@@ -42,9 +42,9 @@ def quantise_statically(
     lookups: bool = True,
     floats: bool = False,
 ) -> Quantised:
-    """Write `graph` in int8 to `path`, all products and, unless told not to, large lookups, but those of `left_alone`.
+    """Write `graph` in int8 to `path`, all products and, unless told not to, large lookups, except for `left_alone`.
 
-    With `floats` in fp8, which wants a symmetric calibration.
+    With `floats` in fp8, which requires a symmetric calibration.
 
     Raises VerificationError where no product is left, and where one was missed.
     """
@@ -72,7 +72,7 @@ def quantise_statically(
 
 
 def _quantised(graph: onnx.GraphProto, products: Collection[str]) -> int:
-    """How many of `products` read nothing but what comes out of DequantizeLinear."""
+    """Return how many of `products` read nothing but outputs of DequantizeLinear."""
     real = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     return sum(node.name in products and set(node.input) <= real for node in graph.node)
 
@@ -96,7 +96,7 @@ def _eight_bit_lookups(graph: onnx.GraphProto, chosen: Collection[str]) -> None:
 
 
 class _Steps:
-    """Nodes that round what products read to 8 bits, or that make bytes real again, each once and for all readers."""
+    """Nodes that round the inputs of products to 8 bits, or make bytes real again, each once for all readers."""
 
     def __init__(self, graph: onnx.GraphProto, calibration: Calibration, ranges: Mapping[str, Range]) -> None:
         self.graph, self.calibration, self.ranges = graph, calibration, ranges
@@ -104,7 +104,7 @@ class _Steps:
         self.rounded: dict[str, str] = {}  # what is read instead of a tensor, by its name
 
     def put_before(self, products: Collection[str]) -> None:
-        """What one of `products` reads is rounded before the first node that reads it: others read it rounded too."""
+        """Round the inputs of `products` before the first node that reads them: others read them rounded too."""
         readers = [node for node in self.graph.node if node.name in products]
         sources, matrices = {node.input[0] for node in readers}, {node.input[1] for node in readers}
         nodes: list[onnx.NodeProto] = []

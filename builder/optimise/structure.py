@@ -1,8 +1,8 @@
-"""What can be taken out of a graph whole: heads of an attention, neurons of a feed-forward.
+"""Units of a graph that can be removed whole: heads of an attention, neurons of a feed-forward.
 
 Because attention is one operator (fused at export), a head is a slice of the three matrices before it and of the one
-after it, in every architecture. A neuron is a column of the matrix before an activation and a row of the one after
-it. Knows graphs; knows nothing about which units matter.
+after it, in every architecture. A neuron is a column of the matrix before an activation and a row of the one after it.
+Knows graphs; knows nothing about which units matter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ELEMENTWISE = ("Gelu", "Relu", "Elu", "Tanh", "Sigmoid", "Erf", "Mul", "Add", "S
 
 @dataclass(frozen=True)
 class Maker:
-    """A product, and perhaps its bias, whose output columns are units: names of initialisers."""
+    """Product, and perhaps its bias, whose output columns are units: names of initialisers."""
 
     weight: str
     bias: str | None
@@ -53,20 +53,22 @@ class Structure:
 
 
 def open_structures(graph: Graph) -> tuple[onnx.ModelProto, tuple[Structure, ...]]:
-    """The model, to be changed, and its structures whose matrices serve nothing else, in the order they run in."""
+    """Return the model, to be changed, and its structures whose matrices serve nothing else, in execution order."""
     model = load_whole(graph.path)
     return model, structures_of(model)
 
 
 def structures_of(model: onnx.ModelProto) -> tuple[Structure, ...]:
-    """The structures of `model`, in place: what several of them read is then each one's own."""
+    """Return the structures of `model`, changed in place: each gets its own copy of what several of them read."""
     _unshare(model.graph)
     return _Finder(model.graph).structures()
 
 
 def _unshare(graph: onnx.GraphProto) -> None:
-    """Give each reader its own copy of a vector, or of a matrix of zeros, that several read: the exporter stores equal
-    constants once, and those of two layers may be equal (all zero, in a pruned checkpoint) and yet be cut apart.
+    """Give each reader its own copy of a vector, or of a matrix of zeros, that several read.
+
+    The exporter stores equal constants once, and those of two layers may be equal (all zero, in a pruned checkpoint)
+    and yet be cut apart.
     """
     weights = {tensor.name: tensor for tensor in graph.initializer}
     readers = Counter(name for node in graph.node for name in node.input)
@@ -121,7 +123,7 @@ class _Finder:
         return Structure(source, units, 1, makers, makers, weight, bias, None)
 
     def _behind(self, name: str, activated: bool) -> tuple[Maker, ...] | None:
-        """The products behind elementwise operators; None where something else is there too."""
+        """Return the products behind elementwise operators; None where something else is there too."""
         maker = self._maker(name) if activated else None
         if maker is not None:
             return (maker,)
@@ -139,7 +141,7 @@ class _Finder:
         return tuple(dict.fromkeys(behind))
 
     def _maker(self, name: str) -> Maker | None:
-        """MatMul with an own matrix, and the Add of an own bias, if `name` is made so."""
+        """Return MatMul with an own matrix, and the Add of an own bias, if `name` is made so."""
         node, bias = self.producers.get(name), None
         if node is not None and node.op_type == "Add":
             vectors = [i for i in node.input if len(self.shapes.get(i, ())) == 1 and self.readers[i] == 1]
@@ -163,7 +165,7 @@ class _Finder:
 
 
 def keep_units(model: onnx.ModelProto, structure: Structure, remaining: Sequence[int]) -> Structure:
-    """In place: leave only the units `remaining`, in their order. The structure as it is then."""
+    """Leave only the units `remaining`, in their order, in place; return the structure as it is then."""
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
 
     def cut(name: str, axis: int) -> None:

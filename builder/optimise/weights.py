@@ -44,9 +44,9 @@ def quantise_weights(
 ) -> Quantised:
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed.
 
-    `room`: of the engine whose products it gets, where that is not the graph's own.
-    `grids`: those that a checkpoint of as many bits has its matrices on. Such a matrix is stored as it is, and what the
-    checkpoint leaves real, as a rule its output matrix, in 8 bits.
+    `room`: the engine whose products it gets, if that is not the graph's own. `grids`: those that a checkpoint of as
+    many bits has its matrices on. Such a matrix is stored as it is, and a matrix that the checkpoint leaves real, as a
+    rule its output matrix, in 8 bits.
     """
     model = load_graph(graph.path)
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
@@ -93,7 +93,7 @@ def refuse_missed(expected: int, done: int, graph: onnx.GraphProto) -> None:
 
 
 def _unquantised(graph: onnx.GraphProto) -> list[str]:
-    """Products, by whatever operator, that still read a constant matrix of real numbers."""
+    """Return products, by whatever operator, that still read a constant matrix of real numbers."""
     matrices = {t.name for t in graph.initializer if len(t.dims) == 2 and t.data_type == onnx.TensorProto.FLOAT}
     transposed = {node.output[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in matrices}
     return [
@@ -104,7 +104,7 @@ def _unquantised(graph: onnx.GraphProto) -> list[str]:
 
 
 def tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Gemm nodes that read a matrix by its rows, as the table of a lookup is stored."""
+    """Return Gemm nodes that read a matrix by its rows, as the table of a lookup is stored."""
     weights = {tensor.name for tensor in graph.initializer}
     return [
         node
@@ -117,7 +117,7 @@ def tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions, accuracy: int) -> onnx.ModelProto:
-    """Constant products as MatMulNBits of `bits` bits."""
+    """Return the model with constant products as MatMulNBits of `bits` bits."""
     with _root_logger_left_alone():
         from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
     config = DefaultWeightOnlyQuantConfig(
@@ -131,7 +131,7 @@ def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions, accurac
 
 @contextmanager
 def _root_logger_left_alone() -> Iterator[None]:
-    """Within it, logging.basicConfig, which that module calls as it is imported, changes nothing."""
+    """Keep logging.basicConfig, which that module calls as it is imported, from changing anything."""
     handler = logging.NullHandler()  # where the root logger has one, basicConfig leaves it as it is
     logging.root.addHandler(handler)
     try:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 
 def fused_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """The architecture's own way to fuse, if it has one."""
+    """Return the architecture's own way to fuse attention, if it has one."""
     name = model.config.model_type.replace("-", "_")
     if name not in {module.name for module in pkgutil.iter_modules(__path__)}:
         return nullcontext()

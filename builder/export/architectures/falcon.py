@@ -46,5 +46,5 @@ def _forward(
 
 
 def _alibi_slopes(heads: int) -> torch.Tensor:
-    """(heads, 1) float32, as the architecture's own function has them at the second of two positions."""
+    """Return (heads, 1) float32, as the architecture's own function has them at the second of two positions."""
     return modeling_falcon.build_alibi_tensor(torch.ones((1, 2)), heads, torch.float32)[:, 0, 1:]

@@ -24,6 +24,6 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, None]:
-    """Scores over the square root of the head size, as `scale_attn` holds it."""
+    """Attend with scores over the square root of the head size, which `scale_attn` stores."""
     output = group_query_attention(query, key, value, 1 / float(self.scale_attn))
     return output.transpose(1, 2), None

@@ -21,7 +21,7 @@ def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 def buckets(attention: Any, distances: torch.Tensor) -> torch.Tensor:
-    """The bucket of each distance from a query back to a key, by the architecture's own function."""
+    """Return the bucket of each distance from a query back to a key, by the architecture's own function."""
     found: torch.Tensor = attention._relative_position_bucket(
         -distances,
         bidirectional=False,
