@@ -1,4 +1,4 @@
-"""The outermost middleware: request ids, the access log, metrics, and the end of a gateway that is told to stop."""
+"""Outermost middleware: request ids, access log, metrics, and draining before the gateway stops."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from builder.gateway.metrics import Metrics
 from builder.gateway.responses import send_json
 
 REQUEST_ID = re.compile(rb"[\w.:-]{1,64}")
-ALWAYS = ("/health", "/metrics")  # answered by one that is stopping
+ALWAYS = ("/health", "/metrics")  # answered even while the gateway stops
 
 
 class Journal:
-    """ASGI middleware. `active` counts the requests on their way; with `draining` set, no other is taken."""
+    """ASGI middleware. `active` counts the requests in progress; while `draining` is set, new requests are refused."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, log: TextIO | None = sys.stdout) -> None:
         self.app, self.metrics, self.log = app, metrics, log
@@ -68,7 +68,7 @@ def _facts(scope: Scope) -> Facts:
 
 
 def _line(facts: Facts) -> dict[str, Any]:
-    """A line of the access log: who, what, how long and how much; never what was said."""
+    """Return a line of the access log: client, request, times and token counts, but no content."""
     line: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "id": facts.id,

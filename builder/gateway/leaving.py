@@ -1,8 +1,9 @@
-"""Calls whose caller has left: cancelled at once on a server that takes it, and waited for elsewhere, by nobody.
+"""Calls whose client disconnected: cancelled if the server can cancel safely, otherwise drained in the background.
 
-What has no answer after LONGEST_S is cancelled there too, or a gateway would keep the calls of processes that died.
-Until release 25.06 a cancellation that meets the answer ends Triton, or has it keep the request, and so its model,
-for ever (server, issue 7368, pull requests 7840, 8078 and 8220). What becomes of streams, builder.gateway.streams says.
+A call without an answer after LONGEST_S is cancelled in any case, so that a gateway does not keep the calls of
+processes that died. Before release 25.06, a cancellation that meets the answer crashes Triton, or makes it keep the
+request, and so its model, forever (server, issue 7368, pull requests 7840, 8078 and 8220). For streams see
+builder.gateway.streams.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from builder.gateway.errors import ApiError
 from builder.gateway.lost import Losses, Lost
 from builder.triton.releases import version_tuple
 
-TAKES_CANCELLING = (2, 59)  # the server of release 25.06
-MOST = 256  # calls of one model that nobody waits for
-LONGEST_S = 600.0  # that such a call may take
+TAKES_CANCELLING = (2, 59)  # first server version that cancels safely: release 25.06
+MOST = 256  # abandoned calls of one model
+LONGEST_S = 600.0  # time limit of an abandoned call
 
 
 class Leaving:
-    """`version`: what the server says that it is, "2.51.0"; "" where it does not answer."""
+    """Waits for calls, and drains or cancels the abandoned ones.
+
+    `version`: returns the server's version, such as "2.51.0"; "" if it does not answer.
+    """
 
     def __init__(self, version: Callable[[], Awaitable[str]]) -> None:
         self.version = version
@@ -33,8 +37,10 @@ class Leaving:
         self.ends: set[asyncio.Task[None]] = set()
 
     async def answer(self, model: str, call: Awaitable[Any], ready: Callable[[], Awaitable[bool]]) -> Any:
-        """What a call of `model`, which is `ready` or not, comes to. Raises what it raises, ApiError 429 where too many
-        of them were left, and Lost."""
+        """Return the result of a call of `model`. Raises its errors, Lost, and ApiError 429 (too many abandoned calls).
+
+        `ready` tells whether the model is ready.
+        """
         if self.left[model] >= MOST:
             raise ApiError(
                 429,
@@ -55,7 +61,7 @@ class Leaving:
         return running.result()
 
     def end(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have `work` done that nobody waits for."""
+        """Run `work` in the background."""
         task = asyncio.ensure_future(work)
         self.ends.add(task)
         task.add_done_callback(self.ends.discard)

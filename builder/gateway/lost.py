@@ -1,10 +1,10 @@
-"""Calls that nobody will answer: Triton keeps what the process of a model had when it died.
+"""Calls that will never be answered: Triton keeps a model's requests when the model's process dies.
 
-It answers with an error what is in execute(), and never what a front had taken to answer later (python_backend,
-src/python_be.cc, ProcessRequests). What shows it is that the model was not ready for a time, until its process was
-started again. A version that is unloaded is not ready either; but it soon answers what it has. And of several servers
-behind one name, another may answer a look than the call: while one of them is not ready, nothing counts as lost but a
-stream that has begun, when nothing comes of it for long. What generates may take minutes to say anything, and is given
+It answers with an error for requests in execute(), but never for those that a front answers later (python_backend,
+src/python_be.cc, ProcessRequests). The sign is that the model was not ready for a time, until its process was
+restarted. A version that is unloaded is not ready either, but soon answers what it has. Of several servers behind one
+name, the readiness check may reach another server than the call: while one of them is not ready, only a stream that has
+begun counts as lost, if it stays silent for long. A generating model may take minutes until its first piece, and gets
 them after its model was away.
 """
 
@@ -15,18 +15,18 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-LOOK_S = 0.5  # from one look whether a model is ready, which has a call to answer, to the next
-LOST_S = 60.0  # after a model was last not ready, and its calls of before are lost
-GENERATED_S = 300.0  # the same of a stream that has not begun: it may be a whole answer
-SILENT_S = 60.0  # of a stream that has begun and whose model was not ready meanwhile, which is lost then
+LOOK_S = 0.5  # between two readiness checks of a model with pending calls
+LOST_S = 60.0  # after a model was last not ready, its earlier calls are lost
+GENERATED_S = 300.0  # the same for a stream that has not begun, which may be a whole answer
+SILENT_S = 60.0  # silence of a begun stream that counts as a loss, if its model was not ready meanwhile
 
 
 class Lost(Exception):
-    """Nobody will answer a call."""
+    """A call will not be answered."""
 
 
 class Losses:
-    """When models were last seen not to be ready, by their names."""
+    """Times at which models were last seen not to be ready, by name."""
 
     def __init__(self) -> None:
         self.away: dict[str, float] = {}
@@ -42,8 +42,7 @@ class Losses:
     ) -> None:
         """Wait for a call of `model` that was just sent, or for the next piece of a stream, which may have `begun`.
 
-        `since`: when the stream last gave something, or was made. What is waited for goes on where this is cancelled.
-        Raises Lost.
+        `since`: when the stream last gave a piece, or was created. Cancelling this leaves `running` alone. Raises Lost.
         """
         waits = time.monotonic()
         whole, since = since is None, waits if since is None else since
@@ -56,7 +55,7 @@ class Losses:
                 raise Lost
 
     async def _look(self, model: str, ready: Callable[[], Awaitable[bool]]) -> None:
-        """One at a time for all calls of a model, and none waits for it: a busy server takes long to say."""
+        """Check a model once for all of its calls. No call waits for it: a busy server answers slowly."""
         try:
             if not await ready():
                 self.away[model] = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the gateway measures, for Prometheus. Names are vLLM's and TEI's where they mean the same thing.
+"""Prometheus metrics of the gateway, with vLLM's and TEI's names where they mean the same.
 
 Sources: https://docs.vllm.ai/en/latest/usage/metrics.html, https://huggingface.co/docs/text-embeddings-inference
 """
@@ -14,11 +14,11 @@ BETWEEN = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 QUEUED = (0.001, 0.005, 0.01, 0.05, *WHOLE[1:])
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-ENGINE = "0"  # vLLM's label for one of several copies of an engine, of which it has one by default
+ENGINE = "0"  # vLLM's label of an engine replica; by default there is one
 
 
 class Metrics:
-    """A registry of its own, so that a process may hold several gateways."""
+    """Metrics in a registry of their own, so that a process may hold several gateways."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -72,7 +72,7 @@ class Metrics:
         self.running.labels(model, ENGINE).inc()
 
     def finish(self, facts: Facts) -> None:
-        """Count a request that is over."""
+        """Record a finished request."""
         if not facts.model:
             return
         self.running.labels(facts.model, ENGINE).dec()
@@ -86,5 +86,5 @@ class Metrics:
         self.prompt_tokens.labels(facts.model).inc(facts.prompt_tokens)
 
     def text(self) -> bytes:
-        """The exposition format of Prometheus."""
+        """Return the metrics in Prometheus' exposition format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""The models behind the gateway, as their config.pbtxt describes them. Kept, and asked for again now and then."""
+"""Models behind the gateway, as their config.pbtxt describes them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from builder.gateway.errors import ApiError, bad_field
 from builder.runtime.fields import Field
 from builder.tensors import WIRE
 
-NAMED = 50  # models in a message, at most
-CANDIDATE_OF = "candidate_of"  # the parameter by which build-repo promote marks what it tries
-NAME = Field("model", "TYPE_STRING")  # the input by which a shared front is told whose request it is
-AWAY_S = 2.0  # after which a client asks again
+NAMED = 50  # models that a message names, at most
+CANDIDATE_OF = "candidate_of"  # parameter by which build-repo promote marks a candidate
+NAME = Field("model", "TYPE_STRING")  # input that tells a shared front which model a request is for
+AWAY_S = 2.0  # after this a client retries
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a front model takes and answers. `batch`: rows of one request, 0 where it has no batch dimension."""
+    """Inputs and outputs of a front model. `batch`: rows of one request, 0 without a batch dimension."""
 
     name: str
     version: str
@@ -30,32 +30,32 @@ class Model:
     batch: int
     streams: bool
     parameters: Mapping[str, str]
-    front: str | None = None  # the shared front that answers for it, where Triton does not know it by itself
+    front: str | None = None  # shared front that answers for it, if Triton does not know the model itself
 
     @property
     def max_input_length(self) -> int | None:
-        """Tokens of one text, where the model says."""
+        """Maximum number of tokens of one text; None if the model does not state it."""
         return self._number("max_input_length")
 
     @property
     def max_total_tokens(self) -> int | None:
-        """Tokens of a prompt and its answer together, where the model says."""
+        """Maximum number of tokens of a prompt and its answer together; None if the model does not state it."""
         return self._number("max_total_tokens")
 
     @cached_property
     def labels(self) -> list[str]:
-        """The labels of a classifier, in the order of its outputs; none where it has none."""
+        """Labels of a classifier, in the order of its outputs; empty for other models."""
         labels = json.loads(self.parameters.get("labels", "[]"))
         return [str(label) for label in labels]
 
     @cached_property
     def languages(self) -> list[str]:
-        """The languages of a translator; none where it takes none."""
+        """Languages of a translator; empty for other models."""
         return [str(code) for code in json.loads(self.parameters.get("languages", "[]"))]
 
     @cached_property
     def report(self) -> dict[str, Any] | None:
-        """What its build measured (builder/report/summary.py); None of a model that does not say it."""
+        """Measurements of its build (builder/report/summary.py); None if the model has no report."""
         try:
             report = json.loads(self.parameters["report"])
         except (KeyError, ValueError, RecursionError):
@@ -64,38 +64,38 @@ class Model:
 
     @property
     def chats(self) -> bool:
-        """Whether it has a chat template."""
+        """True if the model has a chat template."""
         return self.parameters.get("chat") == "true"
 
     @cached_property
     def part_roles(self) -> list[str]:
-        """The roles whose messages in parts its chat template reads."""
+        """Roles whose messages may have parts for the chat template to read."""
         return [str(role) for role in json.loads(self.parameters.get("message_parts", "[]"))]
 
     @cached_property
     def prompts(self) -> list[str]:
-        """Return the names of an embedder's prompts."""
+        """Names of an embedder's prompts."""
         return [str(name) for name in json.loads(self.parameters.get("prompts", "[]"))]
 
     @property
     def embeds(self) -> bool:
-        """Whether it answers one vector a text."""
+        """True if the model answers one vector per text."""
         output = self.outputs.get("embedding")
         return output is not None and len(output.dims) == 1
 
     @property
     def is_shared_front(self) -> bool:
-        """Whether it only answers for others, which clients name."""
+        """True if the model only answers for other models, which clients name."""
         return self.parameters.get("shared") == "true"
 
     def refuse_others(self, names: Iterable[str]) -> None:
-        """Raise ApiError for a name that is not one of its inputs."""
+        """Raise ApiError for a name that is not one of the model's inputs."""
         for name in names:
             if name not in self.inputs:
                 raise bad_field(name, f"{name} is not something that {self.name} takes; leave it out")
 
     def refuse_other_side(self, name: str, side: str) -> None:
-        """Raise ApiError, for the field `name`, unless texts that are too long are cut on this side."""
+        """Raise ApiError for the field `name` unless the model truncates long texts on this side."""
         own = self.parameters.get("truncation_side", "right")
         if side != own:
             raise bad_field(name, f"{self.name} cuts long texts on the {own}, as it was built to; leave {name} out")
@@ -106,14 +106,14 @@ class Model:
 
 
 class Models(Protocol):
-    """The models that clients may name."""
+    """Models that clients may name."""
 
     async def all(self) -> list[Model]:
-        """Every model, by name. Raises ApiError."""
+        """Return every model, by name. Raises ApiError."""
         ...
 
     async def get(self, name: str) -> Model:
-        """The model of that name. Raises ApiError 404, or 503 where it is only away."""
+        """Return the model named `name`. Raises ApiError 404, or 503 if it is only away."""
         ...
 
     def missing(self) -> list[Model]:
@@ -122,7 +122,7 @@ class Models(Protocol):
 
 
 async def one_of(models: Models, what: str, fits: Callable[[Model], bool], name: str | None) -> Model:
-    """The model `name`, or the only one that `fits`. Raises ApiError where there is none, or several."""
+    """Return the model `name`, or the only one that `fits`. Raises ApiError if none or several fit."""
     if name is not None:
         model = await models.get(name)
         if not fits(model):
@@ -142,25 +142,25 @@ async def one_of(models: Models, what: str, fits: Callable[[Model], bool], name:
 
 
 def unknown(name: str, known: Sequence[str]) -> ApiError:
-    """There is no model of that name; `known` are those that there are."""
+    """Return the error for an unknown model name; `known` are the existing names."""
     return ApiError(
         404, f"the model {name!r} does not exist; there are: {listed(known)}", param="model", code="model_not_found"
     )
 
 
 def away(name: str) -> ApiError:
-    """Return what a client is told of a model that is not loaded now: send it again, it may be there by then."""
+    """Return the error for a model that is not loaded now: the client can retry later."""
     return ApiError(503, f"{name} is not loaded now; send this again later", code="unavailable", retry_after=AWAY_S)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for a message: the first, and how many more there are."""
+    """Return names for a message: the first ones, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more or "none"
 
 
 def read_model(config: Any, version: str) -> Model | None:
-    """The model that a ModelConfig describes; None for one that names no task, as an engine does."""
+    """Return the model that a ModelConfig describes; None if it declares no task, as an engine does."""
     parameters = {name: value.string_value for name, value in config.parameters.items()}
     fields = (_fields(config.input, True), _fields(config.output, False))
     types = {field.data_type for side in fields for field in side.values()}
@@ -178,7 +178,7 @@ def read_model(config: Any, version: str) -> Model | None:
 
 
 def hosted_models(front: Model, text: str) -> dict[str, Model]:
-    """The models that hosted.json says `front` answers for, by name; their tensors are of the front's types."""
+    """Return the models that `front` hosts according to hosted.json, by name; their tensors have the front's types."""
     return {
         name: Model(
             name,

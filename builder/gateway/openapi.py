@@ -1,4 +1,4 @@
-"""The OpenAPI document of the gateway, made of the table that its routes are made of.
+"""OpenAPI document of the gateway, generated from the table that also defines its routes.
 
 Source: https://spec.openapis.org/oas/v3.1.0
 """
@@ -22,10 +22,9 @@ STREAMS = "text/event-stream"
 
 @dataclass(frozen=True)
 class Api:
-    """One route. `schema` checks its body, None where it takes none; `bodies` are what it documents instead.
-    `errors`: the shapes of its errors, that of the route first.
+    """One route. `schema` validates its body, None if it takes none; `bodies` are documented in its place.
 
-    `documented`: whether it is worth a client's while.
+    `errors`: the shapes of its errors, the route's own first. `documented`: False for a route that is not for clients.
     """
 
     method: str
@@ -38,7 +37,7 @@ class Api:
 
 
 def document(apis: Iterable[Api]) -> dict[str, Any]:
-    """The document of these routes."""
+    """Return the OpenAPI document of these routes."""
     components: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for api in apis:
@@ -50,7 +49,7 @@ def document(apis: Iterable[Api]) -> dict[str, Any]:
         "info": {"title": "build-repo gateway", "version": own_version()},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": bearer}},
-        "security": [{}, {"key": []}],  # where the gateway has keys
+        "security": [{}, {"key": []}],  # needed if the gateway has keys
     }
 
 
@@ -79,7 +78,7 @@ def _operation(api: Api, components: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(body: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a body; what it refers to goes to the components, which all bodies share."""
+    """Return the schema of a body; its definitions go to the components, which all bodies share."""
     schema = body.model_json_schema(ref_template=REFERENCE)
     for name, part in schema.pop("$defs", {}).items():
         if components.setdefault(name, part) != part:
@@ -92,7 +91,7 @@ def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _shape(example: Any) -> dict[str, Any]:
-    """The schema of an error, of one with no details."""
+    """Return the schema of an error, from an example without details."""
     if isinstance(example, dict):
         return {"type": "object", "properties": {k: _shape(v) for k, v in example.items()}, "required": list(example)}
     return {"type": ["string", "null"]} if example is None else {"type": "string"}

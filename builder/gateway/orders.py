@@ -1,4 +1,4 @@
-"""The route of those who give orders: a canary begins, goes on, or ends."""
+"""Admin route that starts, renews or ends a canary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from builder.gateway.errors import ApiError
 
 
 async def order(call: Call) -> dict[str, Any]:
-    """POST /admin/canary: share a model's requests with a candidate for a while. Raises ApiError."""
+    """Serve POST /admin/canary: share a model's requests with a candidate for a while. Raises ApiError."""
     models = call.gateway.models
     if not isinstance(models, Catalogue):
         raise ApiError(501, "this gateway loads and unloads models itself, and takes no canaries")

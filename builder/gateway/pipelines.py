@@ -18,7 +18,7 @@ from builder.gateway.models import Model
 from builder.gateway.openai.embeddings import shortened, unit
 from builder.gateway.rows import TOKENS, as_values
 
-VECTORS = ("feature-extraction", "sentence-similarity")  # one model serves either
+VECTORS = ("feature-extraction", "sentence-similarity")  # one model serves both
 RENAMED: Mapping[str, str] = {  # transformers' and TGI's name -> the model's input
     "src_lang": "source_language",
     "tgt_lang": "target_language",
@@ -28,11 +28,11 @@ RENAMED: Mapping[str, str] = {  # transformers' and TGI's name -> the model's in
 }
 HARMLESS = {"return_full_text": False, "details": False, "decoder_input_details": False, "watermark": False}
 TEXTS = {"translation": "translation_text", "summarization": "summary_text"}
-IN_JSON = {"token-classification": "entities", "fill-mask": "predictions"}  # outputs of one JSON document
+IN_JSON = {"token-classification": "entities", "fill-mask": "predictions"}  # outputs that are one JSON document
 
 
 class VectorOptions(BaseModel):
-    """Parameters that the gateway applies to vectors, and not the model."""
+    """Parameters of vectors that the gateway applies itself."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -42,7 +42,7 @@ class VectorOptions(BaseModel):
     encoding_format: Literal["float"] = "float"
 
     def apply(self, model: Model, vectors: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the vectors cut and at length 1, where that was asked for. Raises ApiError."""
+        """Return the vectors, shortened and scaled to length 1 on request. Raises ApiError."""
         if self.truncation_direction is not None:
             model.refuse_other_side("truncation_direction", self.truncation_direction.lower())
         if not model.embeds:
@@ -60,7 +60,7 @@ def serves(model: Model, task: str) -> bool:
 
 
 def model_options(model: Model, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pipeline's parameters as inputs of the model; names that it lacks stay. Raises ApiError."""
+    """Return a pipeline's parameters as inputs of the model; names that the model lacks remain. Raises ApiError."""
     nested = parameters.get("generate_parameters") or {}
     if not isinstance(nested, dict):
         raise bad_field("generate_parameters", "generate_parameters is not an object of parameters")
@@ -75,7 +75,7 @@ def model_options(model: Model, parameters: Mapping[str, Any]) -> dict[str, Any]
 
 
 def answer_of(model: Model, row: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Return a row of outputs as the pipeline of the model's task answers one input."""
+    """Return a row of outputs in the shape of the task's pipeline."""
     values = as_values({name: array for name, array in row.items() if name != TOKENS}, model.outputs)
     if model.task in IN_JSON:
         return json.loads(values[IN_JSON[model.task]])
@@ -88,11 +88,11 @@ def answer_of(model: Model, row: Mapping[str, Any], options: Mapping[str, Any]) 
 
 
 def generated(model: Model, text: str, finish_reason: str | None) -> dict[str, Any]:
-    """Return an answer of a model that generates."""
+    """Return an answer of a generating model."""
     return {TEXTS.get(model.task, "generated_text"): text, "finish_reason": finish_reason}
 
 
 def whole_answer(model: Model, answers: list[Any], single: bool) -> Any:
-    """Return the answers of all inputs. A single input of some pipelines is answered by a list of one."""
+    """Return the answers of all inputs. Some pipelines answer a single input with a list of one."""
     in_a_list = model.streams or model.task == "text-classification"
     return answers[0] if single and not in_a_list else answers

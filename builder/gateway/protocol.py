@@ -1,7 +1,7 @@
-"""HTTP/1.1 of uvicorn, with a limit to how long a request may be on its way.
+"""uvicorn's HTTP/1.1 protocol with a time limit for receiving a request.
 
-uvicorn limits how long a connection may be idle after an answer, and nothing else: one that sends no request, half of
-its headers or half of its body would stay open for ever.
+uvicorn only limits how long a connection may be idle after an answer: one that sends no request, half of its headers or
+half of its body would stay open forever.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-REQUEST_S = 60.0  # from the connection, or from the first byte of a later request, to the last byte of the request
+REQUEST_S = 60.0  # from the connection, or the first byte of a later request, to the last byte of the request
 
 
 class Protocol(HttpToolsProtocol):
-    """Closes a connection whose next request is not complete in time."""
+    """HTTP protocol that closes a connection whose next request is not complete in time."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -28,7 +28,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._expect()  # the data may be no request at all, such as empty lines
+        self._expect()  # the data may not be a request, such as empty lines
         super().data_received(data)
 
     def on_message_begin(self) -> None:
@@ -40,7 +40,7 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _expect(self) -> None:
-        """Start the clock; what comes later does not set it back."""
+        """Start the timer unless it is already running."""
         if self._late is None:
             self._late = self.loop.call_later(REQUEST_S, self._close)
 
@@ -50,7 +50,7 @@ class Protocol(HttpToolsProtocol):
             self._late = None
 
     def _close(self) -> None:
-        """Close the connection; one on which an earlier request is being answered only when that is done."""
+        """Close the connection; if an earlier request is still being answered, check again later."""
         self._late = None
         answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if self.pipeline or answering:

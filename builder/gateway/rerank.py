@@ -1,6 +1,6 @@
-"""POST /v1/rerank, /v2/rerank and /rerank: documents by their relevance to a query, as Cohere's and Jina's clients ask.
+"""POST /v1/rerank, /v2/rerank and /rerank, as Cohere's and Jina's clients send them: documents by relevance to a query.
 
-A body with `texts` is TEI's, and answered in its shape: tei.py.
+A body with `texts` is TEI's, and answered in TEI's shape: tei.py.
 Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker, and TEI's OpenAPI document.
 """
 
@@ -17,7 +17,7 @@ from builder.gateway.models import Model
 from builder.gateway.rows import ask_rows
 
 MOST_DOCUMENTS = 10_000
-AT_ONCE = 64  # documents of one request to the model: others get their turn in between
+AT_ONCE = 64  # documents per request to the model, so that other requests get a turn
 
 
 class Body(BaseModel):
@@ -32,7 +32,7 @@ class Body(BaseModel):
 
 
 async def rerank(call: Call) -> dict[str, Any]:
-    """The most relevant documents first. Scores are the model's own, from 0 to 1 where it ends in a sigmoid."""
+    """Rank the documents, the most relevant first. Scores are the model's own: 0 to 1 if it ends in a sigmoid."""
     body: Body = call.body
     model = await call.model_for("for text-ranking", ranks, body.model)
     texts = [_text(number, document) for number, document in enumerate(body.documents)]
@@ -53,7 +53,7 @@ async def rerank(call: Call) -> dict[str, Any]:
 
 
 def ranks(model: Model) -> bool:
-    """Whether a model scores documents for a query."""
+    """Return True if a model scores documents for a query."""
     return {"query", "documents"} <= set(model.inputs) and "score" in model.outputs
 
 

@@ -1,6 +1,6 @@
-"""How answers leave: JSON at once, or server-sent events as they come. Plain ASGI. And how JSON is read.
+"""Writes responses, as JSON or as server-sent events, in plain ASGI, and reads JSON.
 
-Source of the events' form: https://html.spec.whatwg.org/multipage/server-sent-events.html
+Source of the events' format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Plain:
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON of one line. Raises ValueError for numbers that JSON does not have."""
+    """Return compact JSON on one line. Raises ValueError for numbers that JSON does not have."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def loads(text: str | bytes) -> Any:
-    """JSON as the standard has it, all of which can be written again. Raises ValueError, and RecursionError."""
+    """Parse standard JSON; all of it can be written again. Raises ValueError and RecursionError."""
     return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
 
 
@@ -55,39 +55,39 @@ def _finite(text: str) -> float:
 
 
 def event(value: Any) -> bytes:
-    """One event that holds `value`."""
+    """Return one event with `value` as its data."""
     return f"data: {dumps(value)}\n\n".encode()
 
 
 def named_event(name: str, value: Any) -> bytes:
-    """One event of that name."""
+    """Return one event with a name."""
     return f"event: {name}\n".encode() + event(value)
 
 
 def whole(value: Any) -> bytes:
-    """JSON of a whole response. Arrays of numpy are written at their own precision, without becoming lists first."""
+    """Return the JSON of a whole response. Numpy arrays keep their own precision and are not converted to lists."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    except orjson.JSONEncodeError:  # halves of characters, and numbers beyond 64 bits, that a request held
+    except orjson.JSONEncodeError:  # lone surrogates and numbers beyond 64 bits, from a request
         return dumps(value).encode("utf-8", "replace")
 
 
 async def send_json(send: Send, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
-    """A whole response."""
+    """Send a whole response as JSON."""
     await send_bytes(send, status, whole(value), "application/json", headers)
 
 
 async def send_bytes(
     send: Send, status: int, content: bytes, media_type: str, headers: Mapping[str, str] | None = None
 ) -> None:
-    """A whole response."""
+    """Send a whole response."""
     fields = {"content-type": media_type, "content-length": str(len(content)), **(headers or {})}
     await send({"type": "http.response.start", "status": status, "headers": _encoded(fields)})
     await send({"type": "http.response.body", "body": content})
 
 
 async def send_stream(send: Send, events: AsyncIterator[bytes]) -> None:
-    """A response of events. It begins when there is a first one: what fails before is a response of its own."""
+    """Send a stream of events. It starts with the first event, so an earlier failure can become an error response."""
     first = await anext(events, None)
     headers = {
         "content-type": "text/event-stream; charset=utf-8",

@@ -1,4 +1,4 @@
-"""Asking a model that answers once: many rows, in as few requests as its batch allows, which are answered at once."""
+"""Sends many rows to a model that answers once, in as few concurrent requests as its batch size allows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from builder.gateway.tensors import Outputs, add_tensor, refuse_count
 from builder.runtime.fields import Field
 
 Row = Mapping[str, Sequence[Any]]  # input -> its values
-TOKENS = "prompt_tokens"  # the output that counts the tokens of a row, where a model has it
+TOKENS = "prompt_tokens"  # output with the token count of a row, if the model has it
 
 
 async def ask_rows(call: Call, model: Model, rows: Sequence[Row], options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each row's outputs, as numpy arrays without the batch dimension; strings as str.
+    """Return each row's outputs as numpy arrays without the batch dimension, with strings as str.
 
-    `options`: inputs that hold one value for all rows. Counts the tokens of the rows, where the model does.
-    Raises ApiError; where one request of several is refused, it says which rows that were.
+    `options`: inputs with one value for all rows. Counts the tokens of the rows, if the model does.
+    Raises ApiError; if one request of several is refused, the message names its first row.
     """
     requests = [(first, _request(call, model, part, options)) for first, part in _parts(rows, max(1, model.batch))]
     calls = [_ask(call, request, first, len(requests)) for first, request in requests]
@@ -34,7 +34,7 @@ async def ask_rows(call: Call, model: Model, rows: Sequence[Row], options: Mappi
 
 
 async def _all(calls: Sequence[Any]) -> list[Outputs]:
-    """All answers; the first failure ends the other calls."""
+    """Return all answers; the first failure cancels the other calls."""
     if len(calls) == 1:
         return [await calls[0]]
     tasks = [asyncio.ensure_future(one) for one in calls]
@@ -55,7 +55,7 @@ async def _ask(call: Call, request: Any, first: int, requests: int) -> Outputs:
 
 
 def _parts(rows: Sequence[Row], most: int) -> list[tuple[int, Sequence[Row]]]:
-    """Neighbours of one shape, at most `most` together, each with the number of its first row."""
+    """Return groups of at most `most` adjacent rows of one shape, each with the number of its first row."""
     parts: list[tuple[int, list[Row]]] = []
     for number, row in enumerate(rows):
         if parts and len(parts[-1][1]) < most and _shape(parts[-1][1][0]) == _shape(row):
@@ -94,7 +94,7 @@ def _rows(outputs: Outputs) -> list[dict[str, Any]]:
 
 
 def as_values(row: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
-    """A row of outputs as JSON values; a tensor of exactly one value is that value."""
+    """Return a row of outputs as JSON values; a tensor declared with exactly one value becomes that value."""
     return {
         name: array.tolist()[0] if tuple(fields[name].dims) == (1,) else _plain(array) for name, array in row.items()
     }

@@ -1,4 +1,4 @@
-"""The process: uvicorn over the gateway, which finishes what runs when it is told to stop."""
+"""The gateway's process: uvicorn, which drains running requests before it stops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ KEEP_ALIVE_S = 75  # longer than clients and load balancers keep an idle connect
 
 
 class Server(uvicorn.Server):
-    """Told to stop once, it takes nothing new and ends when all that ran has ended; told twice, it ends at once."""
+    """Server that drains on the first stop signal and ends at once on the second.
+
+    While draining it refuses new requests and ends when the running ones are answered.
+    """
 
     def __init__(self, config: uvicorn.Config, journal: Journal, drain_s: float) -> None:
         super().__init__(config)
@@ -46,7 +49,7 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings, host: str, port: int, certificate: Path | None = None, key: Path | None = None) -> None:
-    """Answer at `host`:`port` until told to stop. Raises ServeError for a port or a certificate that cannot be used."""
+    """Serve on `host`:`port` until stopped. Raises ServeError for an unusable port or certificate."""
     allow_connections()
     listener = _listen(host, port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -54,7 +57,7 @@ def serve(settings: Settings, host: str, port: int, certificate: Path | None = N
 
 
 def allow_connections() -> None:
-    """As many open files as this user may have: each client is one, and the usual 1,024 are few."""
+    """Raise the limit of open files to this user's maximum: each client needs one, and the usual 1,024 are few."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

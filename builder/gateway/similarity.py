@@ -1,4 +1,4 @@
-"""Similarity of a sentence to others, as TEI's POST /similarity and Hugging Face's sentence-similarity ask for it."""
+"""Similarity of a sentence to others, for TEI's POST /similarity and Hugging Face's sentence-similarity."""
 
 from __future__ import annotations
 

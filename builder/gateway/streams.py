@@ -1,7 +1,7 @@
-"""One request of a model that streams, on a gRPC stream of its own, which ends without being cancelled.
+"""One streamed request on a gRPC stream of its own, which ends without being cancelled.
 
-Why, and how a request is ended early, builder.serve.responses says. A caller who is cancelled while it waits leaves
-the stream as it is; to end it is for a task of its own.
+builder.serve.responses says why, and how a request is ended early. Cancelling a caller that waits leaves the stream
+alone; ending it needs a task of its own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from builder.serve.responses import PATIENCE_S, endable, ending, is_last, refuse
 
 
 class Stream:
-    """Sends a copy of `request` on `call`, a fresh one of ModelStreamInfer.
+    """Sends a copy of `request` on `call`, a new ModelStreamInfer call.
 
-    A copy, for it is named once more when it is to end: whoever asked may ask again meanwhile, or another model.
-    `begun`: whether anything of the answer has come; `last`: whether its last response has; `since`: when a piece was
-    last taken, or this was made.
+    The copy is needed because ending the request names it again, and the caller may reuse the original meanwhile, also
+    for another model. `begun`: part of the answer has come. `last`: the last response has come. `since`: when a piece
+    was last taken, or the stream was created.
     """
 
     def __init__(self, call: Any, request: service_pb2.ModelInferRequest) -> None:
@@ -35,13 +35,13 @@ class Stream:
         self._reading: asyncio.Future[service_pb2.ModelStreamInferResponse | None] | None = None
 
     async def sent(self) -> None:
-        """Wait until the request has left. Raises AioRpcError."""
+        """Wait until the request is sent. Raises AioRpcError."""
         await asyncio.shield(self._asked)
 
     def reading(self) -> asyncio.Future[service_pb2.ModelStreamInferResponse | None]:
-        """What comes next of a request that was sent; None at the end. `taken` gives it, and what is read after it.
+        """Return a future of the next message, None at the end. `taken` returns its result and lets the next be read.
 
-        It may fail with AioRpcError, also for a stream that did not end regularly. Nobody cancels it: grpc would cancel
+        It may fail with AioRpcError, also for a stream that did not end regularly. Do not cancel it: grpc would cancel
         the whole stream with it.
         """
         if self._reading is None:
@@ -49,17 +49,17 @@ class Stream:
         return self._reading
 
     def taken(self) -> service_pb2.ModelStreamInferResponse | None:
-        """What was read. Raises AioRpcError."""
+        """Return the message that was read. Raises AioRpcError."""
         message, self._reading = self.reading().result(), None
         self.since = time.monotonic()
         return message
 
     async def leave(self) -> None:
-        """Have the model end what still runs, and read the stream to its end; cancel it where that does not come."""
+        """Make the model end the request and read the stream to its end; cancel the stream if that takes too long."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self._end()
-        self.call.cancel()  # does nothing to what has ended
+        self.call.cancel()  # has no effect on a stream that has ended
 
     async def _end(self) -> None:
         await self.sent()
@@ -85,7 +85,7 @@ class Stream:
         return message
 
     async def _refuse_status(self) -> None:
-        """Raise what the stream ended with, unless that was its regular end."""
+        """Raise the stream's error status, if it has one."""
         code = await self.call.code()
         if code is not grpc.StatusCode.OK:
             raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), await self.call.details())

@@ -1,4 +1,4 @@
-"""POST /v1/tasks/TASK and /models/NAME: every task by its own inputs, in the shape of Hugging Face's pipelines.
+"""POST /v1/tasks/TASK and /models/NAME: every task with its own inputs, in the shape of Hugging Face's pipelines.
 
 {"model": "names", "inputs": "text" | {input: value} | [either, ...], "parameters": {option: value}}
 """
@@ -21,11 +21,11 @@ from builder.gateway.pipelines import VectorOptions, answer_of, generated, model
 from builder.gateway.rows import ask_rows
 from builder.gateway.similarity import Sentences, similarities
 
-OF_THE_SERVER = ("stream", "n", "logprobs")  # what a single answer of text has no place for
+OF_THE_SERVER = ("stream", "n", "logprobs")  # a single answer of text has no place for these
 
 
 class Body(BaseModel):
-    """Parameters may stand beside `inputs` too, where feature-extraction's clients send them."""
+    """Parameters may also be next to `inputs`, where feature-extraction's clients send them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -35,7 +35,7 @@ class Body(BaseModel):
 
 
 async def run(call: Call) -> Any:
-    """POST /v1/tasks/TASK: the answers of the task that the path names."""
+    """Serve POST /v1/tasks/TASK: the answers of a model for the task in the path."""
     body: Body = call.body
     task = call.path["task"]
     model = await call.model_for(f"for {task}", lambda model: serves(model, task), body.model)
@@ -43,7 +43,7 @@ async def run(call: Call) -> Any:
 
 
 async def run_model(call: Call) -> Any:
-    """POST /models/NAME: the answers of the model that the path names, whatever its task."""
+    """Serve POST /models/NAME: the answers of the model in the path, whatever its task."""
     body: Body = call.body
     if body.model not in (None, call.path["name"]):
         raise bad_field("model", f"model is {body.model!r} and the path says {call.path['name']!r}; leave model out")

@@ -1,7 +1,7 @@
-"""Routes of Text Embeddings Inference, for its clients: /, /embed, /embed_all, /embed_sparse, /predict, /rerank,
-/similarity, /info.
+"""Routes of Text Embeddings Inference (TEI), for its clients.
 
-They name no model, so there must be one of the kind, or the body says which in `model`.
+They are /, /embed, /embed_all, /embed_sparse, /predict, /rerank, /similarity and /info. Requests name no model, so
+either there is one model of the kind, or the body names one in `model`.
 Source: https://huggingface.github.io/text-embeddings-inference
 """
 
@@ -37,12 +37,12 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=4096)]
 
 
 def tei_error(error: ApiError) -> Mapping[str, Any]:
-    """The body of an error as TEI's clients read it."""
+    """Return the body of an error in TEI's shape."""
     return {"error": error.message, "error_type": KINDS.get(error.status, "Backend")}
 
 
 class TeiError(ApiError):
-    """An error in TEI's shape, on a route that clients of others ask too."""
+    """An error in TEI's shape, on a route that other clients use too."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.status, error.message, param=error.param, code=error.code, retry_after=error.retry_after)
@@ -62,7 +62,7 @@ def tei_errors() -> Iterator[None]:
 
 
 class Truncation(BaseModel):
-    """Handling of texts that are too long. The side that is cut is the model's own."""
+    """Fields for texts that are too long. The model decides which side is cut."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -70,7 +70,7 @@ class Truncation(BaseModel):
     truncation_direction: Literal["Left", "left", "Right", "right"] | None = None
 
     def options(self, model: Model) -> dict[str, Any]:
-        """Return the inputs of the model. Raises ApiError for a side on which it does not cut."""
+        """Return the inputs of the model. Raises ApiError if it cannot truncate on the requested side."""
         if self.truncation_direction is not None:
             model.refuse_other_side("truncation_direction", self.truncation_direction.lower())
         return {} if self.truncate is None else {"truncate": self.truncate}
@@ -90,7 +90,7 @@ class EmbedBody(Options):
 
 
 class TokensBody(Options):
-    """Vectors of tokens are as the model makes them. Clients send the fields of /embed along, as those have them."""
+    """Vectors of tokens are returned unchanged. Clients also send the fields of /embed, with its defaults."""
 
     inputs: str | Texts
     normalize: bool | None = None
@@ -134,13 +134,13 @@ class SimilarityBody(BaseModel):
 
 
 class RawBody(BaseModel):
-    """Looked at further once its kind is known."""
+    """Body of any shape, validated once its kind is known."""
 
     model_config = ConfigDict(extra="allow")
 
 
 async def embed_texts(call: Call) -> list[np.ndarray]:
-    """POST /embed: a vector a text."""
+    """Serve POST /embed: one vector per text."""
     body: EmbedBody = call.body
     model = await call.model_for("for embeddings", _embeds, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -151,7 +151,7 @@ async def embed_texts(call: Call) -> list[np.ndarray]:
 
 
 async def embed_tokens(call: Call) -> list[np.ndarray]:
-    """POST /embed_all: a vector a token, of a model that does not pool them, and so has no prompts."""
+    """Serve POST /embed_all: one vector per token, of a model that does not pool them and so has no prompts."""
     body: TokensBody = call.body
     model = await call.model_for("for a vector a token", per_token, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -167,7 +167,7 @@ async def token_vectors(call: Call, model: Model, texts: list[str], options: Map
 
 
 async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
-    """POST /embed_sparse: of each text the tokens that matter, with their weights, of a model that tells them."""
+    """Serve POST /embed_sparse: the tokens that matter in each text, with their weights."""
     body: SparseBody = call.body
     model = await call.model_for("for sparse embeddings", _sparse, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -178,14 +178,14 @@ async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
         [
             {"index": int(index), "value": float(value)}
             for index, value in zip(row["indices"], row["values"], strict=True)
-            if index >= 0  # a row of a request may have fewer than another
+            if index >= 0  # rows are padded to the longest one of a request
         ]
         for row in rows
     ]
 
 
 async def predict(call: Call) -> list[Any]:
-    """POST /predict: every label of a text, or of a pair, with its score."""
+    """Serve POST /predict: every label of a text, or of a pair, with its score."""
     body: PredictBody = call.body
     model = await call.model_for("for text-classification", classifies, body.model)
     single = isinstance(body.inputs, str) or (len(body.inputs) <= 2 and all(isinstance(i, str) for i in body.inputs))
@@ -197,7 +197,7 @@ async def predict(call: Call) -> list[Any]:
 
 
 async def rank(call: Call) -> list[dict[str, Any]]:
-    """POST /rerank, TEI's kind: the most relevant text first."""
+    """Serve POST /rerank in TEI's shape: the most relevant text first."""
     body: RerankBody = call.body
     model = await call.model_for("for text-ranking", rerank.ranks, body.model)
     options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
@@ -207,7 +207,7 @@ async def rank(call: Call) -> list[dict[str, Any]]:
 
 
 async def similarity(call: Call) -> list[float]:
-    """POST /similarity: how alike each sentence is to the source sentence, from -1 to 1."""
+    """Serve POST /similarity: the similarity of each sentence to the source sentence, from -1 to 1."""
     body: SimilarityBody = call.body
     parameters = body.parameters or SimilarityParameters()
     model = await call.model_for("for embeddings", _embeds, body.model)
@@ -216,7 +216,7 @@ async def similarity(call: Call) -> list[float]:
 
 
 async def default(call: Call) -> Any:
-    """POST /: what the body asks for, or else what the model is for: /embed, /embed_sparse, /predict or /rerank."""
+    """Serve POST /: /embed, /embed_sparse, /predict or /rerank, as the body or else the model's kind implies."""
     fields = call.body.model_extra
     if "texts" in fields:
         return await rank(replace(call, body=checked(RerankBody, fields)))
@@ -234,7 +234,7 @@ async def default(call: Call) -> Any:
 
 
 async def info(call: Call) -> dict[str, Any]:
-    """GET /info: of the first model that TEI would serve."""
+    """Serve GET /info: a description of the first model that TEI would serve."""
     models = [model for model in await call.gateway.models.all() if _kind(model)]
     if not models:
         raise ApiError(404, "there is no model for embeddings, classification or ranking")
@@ -266,7 +266,7 @@ def _embeds(model: Model) -> bool:
 
 
 def per_token(model: Model) -> bool:
-    """Return True for a model that answers a vector a token."""
+    """Return True for a model that answers one vector per token."""
     output = model.outputs.get("embedding")
     return output is not None and len(output.dims) == 2
 

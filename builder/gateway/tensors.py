@@ -1,4 +1,4 @@
-"""Between JSON values and the bytes of Triton's tensors, as raw_input_contents and raw_output_contents hold them.
+"""Converts JSON values to and from the bytes of Triton's tensors, in raw_input_contents and raw_output_contents.
 
 Source: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/README.html
 """
@@ -31,7 +31,7 @@ WHOLE = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64")
 
 
 def refuse_count(field: Field, values: Sequence[Any]) -> None:
-    """Raise ApiError where the model does not take as many values of `field`: Triton need not see them."""
+    """Raise ApiError if `field` does not take this number of values, before Triton sees them."""
     wanted = None if -1 in field.dims else math.prod(field.dims)
     if not values or len(values) != (wanted or len(values)):
         expected = "at least one" if wanted is None else "one" if wanted == 1 else str(wanted)
@@ -41,7 +41,7 @@ def refuse_count(field: Field, values: Sequence[Any]) -> None:
 def add_tensor(
     request: service_pb2.ModelInferRequest, field: Field, values: Sequence[Any], shape: Sequence[int]
 ) -> None:
-    """Put `values`, of JSON, into a request as the input `field`. Raises ApiError for a value of another type."""
+    """Add `values`, of JSON, to a request as the input `field`. Raises ApiError for a value of another type."""
     tensor = request.inputs.add()
     tensor.name, tensor.datatype = field.name, WIRE[field.data_type]
     tensor.shape.extend(shape)
@@ -50,14 +50,14 @@ def add_tensor(
 
 @dataclass(frozen=True)
 class Output:
-    """One output tensor as it came; decoded where somebody wants it."""
+    """One output tensor in its wire format, decoded on demand."""
 
     datatype: str
     shape: tuple[int, ...]
     raw: bytes
 
     def strings(self) -> list[str]:
-        """The strings of a BYTES tensor, flat: each has its length before it."""
+        """Return the strings of a BYTES tensor, flat; a length precedes each."""
         texts, raw, at = [], self.raw, 0
         while at < len(raw):
             (size,) = LENGTH.unpack_from(raw, at)
@@ -66,7 +66,7 @@ class Output:
         return texts
 
     def array(self) -> np.ndarray:
-        """The tensor in numpy; strings as objects."""
+        """Return the tensor as a numpy array; strings become objects."""
         if self.datatype == "BYTES":
             return np.array(self.strings(), dtype=np.object_).reshape(self.shape)
         return np.frombuffer(self.raw, ARRAYS[self.datatype]).reshape(self.shape)
@@ -76,7 +76,7 @@ Outputs = Mapping[str, Output]
 
 
 def read_outputs(response: service_pb2.ModelInferResponse) -> dict[str, Output]:
-    """The outputs of a response by name."""
+    """Return the outputs of a response by name."""
     return {
         output.name: Output(output.datatype, tuple(output.shape), raw)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
@@ -125,7 +125,7 @@ def _flags(name: str, values: Sequence[Any]) -> bytes:
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # a number of more digits than Python writes
+    except ValueError:  # an integer with more digits than Python converts
         return "a number of too many digits"
     return text if len(text) <= 80 else f"{text[:80]}..."
 

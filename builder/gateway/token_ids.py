@@ -1,7 +1,7 @@
-"""Token ids that clients make with a tokeniser of OpenAI's, as text: the models here have tokenisers of their own.
+"""Converts token ids of OpenAI's tokenisers, sent by clients, to text: the models here have other tokenisers.
 
-LangChain's OpenAIEmbeddings counts a text's tokens with cl100k_base, whatever the model, and sends the tokens. What ids
-mean only the file says that they were made with: tiktoken's, of a token in base64 and its number a line.
+LangChain's OpenAIEmbeddings tokenises texts with cl100k_base, whatever the model, and sends the ids. Only the
+vocabulary file tells what they mean: tiktoken's, with a token in base64 and its number on each line.
 Source: https://github.com/openai/tiktoken, tiktoken/load.py.
 """
 
@@ -18,18 +18,18 @@ from builder.errors import SpecError
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each token, by its number."""
+    """The bytes of each token, by its id."""
 
     name: str
     tokens: dict[int, bytes]
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of `ids`; half a character at an end is replaced. Raises KeyError for a number that is no token."""
+        """Return the text of `ids`; half a character at an end is replaced. Raises KeyError for an unknown id."""
         return b"".join(self.tokens[token] for token in ids).decode("utf-8", "replace")
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
-    """Raises SpecError for a file that is not tiktoken's."""
+    """Read a tiktoken vocabulary. Raises SpecError for any other file."""
     tokens, number = {}, 0
     try:
         for number, line in enumerate(file.read_bytes().splitlines(), 1):  # noqa: B007  (named in the error)

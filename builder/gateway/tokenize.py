@@ -1,7 +1,6 @@
-"""POST /tokenize, /detokenize and /decode: the tokens that a model makes of a text, and the text of tokens.
+"""POST /tokenize, /detokenize and /decode: the tokens of a text, and the text of tokens.
 
-The models have the tokenisers, and answer where they are asked (their input `tokenize`). A body with `inputs` is TEI's,
-one with `prompt` or `messages` vLLM's.
+The models tokenise, by their input `tokenize`. A body with `inputs` is TEI's, one with `prompt` or `messages` vLLM's.
 Sources: https://huggingface.github.io/text-embeddings-inference, and vLLM's entrypoints/serve/tokenize/protocol.py.
 """
 
@@ -37,7 +36,7 @@ class TeiBody(BaseModel):
 
 
 class Body(Templated):
-    """vLLM's. A chat is rendered as one that is to be answered, by the checkpoint's template."""
+    """vLLM's body. A chat is rendered with the checkpoint's template, as for an answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -50,7 +49,7 @@ class Body(Templated):
 
 
 class DecodeBody(BaseModel):
-    """TEI's."""
+    """TEI's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -60,7 +59,7 @@ class DecodeBody(BaseModel):
 
 
 class DetokenizeBody(BaseModel):
-    """vLLM's."""
+    """vLLM's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -69,7 +68,7 @@ class DetokenizeBody(BaseModel):
 
 
 async def tokenize(call: Call) -> Any:
-    """POST /tokenize, of either kind."""
+    """Serve POST /tokenize, in TEI's or vLLM's shape."""
     fields = call.body.model_extra
     if "inputs" in fields:
         with tei_errors():
@@ -78,7 +77,7 @@ async def tokenize(call: Call) -> Any:
 
 
 async def decode(call: Call) -> list[str]:
-    """POST /decode: the text of each list of token ids."""
+    """Serve POST /decode: the text of each list of token ids."""
     body: DecodeBody = call.body
     model = await call.model_for("that takes token ids", _detokenizes, body.model)
     lists: list[Any] = [body.ids] if isinstance(body.ids[0], int) else body.ids
@@ -87,7 +86,7 @@ async def decode(call: Call) -> list[str]:
 
 
 async def detokenize(call: Call) -> dict[str, str]:
-    """POST /detokenize: the text of token ids, special tokens included."""
+    """Serve POST /detokenize: the text of token ids, special tokens included."""
     body: DetokenizeBody = call.body
     model = await call.model_for("that takes token ids", _detokenizes, body.model)
     text, _ = await prompt_tokens(call, model, {"input_ids": body.tokens, "skip_special_tokens": False})
@@ -146,7 +145,7 @@ async def _of_chat(call: Call, model: Model, body: Body) -> list[dict[str, Any]]
 
 
 async def prompt_tokens(call: Call, model: Model, inputs: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """The text and the tokens that a model that generates says of one prompt, of which it generates nothing."""
+    """Return the text and the tokens of one prompt, from a generating model that generates nothing for it."""
     request = make_request(call, model, {**inputs, TOKENIZE: True})
     async with aclosing(call.gateway.triton.stream(request, call.metadata)) as stream:
         answers = [outputs async for outputs in stream]

@@ -1,11 +1,11 @@
-"""Triton over gRPC, asynchronously: one connection to each address behind its name, a call for each request.
+"""Asynchronous gRPC client of Triton: one connection to each address behind its name, one call per request.
 
-A request for a model that streams has a gRPC stream of its own (builder.gateway.streams). It is opened on a connection
-that is there already, which costs no round trip. What is left to do with it once its last response has come, or its
-caller has gone, is for a task that nobody waits for.
-
-Streams report errors as text, without a code. Triton can be asked for codes (the header triton_grpc_error), but until
-release 26.04 it then reads freed memory, and ends (server, pull request 8708). So `stream_error` reads the texts.
+A request to a streaming model has a gRPC stream of its own (builder.gateway.streams), on an existing connection, so
+opening it costs no round trip. A background task finishes a stream once its last response has come or its client
+disconnected.
+Streams report errors as text, without a code. Triton can be asked for codes (the header triton_grpc_error), but before
+release 26.04 it then reads freed memory and crashes (server, pull request 8708). So `stream_error` classifies the
+texts.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.lb_policy_name", "round_robin"),  # several servers behind one name share the requests
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),  # not two minutes: a server that was restarted is there again
+    ("grpc.max_reconnect_backoff_ms", 2000),  # default: two minutes; a restarted server is found sooner
 )
 LOAD_TIMEOUT_S = 600.0
-TIMEOUT_S = 30.0  # of what needs no engine
-CLOSING_S = 10.0  # for what was left to answer
-ATTEMPTS = 2  # of a request of which nothing was answered, where the first is lost: to ask once more changes nothing
+TIMEOUT_S = 30.0  # of calls that need no inference
+CLOSING_S = 10.0  # for abandoned calls when the client closes
+ATTEMPTS = 2  # of a request that was lost unanswered: repeating it has no side effects
 HOLDING = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
 AWAY = ("is not ready", "shutting down", "Stub process", "no version is available", "Request for unknown model")
 FAULTS = ("failed inside the model", "Failed to process the request", "Internal")
-ALL, LIST = "*", "models"  # what a shared front is asked for the models that it hosts, and the output that says so
+ALL, LIST = "*", "models"  # name that asks a shared front for its models, and the output with the list
 STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-# Of a request for a model that the gateway has found in the list: it is not there because it is being loaded again.
+# For requests to a model that the gateway has listed: NOT_FOUND then means that the model is being reloaded.
 ANSWERING = {code: status for code, status in STATUS.items() if code is not grpc.StatusCode.NOT_FOUND}
 Metadata = Sequence[tuple[str, str]]
 
 
 class Triton:
-    """A server, or several behind one address. Its calls raise ApiError."""
+    """One server, or several behind one address. Its calls raise ApiError."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -68,7 +68,7 @@ class Triton:
         await self.channel.close()
 
     async def version(self) -> str:
-        """What the server says that it is, such as "2.51.0"; "" where it does not answer."""
+        """Return the server's version, such as "2.51.0"; "" if it does not answer."""
         try:
             answer = await self.stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError:
@@ -76,7 +76,7 @@ class Triton:
         return str(answer.version)
 
     async def ready(self) -> bool:
-        """Whether the server answers and says that it is ready."""
+        """Return True if the server answers and is ready."""
         try:
             answer = await self.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=2)
         except grpc.aio.AioRpcError:
@@ -84,7 +84,7 @@ class Triton:
         return bool(answer.ready)
 
     async def index(self) -> list[tuple[str, str]]:
-        """(name, version) of each model that is ready."""
+        """Return (name, version) of each model that is ready."""
         with self._translated():
             answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT_S)
         return [(model.name, model.version) for model in answer.models]
@@ -96,38 +96,38 @@ class Triton:
         return {model.name for model in answer.models}
 
     async def config(self, name: str, version: str) -> Any:
-        """The ModelConfig of a model."""
+        """Return the ModelConfig of a model."""
         with self._translated():
             request = service_pb2.ModelConfigRequest(name=name, version=version)
             answer = await self.stub.ModelConfig(request, timeout=TIMEOUT_S)
         return answer.config
 
     async def load(self, name: str) -> None:
-        """Load a model as its config.pbtxt says; the version that answered before does so until then."""
+        """Load a model as its config.pbtxt says; an earlier version answers until then."""
         with self._translated():
             request = service_pb2.RepositoryModelLoadRequest(model_name=name)
             await self.stub.RepositoryModelLoad(request, timeout=LOAD_TIMEOUT_S)
 
     async def unload(self, name: str) -> None:
-        """Have a model answer nothing new; its memory comes back when its last request is answered."""
+        """Unload a model. It refuses new requests; its memory is freed when its last request is answered."""
         with self._translated():
             request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
             await self.stub.RepositoryModelUnload(request, timeout=LOAD_TIMEOUT_S)
 
     async def serves(self, name: str, version: str) -> bool:
-        """Whether a version of a model is loaded."""
+        """Return True if a version of a model is loaded."""
         with self._translated():
             request = service_pb2.ModelReadyRequest(name=name, version=version)
             return bool((await self.stub.ModelReady(request, timeout=TIMEOUT_S)).ready)
 
     async def held(self) -> set[str]:
-        """The models that take memory: those that are loaded, and those that are about to be or to go."""
+        """Return the models that use memory: loaded, loading or unloading."""
         with self._translated():
             answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=TIMEOUT_S)
         return {model.name for model in answer.models if model.state in HOLDING}
 
     async def hosted(self, front: str) -> str:
-        """hosted.json of a shared front, which says what models it answers for."""
+        """Return hosted.json of a shared front, which lists the models it answers for."""
         request = service_pb2.ModelInferRequest(model_name=front)
         add_tensor(request, NAME, [ALL], (1, 1))
         request.outputs.add().name = LIST
@@ -139,9 +139,10 @@ class Triton:
         return text
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
-        """The answer of a model that has one. A caller that is cancelled cancels the call where the server takes it.
+        """Return the answer of a model that answers once.
 
-        A request that its model lost is sent to it once more: its process may have been started again.
+        If the caller is cancelled, the call is cancelled too where the server can cancel safely. A request that its
+        model lost is sent once more: the process may have been restarted.
         """
 
         async def ready() -> bool:
@@ -154,7 +155,7 @@ class Triton:
         raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
 
     async def _ready(self, name: str, version: str) -> bool:
-        """Whether a model is ready, as far as that is known: a server that is gone ends its calls itself."""
+        """Return whether a model is ready, True if unknown: calls to a server that is gone end by themselves."""
         try:
             return await self.serves(name, version)
         except ApiError as error:
@@ -163,9 +164,9 @@ class Triton:
     async def stream(
         self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
     ) -> AsyncGenerator[Outputs, None]:
-        """The answers of a model as they come. An iterator that is closed early has the model end the request.
+        """Yield the answers of a model as they arrive. Closing the iterator early ends the request.
 
-        A request that its model lost before it said anything is sent to it once more.
+        A request that its model lost before its first answer is sent once more.
         """
         for _ in range(ATTEMPTS):
             stream = Stream(self.stub.ModelStreamInfer(metadata=metadata), request)
@@ -183,7 +184,7 @@ class Triton:
         raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
 
     async def _answers(self, stream: Stream) -> AsyncGenerator[Outputs, None]:
-        """The answers of one stream as they come. Raises ApiError and Lost."""
+        """Yield the answers of one stream as they arrive. Raises ApiError and Lost."""
         request = stream.request
 
         async def ready() -> bool:
@@ -210,7 +211,7 @@ class Triton:
             raise self._error(error, statuses) from error
 
     def _error(self, error: grpc.aio.AioRpcError, statuses: Mapping[grpc.StatusCode, int]) -> ApiError:
-        """What a client is told of a gRPC status."""
+        """Return the error for a gRPC status."""
         message, code = error.details() or error.code().name, error.code()
         status = statuses.get(code)
         if status is not None:
@@ -222,13 +223,13 @@ class Triton:
 
 
 def _lost(what: str) -> ApiError:
-    """What a client is told where nobody will answer."""
+    """Return the error for a request that will not be answered."""
     why = "and was not ready meanwhile; its process may have died. Send it again later; the server's log says more"
     return ApiError(503, f"{what}, {why}", code="unavailable", retry_after=2)
 
 
 def stream_error(message: str) -> ApiError:
-    """What a client is told of an error in a stream: it is the request's, unless the text is one of the server's."""
+    """Return the error for an error text of a stream: the request's fault, unless the text is one of the server's."""
     return _by_its_message(message) or ApiError(500 if any(words in message for words in FAULTS) else 400, message)
 
 

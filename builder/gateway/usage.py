@@ -1,4 +1,4 @@
-"""How full the caches of models that generate are, as the Triton below says: what an endpoint picker chooses by.
+"""Cache usage of the generating models, as Triton reports it. Endpoint pickers choose by it.
 
 Source: the Gateway API's inference extension, docs/proposals/003-model-server-protocol; the name is vLLM's.
 """
@@ -16,9 +16,9 @@ ANSWER_S = 1.0
 
 
 def cache_usage(url: str) -> bytes:
-    """A gauge in Prometheus' format, from the metrics that Triton publishes at `url`.
+    """Return a gauge in Prometheus' format, from the metrics that Triton publishes at `url`.
 
-    Nothing where they do not come, and where no model has a cache: whoever reads it then knows that it is unknown.
+    Returns nothing if they cannot be read, or no model has a cache; an absent gauge means that the usage is unknown.
     """
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_S) as response:

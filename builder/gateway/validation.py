@@ -1,7 +1,4 @@
-"""The one sentence that tells a client which field of its JSON is wrong, from pydantic's list of errors.
-
-Knows pydantic's errors; knows no route.
-"""
+"""Converts pydantic's errors to one sentence that tells a client which field of its JSON is wrong. Knows no route."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ PREFIX = "Input should be "
 def first_fault(error: ValidationError, body: dict[str, Any]) -> tuple[str, str]:
     """Return the field of `body` that is at fault, and a message with the place of the fault.
 
-    For a field that may be of several types pydantic reports an error for each. The one that got furthest into the
-    value is meant; where no type fits, all of them are named.
+    For a field with several types pydantic reports an error for each. The one that got furthest into the value counts;
+    where no type fits, all of them are named.
     """
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     field = errors[0]["loc"][:1]
@@ -32,7 +29,7 @@ def first_fault(error: ValidationError, body: dict[str, Any]) -> tuple[str, str]
 
 
 def _place(location: Sequence[int | str], value: Any, missing: bool) -> list[int | str]:
-    """Return `location` without the names of types that pydantic puts between keys and indices of `value`."""
+    """Return `location` without the type names that pydantic inserts between keys and indices of `value`."""
     place: list[int | str] = []
     for part in location:
         inside: Any = value

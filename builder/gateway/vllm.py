@@ -1,4 +1,4 @@
-"""POST /score, /v1/score, /classify and /pooling, as vLLM's clients ask for what models that do not generate answer.
+"""POST /score, /v1/score, /classify and /pooling, as vLLM's clients send them to models that do not generate.
 
 Sources: vLLM's entrypoints/pooling/{scoring,classify,pooling}/protocol.py.
 """
@@ -36,7 +36,7 @@ class Options(BaseModel):
     use_activation: bool | None = None
 
     def options(self, model: Model) -> dict[str, Any]:
-        """Return the inputs of the model. Raises ApiError for another length or side than the model's own."""
+        """Return the inputs of the model. Raises ApiError for a truncation length or side unlike the model's own."""
         if self.truncation_side is not None:
             model.refuse_other_side("truncation_side", self.truncation_side)
         if self.truncate_prompt_tokens is None:
@@ -50,12 +50,12 @@ class Options(BaseModel):
         return {"truncate": True}
 
     def score_options(self, model: Model) -> dict[str, Any]:
-        """Return the inputs of a model that answers scores, before their function where that is switched off."""
+        """Return the inputs of a scoring model; without activation if that is switched off."""
         raw = raw_scores(model, "use_activation") if self.use_activation is False else {}
         return {**self.options(model), **raw}
 
     def vector_options(self, model: Model) -> dict[str, Any]:
-        """Return the inputs of a model that answers vectors. Raises ApiError for an activation."""
+        """Return the inputs of an embedding model. Raises ApiError for an activation."""
         if self.use_activation is not None:
             raise bad_field(
                 "use_activation", f"{model.name} answers vectors as it was built to; leave use_activation out"
@@ -102,7 +102,7 @@ class PoolingBody(ClassifyBody):
 
 
 async def score(call: Call) -> dict[str, Any]:
-    """POST /score: of each pair of texts a score, a reranker's own or the cosine of an embedder's vectors."""
+    """Serve POST /score: a score for each pair of texts, a reranker's own or the cosine of an embedder's vectors."""
     body: ScoreBody = call.body
     first, second = body.sides()
     model = await call.model_for("that scores pairs", lambda model: rerank.ranks(model) or model.embeds, body.model)
@@ -118,7 +118,7 @@ async def score(call: Call) -> dict[str, Any]:
 
 
 async def classify(call: Call) -> dict[str, Any]:
-    """POST /classify: the best label of each text, and the probabilities of all in the order of the model."""
+    """Serve POST /classify: the best label of each text, and the probabilities of all labels in the model's order."""
     body: ClassifyBody = call.body
     model = await call.model_for("for text-classification", classifies, body.model)
     answers = await label_scores(call, model, _texts(body), body.score_options(model))
@@ -130,7 +130,7 @@ async def classify(call: Call) -> dict[str, Any]:
 
 
 async def pooling(call: Call) -> dict[str, Any]:
-    """POST /pooling: what a model answers of each text: a vector, a vector a token, or the probabilities of labels."""
+    """Serve POST /pooling: for each text a vector, a vector per token, or the probabilities of the labels."""
     body: PoolingBody = call.body
     model = await call.model_for("that pools a text", lambda model: _pooled(model) is not None, body.model)
     if body.task not in (None, _pooled(model)):
@@ -154,7 +154,7 @@ async def _arrays(call: Call, model: Model, body: PoolingBody) -> list[np.ndarra
 
 
 def _pooled(model: Model) -> str | None:
-    """Return vLLM's name of what the model answers of a text; None where it has none."""
+    """Return vLLM's name for what the model answers for a text; None if it has none."""
     if model.embeds:
         return "embed"
     return "token_embed" if per_token(model) else "classify" if classifies(model) else None

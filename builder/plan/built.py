@@ -1,4 +1,4 @@
-"""What a model takes as it was built: the arithmetic of a plan, for the settings that its repository has."""
+"""Plan of a model as it was built: the arithmetic for the settings in its repository."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from builder.triton.render import parse
 
 
 def plan_built(repository: Path, name: str) -> Plan:
-    """Memory, shared memory and, as `cores`, the threads of a model of a repository; None where it takes all cores.
+    """Return memory, shared memory and, as `cores`, the threads of a built model (None: all cores).
 
-    Raises RepositoryError where the model, or what its build noted, cannot be read.
+    Raises RepositoryError if the model, or its build report, cannot be read.
     """
     needs, serving = published(repository, name), load(served_version(repository / name))
     if isinstance(serving, EncoderServing):
@@ -38,8 +38,10 @@ def _encoder(repository: Path, name: str, needs: Needs, serving: EncoderServing)
 
 
 def _threads_said(config: model_config_pb2.ModelConfig, instances: int) -> int:
-    """Threads of one instance of an engine that is a Triton model; 0 where nothing is stated. OpenVINO's threads are
-    shared by all instances."""
+    """Return the threads of one instance of an engine that is a Triton model; 0 if none are stated.
+
+    All instances share OpenVINO's threads.
+    """
     of_one, of_all = (
         int(config.parameters[key].string_value or 0) if key in config.parameters else 0
         for key in ("intra_op_thread_count", "INFERENCE_NUM_THREADS")

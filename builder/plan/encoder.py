@@ -1,7 +1,7 @@
-"""The arithmetic of an encoder: batches that form by themselves while the one before runs.
+"""Arithmetic of an encoder, whose batches form by themselves while the previous one runs.
 
-A request waits for the batch that runs, then for its own. That is a batch-service queue without a delay (Neuts, 1967);
-builder.plan.waiting plays it through.
+A request waits for the running batch, then for its own. That is a batch-service queue without a delay (Neuts, 1967);
+builder.plan.waiting simulates it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from builder.plan.waiting import full_share, latencies
 from builder.runtime.contract import Batching
 from builder.spec import Capacity, Load
 
-BUSY = 0.8  # of the time that an engine may be busy on average: above, queues grow fast with every hitch
-SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
-FULL = 0.98  # of the time that full batches may take: the lengths that are drawn leave an error of a hundredth
-LEAST_BATCH, MOST_BATCH = 8, 256  # texts, which a request may have several of
+BUSY = 0.8  # highest average utilisation of an engine: above it, queues grow fast with every hitch
+SIGMAS = 2.33  # standard deviations that 99 of 100 draws of a normal distribution stay below
+FULL = 0.98  # highest utilisation by full batches: random lengths leave an error of a hundredth
+LEAST_BATCH, MOST_BATCH = 8, 256  # in texts; a request may have several
 TOKENS_STEP = 256
-CACHE_OVERHEAD = 2  # of an answer in the response cache: its key, its shape, the allocator's
+CACHE_OVERHEAD = 2  # factor for the response cache's overhead per answer: its key, its shape, the allocator's
 
 
 def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
-    """The instances, threads, batches, token budget, cache and shared memory that `load` needs."""
+    """Return the instances, threads, batches, token budget, cache and shared memory that `load` needs."""
     cost = encoder_cost(needs.latency or {})
     cores, threads = capacity.cores, capacity.threads
     lines = [Line("threads", f"{cores} cores / {capacity.instances} instances", str(threads))]
@@ -52,7 +52,7 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
 
 
 def response_cache(load: Load, needs: Needs) -> tuple[int, list[Line]]:
-    """Bytes of the response cache that the texts which come again and again want; 0 where none do."""
+    """Return the bytes of the response cache for recurring texts; 0 if the load has none."""
     if load.distinct_texts is None:
         return 0, []
     cache = power_of_two(load.distinct_texts * load.texts * needs.answer_bytes * CACHE_OVERHEAD)
@@ -62,20 +62,20 @@ def response_cache(load: Load, needs: Needs) -> tuple[int, list[Line]]:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What comes to one instance: texts a second, and the milliseconds that the tokens of one of them take."""
+    """Load of one instance: texts per second, and milliseconds for the tokens of one text."""
 
     texts_s: float
     text_ms: float
 
     @property
     def share(self) -> float:
-        """Of the time that the instance is busy with them, calls not counted."""
+        """Share of the time that the instance is busy with texts, excluding the cost of calls."""
         return self.texts_s * self.text_ms / 1000
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What follows from the measured speed; as in a Plan. `batch`: its texts at most."""
+    """Consequences of the measured speed, with the fields of a Plan. `batch`: maximum number of texts."""
 
     lines: Sequence[Line]
     settings: Mapping[str, object]
@@ -85,7 +85,7 @@ class Speed:
 
 
 def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> Speed:
-    """The largest batch and how it is cut, where the texts leave time for more of them."""
+    """Choose the largest batch and how it is cut, if the texts leave time for more of them."""
     arrivals = Arrivals(load.requests_per_s * load.texts / capacity.instances, cost.part * load.tokens)
     lines, cores = _costs(capacity, load, needs, cost, arrivals), arrivals.share * capacity.cores
     if arrivals.share > BUSY:
@@ -108,7 +108,7 @@ def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> Speed:
 
 
 def _costs(capacity: Capacity, load: Load, needs: Needs, cost: Cost, arrivals: Arrivals) -> list[Line]:
-    """What was measured, and how much of the time the texts take; how many fit, where their tokens cost anything."""
+    """Return the measured costs, the utilisation and, if tokens cost anything, the highest texts per second."""
     each, text_ms = arrivals.texts_s, arrivals.text_ms
     call, part = number(cost.call), number(1000 * cost.part)
     lines = [Line("cost of a call", needs.measured, f"{call} ms + {part} ms a 1,000 tokens")]
@@ -120,7 +120,7 @@ def _costs(capacity: Capacity, load: Load, needs: Needs, cost: Cost, arrivals: A
 
 
 def _arriving(load: Load, cost: Cost, arrivals: Arrivals) -> tuple[int, Line]:
-    """The texts that arrive while a batch runs, at most 99 times of 100; they come `load.texts` at a time."""
+    """Return the texts that arrive while a batch runs, 99th percentile; they come `load.texts` at a time."""
     each, text_ms = arrivals.texts_s, arrivals.text_ms
     forms = max(float(load.texts), each * cost.call / (1000 - each * text_ms))
     at_most = math.ceil(forms + SIGMAS * math.sqrt(forms * load.texts))
@@ -135,7 +135,7 @@ def _batch_line(at_most: int, least: int, batch: int) -> Line:
 
 
 def _waits(load: Load, needs: Needs, times: np.ndarray) -> list[Line]:
-    """Lines of the milliseconds `times` that requests took, played through."""
+    """Return lines for `times`, the simulated milliseconds of requests."""
     p50, p99 = (f"{number(float(np.quantile(times, share)))} ms" for share in (0.5, 0.99))
     texts = f"of the same; texts of {load.tokens} tokens on average, {load.longest or needs.length} at most"
     played = f"{len(times):,} requests at random times, played through"
@@ -143,7 +143,7 @@ def _waits(load: Load, needs: Needs, times: np.ndarray) -> list[Line]:
 
 
 def _late(load: Load, needs: Needs, cost: Cost, times: np.ndarray) -> list[str]:
-    """Whether more than one of 100 takes longer than it may, as a sentence."""
+    """Return a sentence if the p99 exceeds its limit."""
     p99 = float(np.quantile(times, 0.99))
     if load.p99_ms is None or p99 <= load.p99_ms:
         return []
@@ -151,7 +151,7 @@ def _late(load: Load, needs: Needs, cost: Cost, times: np.ndarray) -> list[str]:
 
 
 def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:
-    """The most tokens of a call such that two calls fit into the p99; at least those of one text."""
+    """Return the largest token budget with which two calls fit into the p99; at least one text."""
     longest, stated = load.longest or needs.length, capacity.serving.token_budget
     if load.p99_ms is None or cost.part == 0:
         return stated, Line("token_budget", "as asked: no p99_ms bounds a call", str(stated))
@@ -165,7 +165,7 @@ def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> t
 
 
 def _call_cost(capacity: Capacity, cost: Cost) -> tuple[int, Line]:
-    """What the front weighs padding against when it cuts a batch into calls, in tokens."""
+    """Return the tokens of padding that cost as much as one more call, for the front's cut of a batch into calls."""
     if cost.part == 0:
         stated = capacity.serving.call_cost
         return stated, Line("call_cost", "as asked: a token costs nothing that was measured", str(stated))
@@ -190,7 +190,10 @@ def _piling_up(needs: Needs, full: float, most: int) -> str:
 
 
 def _too_slow(load: Load, needs: Needs, alone: float, p99: float) -> str:
-    """Says that p99 cannot be kept. `alone`: milliseconds of the longest request on an idle server."""
+    """Return the sentence for a p99 that cannot be met.
+
+    `alone`: milliseconds of the longest request on an idle server.
+    """
     what = "fewer requests a second" if load.p99_ms is not None and alone < load.p99_ms else "shorter texts"
     faster = f", or {needs.faster}" if needs.faster else ""
     return (

@@ -1,7 +1,7 @@
-"""The arithmetic of a decode loop: prompts and steps share one engine, and answers in it share each step.
+"""Arithmetic of a decode loop, in which prompts and steps share one engine, and running answers share each step.
 
-While R answers run, a step takes a + b R ms and gives R tokens. As many run at once as are needed to give the tokens
-that are asked for in the time that prompts leave (Little's law).
+While R answers run, a step takes a + b R ms and gives R tokens. As many answers run at once as are needed to give the
+requested tokens in the time that prompts leave (Little's law).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.spec import Capacity, Load
 
 BUSY = 0.85
-SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
+SIGMAS = 2.33  # standard deviations that 99 of 100 draws of a normal distribution stay below
 LEAST_PREFILL, MOST_PREFILL = 32, 2048
 
 
 def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
-    """The slots, prefill tokens, queue, cache and shared memory that `load` needs."""
+    """Return the slots, prefill tokens, queue, cache and shared memory that `load` needs."""
     cost = decoding_cost(needs.latency or {})
     lines = [Line("threads", "all cores: one loop", str(capacity.cores))]
     settings: dict[str, object] = {"threads": capacity.cores}
@@ -56,7 +56,7 @@ def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
 
 @dataclass(frozen=True)
 class _Speed:
-    """What the measured speed says. `busy`: cores."""
+    """Consequences of the measured speed. `busy`: cores."""
 
     lines: Sequence[Line]
     settings: Mapping[str, object]
@@ -67,7 +67,7 @@ class _Speed:
 
 @dataclass(frozen=True)
 class _Demand:
-    """The work of one second of `load`: `prompts`, milliseconds to read its prompts; `tokens`, how many to generate."""
+    """Work of one second of `load`. `prompts`: milliseconds to read its prompts; `tokens`: number to generate."""
 
     load: Load
     cost: Decoding
@@ -82,18 +82,18 @@ class _Demand:
 
     @property
     def room(self) -> float:
-        """Milliseconds of each second left for the fixed cost of steps; 0 or less where the load is too much."""
+        """Milliseconds of each second left for the fixed cost of steps; 0 or less if the load is too high."""
         return 1000 * BUSY - self.prompts - self.tokens * self.cost.step.part
 
     @property
     def running(self) -> float:
-        """Answers that run at once, on average."""
+        """Average number of answers that run at once."""
         alone = self.tokens * self.cost.step.of(1) / 1000
         return max(alone, self.tokens * self.cost.step.call / self.room)
 
     @property
     def between(self) -> float:
-        """Milliseconds from one token of an answer to the next."""
+        """Milliseconds between two tokens of an answer."""
         return self.cost.step.of(self.running) / (1 - self.prompts / 1000)
 
     @property
@@ -103,13 +103,13 @@ class _Demand:
 
     @property
     def busy(self) -> float:
-        """The share of the time in which the loop works."""
-        shared = max(1.0, self.running)  # answers of a step: one that runs now and then has its steps for itself
+        """Share of the time in which the loop works."""
+        shared = max(1.0, self.running)  # answers per step: an answer that runs now and then has its steps to itself
         return min(1.0, (self.prompts + self.tokens * self.cost.step.of(shared) / shared) / 1000)
 
 
 def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Decoding) -> _Speed:
-    """How many answers run at once, how fast, and who waits."""
+    """Return how many answers run at once, how fast they are, and how long the queue is."""
     demand = _Demand(load, cost)
     demanded = _asked(demand, needs)
     if demand.room <= 0:
@@ -125,7 +125,7 @@ def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Decoding) -> _Spe
 
 
 def _asked(demand: _Demand, needs: Needs) -> list[Line]:
-    """The prompts and tokens of a second, and what they cost."""
+    """Return lines for the prompts and tokens of a second, and their cost."""
     load, cost, rate = demand.load, demand.cost, number(demand.load.requests_per_s)
     step, prompt_ms = cost.step, number(cost.prompt_ms)
     return [
@@ -136,7 +136,7 @@ def _asked(demand: _Demand, needs: Needs) -> list[Line]:
 
 
 def _answers(demand: _Demand, slots: int) -> list[Line]:
-    """How many answers run at once, and how fast each goes."""
+    """Return lines for the number of answers that run at once, and their speed."""
     load, step, running = demand.load, demand.cost.step, number(demand.running)
     tokens, prompts = number(demand.tokens), number(demand.prompts)
     at_once = f"{tokens} x {number(step.call)} ms / ({1000 * BUSY:.0f} - {prompts} - {tokens} x {number(step.part)})"
@@ -165,7 +165,7 @@ def _too_much(demand: _Demand) -> str:
 
 
 def _too_slow(demand: _Demand) -> list[str]:
-    """A sentence for each limit that is exceeded, with what would help."""
+    """Return a sentence for each limit that is exceeded, with the remedy."""
     limits = (
         ("first token", demand.load.first_token_ms, demand.first, "shorter prompts"),
         ("between tokens", demand.load.between_tokens_ms, demand.between, "fewer requests a second"),
@@ -178,7 +178,7 @@ def _too_slow(demand: _Demand) -> list[str]:
 
 
 def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> tuple[int, Line]:
-    """How many prompt tokens to read between two steps, so that running answers do not wait too long."""
+    """Return the prompt tokens to read between two steps, so that running answers do not wait too long."""
     stated = capacity.serving.prefill_tokens
     if load.between_tokens_ms is None:
         return stated, Line("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(stated))
@@ -192,14 +192,14 @@ def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> 
 
 
 def slot_length(load: Load, needs: Needs) -> int:
-    """How many tokens a slot holds."""
+    """Return the tokens of a slot."""
     if needs.cross:
         return needs.length
     return min(needs.length, (load.longest or needs.length) + load.answer_tokens)
 
 
 def _cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
-    """Keys and values of slots of their own, as the build reserves them."""
+    """Return the bytes of a cache with its own slot per sequence, as the build reserves it."""
     width = WIDTHS[needs.cache]
     of_slot = cache_bytes(needs.layers, 1, length, width)
     formula = f"{length} tokens x {number(_values(needs.layers))} keys and values x {width} bytes"
@@ -224,7 +224,7 @@ def _values(layers: Sequence[LayerShape]) -> int:
 
 
 def _shared_cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
-    """Bytes of a cache of shared blocks: what sequences hold on average, and one more of the greatest length."""
+    """Return the bytes of a cache of shared blocks: the average of all sequences, and one of the greatest length."""
     block = block_bytes(needs.layers, needs.cache)
     average, longest = (-(-tokens // BLOCK) for tokens in (load.tokens + load.answer_tokens, length))
     blocks = slots * average + longest

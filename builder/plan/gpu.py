@@ -1,7 +1,7 @@
-"""The arithmetic of a model on GPUs: what it has on each card, and how many of it fit.
+"""Arithmetic of a model on GPUs: what it takes on each card, and how many instances fit.
 
-Weights and caches are those of the build; what CUDA takes is what others have measured. No speed: none was measured on
-a GPU, and nothing here was run on one.
+Weights and caches are those of the build; CUDA's share is what others have measured. It says nothing about speed: none
+was measured on a GPU, and nothing here was run on one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from builder.spec import BuildSpec, Card, Load
 
 @dataclass(frozen=True)
 class Share:
-    """Bytes of a model on a card: of each `instance`, and `once`, however many there are."""
+    """Bytes of a model on a card: for each `instance`, and `once` for all of them together."""
 
     instance: int
     once: int
@@ -35,19 +35,19 @@ class Share:
         return self.once + instances * self.instance
 
     def fit(self, card: Card) -> int:
-        """How many instances have room on a card beside the server, and nothing else."""
+        """Return the number of instances that fit on a card next to the server and nothing else."""
         return max(0, math.floor((room(card) - self.once) / self.instance))
 
 
 def room(card: Card) -> float:
-    """Bytes of a card that models may take, beside those of the server."""
+    """Return the bytes of a card that models may use, without those of the server."""
     return HEADROOM * card.memory - SERVER_ON_CARD
 
 
 def plan_on_gpu(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
-    """Whether `spec` fits on the cards that it names, in numbers; how many would, on each card of its machine.
+    """Plan whether `spec` fits on the cards that it names, and how many instances fit on each card of its machine.
 
-    Raises SpecError where its machine has no card.
+    Raises SpecError if its machine has no card.
     """
     cards, capacity = spec.machine.gpus, spec.capacity
     if not cards:
@@ -76,13 +76,13 @@ def plan_on_gpu(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
 
 
 def _encoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
-    """Its engine is a Triton model, whose instances are in the server's own process."""
+    """Plan an encoder. Its engine is a Triton model, whose instances run in the server's own process."""
     lines = [_weights(needs), _activations(needs)]
     return Share(needs.weights + needs.activations, 0), lines, {}
 
 
 def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
-    """One loop, whose cache is on the card; in process it has CUDA for itself."""
+    """Plan a decoder: one loop, whose cache is on the card; in process it has a CUDA context of its own."""
     length = slot_length(load, needs)
     cuda = CONTEXT if spec.executor == "in-process" else 0
     rest = needs.weights + needs.activations + cuda
@@ -98,7 +98,7 @@ def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Lin
 
 
 def _slots(spec: BuildSpec, needs: Needs, length: int, rest: int) -> tuple[int, list[Line]]:
-    """Bytes of a cache with a slot for each sequence, and how many slots each card has room for."""
+    """Return the bytes of a cache with a slot per sequence, and lines with the number of slots per card."""
     of_slot = cache_bytes(needs.layers, 1, length, WIDTHS[needs.cache])
     formula = f"{spec.slots} slots of {length} tokens x {megabytes(of_slot)}"
     lines = [Line("cache", formula, megabytes(spec.slots * of_slot))]
@@ -110,7 +110,7 @@ def _slots(spec: BuildSpec, needs: Needs, length: int, rest: int) -> tuple[int, 
 
 
 def _blocks(cache_gb: float, needs: Needs, length: int) -> tuple[int, list[Line]]:
-    """Bytes of a cache in blocks that all sequences share, and how many of the longest texts it holds."""
+    """Return the bytes of a cache in shared blocks, and lines with the number of longest texts that fit."""
     block, tokens = block_bytes(needs.layers, needs.cache), block_tokens(Geometry.pairs(needs.layers))
     blocks, of_text = int(cache_gb * 1e9 // block), -(-length // tokens)
     lines = [
@@ -137,7 +137,7 @@ def _card_line(number: int, card: Card, share: Share, needs: Needs) -> Line:
 
 
 def _card_name(spec: BuildSpec) -> dict[str, object]:
-    """The card that a build is to be refused for: of several, the smallest."""
+    """Return the card that the build has to be checked against: the smallest of several."""
     cards = [spec.machine.gpus[device] for device in spec.gpu.devices]
     return {"gpu.card": min(cards, key=lambda card: card.memory).name}
 

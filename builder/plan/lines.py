@@ -1,4 +1,4 @@
-"""Arithmetic that can be read: a quantity, the formula with its numbers, the result."""
+"""Readable arithmetic: a quantity, the formula with its numbers, the result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one model. `settings`: keys of models.yaml, dotted, and their values; `lacking`: what the load would need, in
-    a sentence each, empty where it holds; `cores`: what its texts and tokens alone keep busy; `memory`, `shm`: bytes;
-    `gpu_memory`: bytes on each card, by its number.
+    """Plan of one model.
+
+    `settings`: keys of models.yaml, dotted, and their values. `lacking`: one sentence for each thing that the load
+    would need, empty if it can be served. `cores`: the number that its texts and tokens alone keep busy. `memory`,
+    `shm`: bytes. `gpu_memory`: bytes on each card, by its number.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Plan:
 
 
 def number(value: float) -> str:
-    """`value` with three significant digits, without an exponent."""
+    """Return `value` with three significant digits, without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -44,5 +46,5 @@ def megabytes(size: float) -> str:
 
 
 def power_of_two(value: float) -> int:
-    """The smallest power of two that is at least `value`."""
+    """Return the smallest power of two that is at least `value`."""
     return 1 << max(0, (max(1, int(-(-value // 1))) - 1).bit_length())

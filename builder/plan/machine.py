@@ -1,4 +1,4 @@
-"""All models of a machine together: do they fit, and what does the container that serves them need."""
+"""All models of a machine together: whether they fit, and what the container that serves them needs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Machine:
-    """The totals. `lacking`: what does not fit, in a sentence each. `shm`, `memory`, `response_cache`: bytes; `gpus`:
-    cards, from the first to the last that a model is on."""
+    """Totals of a machine.
+
+    `lacking`: one sentence for each thing that does not fit. `shm`, `memory`, `response_cache`: bytes. `gpus`: number
+    of cards, from the first to the last that a model is on.
+    """
 
     lines: tuple[Line, ...]
     cores: int
@@ -45,28 +48,28 @@ class Machine:
     gpus: int = 0
 
     def compose(self, service: str) -> str:
-        """A file for `docker compose -f docker-compose.yml -f FILE` with these numbers for one service."""
+        """Return a file for `docker compose -f docker-compose.yml -f FILE` with these numbers for one service."""
         settings: dict[str, object] = {"shm_size": self.shm, "mem_limit": self.memory, "cpus": self.cores}
         head = "# Written by build-repo plan; give it after docker-compose.yml. Sizes are bytes.\n"
-        if self.gpus:  # instead of all that there are (https://docs.docker.com/reference/compose-file/merge/)
+        if self.gpus:  # in place of all cards (https://docs.docker.com/reference/compose-file/merge/)
             device = {"driver": "nvidia", "count": self.gpus, "capabilities": ["gpu"]}
             settings["deploy"] = {"resources": {"reservations": {"devices": _Instead([device])}}}
         return head + yaml.dump({"services": {service: settings}}, Dumper=_Dumper, sort_keys=False)
 
 
 class _Instead(list[object]):
-    """A list that takes the place of another file's, to which Compose would add it."""
+    """List that replaces another file's, where Compose would otherwise append to it."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Knows such lists."""
+    """Dumper that supports such lists."""
 
 
 _Dumper.add_representer(_Instead, lambda dumper, entry: dumper.represent_sequence("!override", entry))
 
 
 def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], Machine]:
-    """Each model that has a load, and all of them on one of `pods` equal machines, which share the requests.
+    """Plan each model with a load, and all of them together on one of `pods` equal machines that share the requests.
 
     Raises SpecError and other BuilderErrors.
     """
@@ -132,7 +135,7 @@ def _machine(capacity: Capacity, stated: Stated, plans: Sequence[Plan]) -> Machi
 
 
 def _gpus(stated: Stated, plans: Sequence[Plan]) -> tuple[list[Line], list[str]]:
-    """What the models have on each card together, and the cards that have no room for that."""
+    """Return lines for the models' total on each card, and sentences for the cards that are too small."""
     lines, lacking = [], []
     for device, size in all_gpu_memory(plans).items():
         card, on_it = stated.gpus[device], [plan for plan in plans if device in plan.gpu_memory]

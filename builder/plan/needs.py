@@ -1,4 +1,4 @@
-"""What is known of a model: its sizes, by its repository or its checkpoint's config, and its speed, by its build."""
+"""Needs of a model: its sizes, from its repository or its checkpoint's config, and its speed, from its build."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from builder.triton.publish import existing_source
 from builder.triton.render import parse
 from builder.triton.versions import served
 
-STRING = 64  # bytes of a text in an answer: a label, a name
+STRING = 64  # bytes of a text in an answer, such as a label or a name
 
 
 @dataclass(frozen=True)
 class Needs:
-    """`weights`: bytes of one instance; `threads`: of the measured speeds, 0 where all cores had them; `length`: tokens
-    of a text or of a slot; `cross`: of what an encoder-decoder reads, over `source` tokens; `draft`: bytes of the model
-    that guesses, its cache included; `activations`: bytes of what the largest call of one instance computes on a GPU,
-    and `activated` how that comes about.
+    """Sizes and speeds of a model.
+
+    `weights`: bytes of one instance. `length`: tokens of a text or of a slot. `cross`: what an encoder-decoder reads,
+    over `source` tokens. `draft`: bytes of the draft model, its cache included. `activations`: bytes that the largest
+    call of one instance computes on a GPU, and `activated` the formula for them.
     """
 
     kind: Literal["encoder", "generation"]
@@ -34,7 +35,7 @@ class Needs:
     cross: Sequence[LayerShape] = ()
     source: int = 0
     cache: CacheType = "float32"
-    paged: bool = False  # whether sequences share the blocks of the cache
+    paged: bool = False  # sequences share the blocks of the cache
     latency: Latencies | None = None
     measured: str = ""
     faster: str = ""
@@ -45,7 +46,7 @@ class Needs:
 
 
 def needs_of(spec: BuildSpec) -> Needs:
-    """The needs of the published model where one was built from this checkpoint; otherwise by the checkpoint's config.
+    """Return the needs of the published model if it was built from this checkpoint, else by the checkpoint's config.
 
     Raises SpecError for models that another engine runs, BuilderError for what cannot be read.
     """
@@ -55,14 +56,14 @@ def needs_of(spec: BuildSpec) -> Needs:
     built = source is not None and source in (spec.model.rstrip("/"), Path(spec.model).resolve().name)
     if built and spec.target == "cpu":
         return published(spec.output, spec.entry_name)
-    from builder.plan.unbuilt import on_gpu, unbuilt  # loads torch
+    from builder.plan.unbuilt import on_gpu, unbuilt  # imports torch
 
     needs = published(spec.output, spec.entry_name) if built else unbuilt(spec)
     return needs if spec.target == "cpu" else on_gpu(spec, needs)
 
 
 def published(repository: Path, name: str) -> Needs:
-    """The needs of a model that was built. Raises RepositoryError."""
+    """Return the needs of a model that was built. Raises RepositoryError."""
     report = read_report(repository, name)
     folder = served_version(repository / name)
     serving = load(folder)
@@ -82,7 +83,7 @@ def published(repository: Path, name: str) -> Needs:
 
 
 def served_version(model: Path) -> Path:
-    """The folder of the version that is served. Raises RepositoryError."""
+    """Return the folder of the version that is served. Raises RepositoryError."""
     number = served(model)
     if number is None:
         raise RepositoryError(f"{model.name} has no version that is served: build it again")
@@ -102,7 +103,7 @@ def _with_cache(needs: Needs, serving: GenerationServing) -> Needs:
 
 
 def _answer_bytes(model: Path) -> int:
-    """Of the fixed dimensions of its outputs; a text or a free dimension counts as a short text."""
+    """Return the bytes of the fixed dimensions of its outputs; a text or a free dimension counts as a short text."""
     config = parse((model / "config.pbtxt").read_text("utf-8"), model.name)
     total = 0
     for output in config.output:

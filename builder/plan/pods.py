@@ -1,4 +1,7 @@
-"""What N pods hold: all models in each and the requests divided, or the models where one has no room for all."""
+"""Division of models among N pods: all of them in each, with the requests divided, or the models themselves.
+
+The models are divided if one pod has no room for all.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from builder.plan.process import all_gpu_memory, all_memory, all_shared_memory
 
 @dataclass(frozen=True)
 class PodSize:
-    """What Triton may take in a pod. `memory`, `shm`: bytes; `shm`: None where /dev/shm is made as large as needed;
-    `gpus`: bytes of each card."""
+    """Resources for Triton in a pod.
+
+    `memory`, `shm`: bytes. `shm`: None if /dev/shm is made as large as needed. `gpus`: bytes of each card.
+    """
 
     cores: float
     memory: float
@@ -22,7 +27,7 @@ class PodSize:
 
 @dataclass(frozen=True)
 class Pod:
-    """The models of one pod, and what they take."""
+    """Models of one pod, and their needs."""
 
     plans: tuple[Plan, ...] = ()
 
@@ -36,7 +41,7 @@ class Pod:
 
     @property
     def cores(self) -> float:
-        """The cores that texts and tokens keep busy, of models whose speed is known."""
+        """Cores that texts and tokens keep busy, for models of known speed."""
         return sum(plan.cores or 0.0 for plan in self.plans)
 
     def fits(self, size: PodSize) -> bool:
@@ -46,8 +51,9 @@ class Pod:
 
 
 def divided(plans: Sequence[Plan], pods: int, size: PodSize) -> tuple[tuple[Pod, ...], tuple[Plan, ...]]:
-    """Each model in one of `pods` pods, the largest first, in the first that has room; and those that no pod has room
-    for (first-fit decreasing: Johnson, Near-optimal bin packing algorithms, 1973).
+    """Put each model into the first of `pods` pods with room, the largest first; also return those that fit nowhere.
+
+    This is first-fit decreasing (Johnson, Near-optimal bin packing algorithms, 1973).
     """
     filled, left = [Pod()] * pods, []
     for plan in sorted(plans, key=lambda plan: plan.memory, reverse=True):
@@ -61,5 +67,5 @@ def divided(plans: Sequence[Plan], pods: int, size: PodSize) -> tuple[tuple[Pod,
 
 
 def pods_needed(plans: Sequence[Plan], size: PodSize) -> int | None:
-    """The fewest pods among which all models can be divided so; None where one of them has no room in any."""
+    """Return the fewest pods that all models can be divided among; None if a model does not fit into any pod."""
     return next((n for n in range(1, len(plans) + 1) if not divided(plans, n, size)[1]), None)

@@ -1,4 +1,4 @@
-"""What a plan says of the requests that wait for an encoder: who limits them, and to what."""
+"""A plan's note about the queue of an encoder: its limits, and which component enforces them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from builder.triton.layout import queue_limits
 
 
 def queue_note(options: LayoutOptions) -> str:
-    """The limits that a build with these options would emit, in a sentence."""
+    """Return the limits that a build with these options would have, as a sentence."""
     limits, serving = queue_limits(options), options.serving
     if not limits.size and not limits.timeout_us:
         return "nothing limits how many requests wait, nor for how long (serving.queue)"

@@ -1,4 +1,4 @@
-"""How long an engine takes, as a line through what a build measured: a cost of each call, and one of each part."""
+"""Time of an engine as a line fitted to a build's measurements: a cost per call, and one per part of it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class Cost:
     part: float
 
     def of(self, parts: float) -> float:
-        """Milliseconds of a call of so many `parts`."""
+        """Return the milliseconds of a call of `parts` parts."""
         return self.call + self.part * parts
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """`step`: a step of the loop, by rows; `prompt_ms`: of a token that is read."""
+    """Costs of a decode loop. `step`: a step, by rows; `prompt_ms`: milliseconds per prompt token."""
 
     step: Cost
     prompt_ms: float
 
 
 def encoder_cost(latency: Latencies) -> Cost | None:
-    """The cost by tokens, padding included; None where nothing was timed."""
+    """Return the cost by tokens, padding included; None if the build timed fewer than two sizes."""
     shapes = {cell: ms for cell, ms in latency.items() if SHAPE.fullmatch(cell)}
     parts = {cell: float(np.prod([int(part) for part in cell.split("x")])) for cell in shapes}
     return _line({parts[cell]: ms for cell, ms in shapes.items()}) if len(set(parts.values())) > 1 else None
 
 
 def decoding_cost(latency: Latencies) -> Decoding | None:
-    """The costs of a decode loop; None where nothing was timed."""
+    """Return the costs of a decode loop; None if the build timed too little."""
     steps = {float(match[1]): ms for cell, ms in latency.items() if (match := ROWS.fullmatch(cell))}
     prompts = [ms / int(match[1]) for cell, ms in latency.items() if (match := PROMPT.fullmatch(cell))]
     if len(steps) < 2 or not prompts:
@@ -52,7 +52,7 @@ def decoding_cost(latency: Latencies) -> Decoding | None:
 
 
 def _line(points: Mapping[float, float]) -> Cost:
-    """The line of least relative squares, neither of whose costs is below 0: times of long calls are the noisier."""
+    """Fit the line of least relative squares with no cost below 0, since the times of long calls are noisier."""
     x, y = np.array(list(points)), np.array(list(points.values()))
     slope, base = np.polyfit(x, y, 1, w=1 / y)
     if base < 0:

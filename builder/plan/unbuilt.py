@@ -1,4 +1,4 @@
-"""What the config of a checkpoint says of a model that was not built: the shapes of its weights and of its cache."""
+"""Needs of a model that was not built, from its checkpoint's config: the shapes of its weights and cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from builder.memory import WIDTHS, cache_bytes
 from builder.plan.needs import Needs
 from builder.spec import BuildSpec
 
-# bytes of a weight; of 4 bits in blocks of 32 with a scale of 4 bytes, and the embeddings in 8
+# bytes of a weight; int4: 4 bits in blocks of 32 with a scale of 4 bytes, and the embeddings in 8 bits
 PACKED = {
     "fp16": 2.0,
     "bf16": 2.0,
@@ -32,7 +32,10 @@ NOT_RUN = "not measured on this card: throughput is left out (build-repo load-te
 
 
 def unbuilt(spec: BuildSpec) -> Needs:
-    """Raises CheckpointError, ExportError and SpecError. No weight is loaded: tensors have shapes and no memory."""
+    """Return the needs of a model that was not built. Raises CheckpointError, ExportError and SpecError.
+
+    Loads no weights: the tensors have shapes and no memory.
+    """
     checkpoint = describe(spec.source)
     weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     size = round(weights * PACKED.get(spec.precision, 4.0))
@@ -52,10 +55,10 @@ def unbuilt(spec: BuildSpec) -> Needs:
 
 
 def on_gpu(spec: BuildSpec, needs: Needs) -> Needs:
-    """`needs` with what a call computes on a card, and without speeds, which were measured on a CPU.
+    """Return `needs` with the activations of a call on a card, and without speeds, which were measured on a CPU.
 
-    Counted as if nothing were fused: of a token, the inner layer twice and the hidden state four times; of an encoder,
-    the scores of attention twice, and where it predicts words those of all words; of a decoder, those of each slot.
+    Counted as if nothing were fused. Per token: the inner layer twice and the hidden state four times; for an encoder,
+    the attention scores twice and, if it predicts words, those of all words; for a decoder, those of each slot.
     Raises CheckpointError, and SpecError for encoder-decoders.
     """
     if needs.cross:
@@ -67,7 +70,7 @@ def on_gpu(spec: BuildSpec, needs: Needs) -> Needs:
     words = config.vocab_size * 4
     if needs.kind == "encoder":
         tokens = max(spec.serving.token_budget, needs.length)
-        scores = 2 * getattr(config, "num_attention_heads", 0) * needs.length * width  # FNet has Fourier transforms
+        scores = 2 * getattr(config, "num_attention_heads", 0) * needs.length * width  # FNet has no attention
         of_token += scores + (words if type(model).__name__.endswith("ForMaskedLM") else 0)
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:
@@ -78,14 +81,17 @@ def on_gpu(spec: BuildSpec, needs: Needs) -> Needs:
 
 
 def _bytes(draft: BuildSpec) -> int:
-    """Of a draft, its cache included."""
+    """Return the bytes of a draft, its cache included."""
     needs = unbuilt(draft)
     return needs.weights + cache_bytes(needs.layers, draft.slots, needs.length, WIDTHS[needs.cache])
 
 
 def _engine(spec: BuildSpec) -> DecodingEngine:
-    """Of `auto`, which its build decides, the first that can: ONNX Runtime, whose slots are each as long as the longest
-    text, takes more memory than blocks that several sequences share. Raises SpecError where none can."""
+    """Return the spec's engine; for `auto`, which the build decides, the first engine that supports the model.
+
+    ONNX Runtime, whose slots are each as long as the longest text, takes more memory than blocks that several sequences
+    share. Raises SpecError if no engine supports the model.
+    """
     names = measurable() if spec.engine == "auto" else [spec.engine]
     refused: list[SpecError] = []
     for name in names:

@@ -1,8 +1,8 @@
-"""How long requests wait for batches that form by themselves: many of them, at random times, played through.
+"""Simulation of how long requests wait for batches that form by themselves, with many requests at random times.
 
-Whoever arrives while a batch runs is in the next one, which the front cuts into calls of texts of similar length, and
-pads. That queue has no closed form for texts of unequal length, so 20,000 requests stand for it, always the same ones:
-200 of them are slower than their p99. Of requests with several texts there are fewer.
+A request that arrives while a batch runs joins the next one, which the front cuts into padded calls of texts of similar
+length. That queue has no closed form for texts of unequal length, so 20,000 requests stand for it, always the same
+ones: 200 of them are slower than their p99. With several texts per request there are fewer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from builder.runtime.contract import Batching
 from builder.runtime.encoder.cutting import cut
 
 TEXTS, LEAST_REQUESTS = 20_000, 2_000
-HALVINGS = 60  # of the interval in which a scale lies
+HALVINGS = 60  # of the interval that contains the scale
 
 
 def latencies(cost: Cost, rate: float, texts: int, mean: float, longest: float, batching: Batching) -> np.ndarray:
-    """Milliseconds of each request on one instance, which batches as its front is told.
+    """Return the milliseconds of each request on one instance, which batches with its front's settings.
 
     `rate`: requests a second, each of `texts` texts; `mean`, `longest`: their tokens.
     """
@@ -36,10 +36,10 @@ def latencies(cost: Cost, rate: float, texts: int, mean: float, longest: float, 
 
 
 def full_share(cost: Cost, rate: float, texts: int, mean: float, longest: float, batching: Batching) -> float:
-    """The share of the time in which they come that the texts of the same requests take in full batches.
+    """Return the share of the arrival time that the texts of the same requests take in full batches.
 
-    Those waste the least: where the share is 1 or more, who comes later waits longer and longer (the queue is stable
-    below 1: Neuts, 1967).
+    Full batches waste the least. If the share is 1 or more, waits grow without bound (the queue is stable below 1:
+    Neuts, 1967).
     """
     came, tokens = _requests(rate, texts, mean, longest)
     size = max(1, batching.max_rows // texts) * texts
@@ -48,14 +48,14 @@ def full_share(cost: Cost, rate: float, texts: int, mean: float, longest: float,
 
 
 def _requests(rate: float, texts: int, mean: float, longest: float) -> tuple[np.ndarray, np.ndarray]:
-    """When each request comes, in milliseconds, and the tokens of all texts, one request after the other."""
+    """Return the arrival times of the requests in milliseconds, and the tokens of all texts in request order."""
     chance, count = np.random.default_rng(0), max(LEAST_REQUESTS, TEXTS // texts)
     came = np.cumsum(chance.exponential(1000 / rate, count))
     return came, lengths(mean, longest, count * texts, chance)
 
 
 def batch_ms(cost: Cost, tokens: np.ndarray, batching: Batching) -> float:
-    """Milliseconds of a batch of texts of so many `tokens`: of its calls, padded to the longest text of each."""
+    """Return the milliseconds of a batch of texts with `tokens` tokens: its calls, each padded to its longest text."""
     if len(tokens) == 1:
         return cost.of(float(tokens[0]))
     whole = np.ceil(tokens).astype(int).tolist()
@@ -64,15 +64,17 @@ def batch_ms(cost: Cost, tokens: np.ndarray, batching: Batching) -> float:
 
 
 def lengths(mean: float, longest: float, count: int, chance: np.random.Generator) -> np.ndarray:
-    """Tokens of texts most of which are short: exponentially distributed, cut at `longest`, `mean` on average."""
+    """Return token counts of mostly short texts: exponentially distributed, cut at `longest`, `mean` on average."""
     if mean >= longest:
         return np.full(count, float(longest))
     return np.minimum(chance.exponential(_scale(mean, longest), count), longest)
 
 
 def _scale(mean: float, longest: float) -> float:
-    """The scale of the exponential distribution whose mean, once it is cut at `longest`, is `mean`:
-    scale * (1 - exp(-longest / scale))."""
+    """Return the scale of the exponential distribution that, cut at `longest`, has the mean `mean`.
+
+    The mean of the cut distribution is scale * (1 - exp(-longest / scale)).
+    """
     low, high = mean, mean * longest / (longest - mean) + longest
     while high * -math.expm1(-longest / high) < mean:
         high *= 2

@@ -1,6 +1,6 @@
-"""A version under a share of the real requests, through a gateway: watched for a while, and ended when it does worse.
+"""Canary of a version: a gateway sends it a share of the real requests, and it ends early if the version does worse.
 
-Knows the gateway's order and what it counts (builder/gateway/canary.py); knows no models.
+Knows the gateway's order and its counts (builder/gateway/canary.py); knows no models.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rich.table import Table
 
 from builder.errors import ServeError
 
-LEAST = 50  # requests of the candidate to judge by
-MORE_FAILURES = 0.01  # of the requests, than of the version that answers
+LEAST = 50  # requests of the candidate that a verdict needs
+MORE_FAILURES = 0.01  # share of failed requests allowed above that of the running version
 POLL_S = 1.0
 TIMEOUT_S = 30.0
 TIMES = {"first_ms": "until the first answer", "between_ms": "between the answers of a stream"}
@@ -26,18 +26,18 @@ TIMES = {"first_ms": "until the first answer", "between_ms": "between the answer
 
 @dataclass(frozen=True)
 class Figures:
-    """What a gateway counted of both versions: answers, failures, times in milliseconds."""
+    """Counts of both versions at a gateway: answers, failures, times in milliseconds."""
 
     running: Mapping[str, Any]
     candidate: Mapping[str, Any]
 
     @property
     def requests(self) -> int:
-        """Requests that the candidate was sent."""
+        """Number of requests sent to the candidate."""
         return int(self.candidate["answers"] + self.candidate["failures"])
 
     def worse(self, slower: float) -> list[str]:
-        """Why the candidate must not take the place: it fails more, or takes longer than allowed."""
+        """Return the reasons against the candidate: it fails more often, or takes longer than allowed."""
         reasons = []
         failing = [side["failures"] / max(1, side["answers"] + side["failures"]) for side in self._sides]
         if failing[1] > failing[0] + MORE_FAILURES:
@@ -68,7 +68,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Share:
-    """`share` of a model's requests at the gateway `url`, 0 to 1, for `candidate`. `versions`: of the two."""
+    """`share` (0 to 1) of a model's requests at the gateway `url`, for `candidate`. `versions`: numbers of the two."""
 
     url: str
     key: str
@@ -78,7 +78,7 @@ class Share:
     share: float
 
     def order(self, share: float) -> Figures:
-        """Have the gateway share the requests so for the next seconds. Raises ServeError."""
+        """Order this share from the gateway for the next seconds and return its counts. Raises ServeError."""
         body = {"model": self.model, "candidate": self.candidate, "versions": self.versions, "share": share}
         headers = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
         request = urllib.request.Request(f"{self.url}/admin/canary", json.dumps(body).encode(), headers)
@@ -97,9 +97,9 @@ class Share:
 def watch(
     order: Callable[[float], Figures], share: float, seconds: float, slower: float, poll_s: float = POLL_S
 ) -> tuple[Figures, list[str]]:
-    """Give a candidate its share for so many seconds, or until it does worse. Returns what came of it, and why not.
+    """Run a canary for `seconds`, or until the candidate does worse. Returns the counts and the reasons against it.
 
-    It has no share after. `order`: of a Share.
+    The candidate has no share afterwards. `order`: that of a Share.
     """
     end = time.monotonic() + seconds
     try:

@@ -1,4 +1,4 @@
-"""Asking a running Triton over gRPC: values in, values out, the model's own metadata in between."""
+"""Client of a running Triton over gRPC: converts values to tensors and back by the model's own metadata."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from builder.runtime.fields import Field
 from builder.serve.responses import Responses
 from builder.tensors import WIRE, to_tensors, to_values
 
-IN_PIECES = ("stream", "streaming")  # inputs that ask for it: of this project and vLLM, and of TensorRT-LLM
+IN_PIECES = ("stream", "streaming")  # inputs that ask for pieces: of this project and vLLM, and of TensorRT-LLM
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The tensors of a served model and its parameters, from its configuration."""
+    """Tensors and parameters of a served model, from its configuration."""
 
     inputs: tuple[Field, ...]
     outputs: tuple[Field, ...]
     parameters: Mapping[str, str]
-    batched: bool = True  # whether tensors have a batch dimension
-    streams: bool = False  # whether one request may have several responses
+    batched: bool = True  # tensors have a batch dimension
+    streams: bool = False  # one request may have several responses
 
     @property
     def in_pieces(self) -> bool:
-        """Whether a request says by `stream` that it wants its answer in pieces, each with what is new."""
+        """True if the model has the input `stream`, which requests the answer in pieces, each with the new part."""
         return any(field.name == "stream" for field in self.inputs)
 
 
 class Client:
-    """A model served by Triton. Raises ServeError for all that server and network refuse."""
+    """Client of a model served by Triton. Raises ServeError for refusals of the server and failures of the network."""
 
     def __init__(self, url: str, name: str, timeout_s: float = 60) -> None:
         self.url, self.name, self.timeout_s = url, name, timeout_s
@@ -58,7 +58,7 @@ class Client:
         return self.ask_tensors(to_tensors(sample, self.signature.inputs))[0]
 
     def stream(self, sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The responses to one sample as they come. Raises ServeError; an iterator left early cancels the request."""
+        """Yield the responses to one sample as they come. Raises ServeError; closing the iterator ends the request."""
         tensors = to_tensors(sample, self.signature.inputs, self.signature.batched)
         with closing(Responses(self.url, self._request(tensors), self.timeout_s)) as responses:
             for response in responses:
@@ -94,20 +94,20 @@ class Client:
         ]
 
     def statistics(self) -> dict[str, Any]:
-        """What Triton counted for the model's newest version since it was loaded: its entry of `model_stats`."""
+        """Return Triton's statistics of the model's newest version since it was loaded: its entry of `model_stats`."""
         with self._asking():
             versions = self._client.get_inference_statistics(self.name, as_json=True)["model_stats"]
         return dict(max(versions, key=lambda entry: int(entry["version"])))
 
     def server(self) -> str:
-        """The server's name and version."""
+        """Return the server's name and version."""
         with self._asking():
             metadata = self._client.get_server_metadata(as_json=True)
         return f"{metadata['name']} {metadata['version']}"
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """What the server says against it, or that it has gone, as ServeError."""
+        """Raise ServeError for errors of the server, or if it is gone."""
         try:
             yield
         except InferenceServerException as error:

@@ -1,9 +1,9 @@
-"""Having a running Triton serve another version of a model, by its model control: no request fails meanwhile.
+"""Switches a running Triton to another version of a model by model control, without failed requests.
 
-Triton loads a version, lets it answer, and ends the one before when its last request is answered (core,
-model_lifecycle.cc, OnLoadFinal and GetModel). A front calls the engine of its own version: so an engine is given both
-versions before the front changes, and one again after the front's last request of the old version. Versions that
-are loaded already are not loaded again for that, from release 24.09 on.
+Triton loads a version, lets it answer, and ends the earlier one when its last request is answered (core,
+model_lifecycle.cc, OnLoadFinal and GetModel). A front calls the engine of its own version, so the engine gets both
+versions before the front changes, and drops the old one after the front's last request of the old version. From release
+24.09 on, versions that are already loaded are not loaded again for that.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from builder.triton.versions import (
 ALIVE = ("READY", "LOADING", "UNLOADING")
 INDEX_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 600.0
-DRAIN_S = 600.0  # for the last request of a version, a stream for example
+DRAIN_S = 600.0  # for the last request of a version, such as a stream
 POLL_S = 0.1
 
 
 def versions_in(client: grpc.InferenceServerClient, model: str, states: Collection[str], timeout_s: float) -> set[int]:
-    """The versions of a model that a server has, in one of `states`. Raises InferenceServerException."""
+    """Return the versions of a model on a server that are in one of `states`. Raises InferenceServerException."""
     index = client.get_model_repository_index(client_timeout=timeout_s).models
     return {int(entry.version) for entry in index if entry.name == model and entry.version and entry.state in states}
 
 
 class Control:
-    """The model control of one server on one repository. Raises ServeError for all that it refuses."""
+    """Model control of one server on one repository. Raises ServeError for every refusal of the server."""
 
     def __init__(self, url: str, repository: Path) -> None:
         self.url, self.repository = url, repository
@@ -58,7 +58,7 @@ class Control:
         self._client.close()
 
     def versions(self, model: str, states: Collection[str] = ALIVE) -> set[int]:
-        """The versions of a model that the server has, in one of `states`."""
+        """Return the versions of a model on the server that are in one of `states`."""
         try:
             return versions_in(self._client, model, states, INDEX_TIMEOUT_S)
         except InferenceServerException as error:
@@ -67,7 +67,7 @@ class Control:
             ) from error
 
     def switch(self, name: str) -> int:
-        """Serve the version of `name` that the repository says; returns it when nothing of another is left."""
+        """Serve the version of `name` that the repository names. Returns it once no other version is left."""
         number = served(self.repository / name)
         if number is None:
             raise ServeError(
@@ -94,9 +94,11 @@ class Control:
 
     @contextmanager
     def agreeing(self, name: str, before: int | None) -> Iterator[None]:
-        """Where the block fails, which has the server switch `name`, the repository says of it what the server does, or
-        `before` where that is not known, or where the server did not answer with `before`: it may have another
-        repository. It may have switched all the same: its last version may still have requests.
+        """Keep repository and server in agreement: if the block, which switches `name`, fails, roll back if needed.
+
+        The repository then names the version that the server answers with. It names `before` if that version is
+        unknown, or if the server did not answer with `before` at first: the server may have another repository. The
+        server may have switched all the same, while its last version still has requests.
         """
         agreed = False
         try:
@@ -109,7 +111,7 @@ class Control:
             raise
 
     def _answering(self, name: str, before: int | None) -> int | None:
-        """The version that answers, or is being loaded to."""
+        """Return the version that answers, or that is being loaded."""
         try:
             loading, ready = (self.versions(name, (state,)) for state in ("LOADING", "READY"))
         except ServeError:
@@ -131,7 +133,7 @@ class Control:
         self.load(model)
 
     def add(self, engine: str, number: int, before: Collection[int]) -> set[int]:
-        """Load version `number` of an engine beside those of `before` that it has; returns these."""
+        """Load version `number` of an engine, keeping the loaded ones of `before`, which are returned."""
         others = self.versions(engine) & set(before)
         for other in others:
             if not one_config(self.repository / engine, number, other):
@@ -143,7 +145,7 @@ class Control:
         return others
 
     def load(self, model: str, versions: Collection[int] | None = None) -> None:
-        """Load a model as its config.pbtxt says; or with `versions` instead of the one that it names."""
+        """Load a model as its config.pbtxt says, or with `versions` in place of the one that it names."""
         config = None
         if versions is not None:
             text = with_versions((self.repository / model / CONFIG).read_bytes(), sorted(versions))
@@ -164,12 +166,12 @@ class Control:
         self.wait(model, ())
 
     def only(self, model: str, versions: Collection[int]) -> None:
-        """Have `versions` of a model loaded, and wait until no other is."""
+        """Load exactly `versions` of a model, and wait until no other is left."""
         self.load(model, versions)
         self.wait(model, versions)
 
     def wait(self, model: str, versions: Collection[int]) -> None:
-        """Wait until nothing of a model is left but `versions`."""
+        """Wait until no versions of a model but `versions` are left."""
         end = time.monotonic() + DRAIN_S
         while left := self.versions(model) - set(versions):
             if time.monotonic() > end:
@@ -181,11 +183,11 @@ class Control:
 
 
 def server_reason(error: InferenceServerException) -> str:
-    """What the server said, in a line."""
+    """Return the server's error message in one line."""
     return str(error.message()).strip().splitlines()[0]
 
 
 def _mode(error: InferenceServerException) -> str:
-    """What to do about a server that loads nothing when it is told to."""
+    """Return the advice for a server whose model control is off."""
     refused = "explicit model load / unload is not allowed" in str(error.message())
     return "; start it with --model-control-mode=explicit, as build-repo serve does" if refused else ""

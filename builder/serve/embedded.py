@@ -1,6 +1,6 @@
-"""The tritonserver that the nvidia-pytriton wheel carries: where it lies, and the command that starts it.
+"""The tritonserver in the nvidia-pytriton wheel: its location, and the command that starts it.
 
-What it needs around itself, backends and a Python, is put into a folder of its own. Knows files; starts nothing.
+The backends and the Python that it needs go to a folder of their own. Knows files; starts nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from builder.errors import ServeError
 from builder.triton.arguments import RESPONSE_CACHE, RESTRICTED
 from builder.triton.liveness import put_liveness
 
-EMBEDDED = "24.10"  # the release whose server, 2.51, the nvidia-pytriton wheel carries
+EMBEDDED = "24.10"  # release of the server, 2.51, in the nvidia-pytriton wheel
 BACKENDS = Path(__file__).parent / "backends"
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """How the server is started, but for where it listens and what it loads. `region`: how the names of its regions of
-    shared memory begin.
+    """Command and environment of the server, without its addresses and models.
+
+    `region`: prefix of the names of its shared memory regions.
     """
 
     command: Sequence[str]
@@ -37,7 +38,7 @@ class Embedded:
 
 
 def wheel_folder() -> Path:
-    """Where the nvidia-pytriton wheel keeps tritonserver. Raises ServeError where there is none."""
+    """Return the folder of tritonserver in the nvidia-pytriton wheel. Raises ServeError if it is missing."""
     spec = importlib.util.find_spec("pytriton")
     folder = Path(spec.origin).parent / "tritonserver" if spec is not None and spec.origin else None
     if folder is None or not (folder / "bin" / "tritonserver").is_file():
@@ -49,10 +50,10 @@ def wheel_folder() -> Path:
 
 
 def embedded(repository: Path, scratch: Path, beside: Path, liveness: bool = False) -> Embedded:
-    """The server on `repository`, with the backends in `beside`; `scratch`: a folder for what it needs around itself.
-    `liveness`: with the repository of the liveness model.
+    """Return the server on `repository`, with the backends in `beside`; `scratch`: a folder for the files it needs.
 
-    Raises ServeError where there is none for this machine or this Python.
+    `liveness`: add the repository of the liveness model.
+    Raises ServeError if there is none for this machine or this Python.
     """
     wheel = wheel_folder()
     backends = scratch / "backends"
@@ -98,10 +99,10 @@ def _stub(wheel: Path) -> Path:
 
 
 def _interpreter(scratch: Path) -> Path:
-    """A virtual environment of this interpreter and its packages that writes no bytecode: a served repository stays
-    byte for byte as it was published.
+    """Create a virtual environment of this interpreter and its packages that writes no bytecode.
 
-    The stub's Python reads no environment variable; it is configured by the first python3 on PATH (PEP 405).
+    A served repository therefore stays byte for byte as published. The stub's Python reads no environment variable; the
+    first python3 on PATH configures it (PEP 405).
     """
     folder = scratch / "python"
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
@@ -116,7 +117,7 @@ def _interpreter(scratch: Path) -> Path:
 
 
 def _plain_path(repository: Path, scratch: Path) -> Path:
-    """The repository, by a link where its path has characters that Triton's launch of Python would trip over."""
+    """Return the repository, or a link to it if its path has characters that break Triton's launch of Python."""
     if re.fullmatch(r"[\w./+=@~:-]+", str(repository)):
         return repository
     link = scratch / "model_repository"
@@ -126,4 +127,4 @@ def _plain_path(repository: Path, scratch: Path) -> Path:
 
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source, target)  # Triton refuses a library that is a link out of its folder
+    shutil.copy(source, target)  # not a link: Triton refuses a library that links out of its folder

@@ -1,4 +1,4 @@
-"""A gateway beside a server, in a process of its own, which is started again when it ends by itself."""
+"""Runs a gateway beside a server, in its own process, and restarts it when it ends by itself."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from builder.serve.watch import ATTEMPTS, POLL_S, Restarts, how
 
 Process = subprocess.Popen[bytes]
 PROGRAM = "import sys; from builder.cli import main; sys.exit(main())"
-START_S = 300  # one that ends meanwhile is noticed at once
-STOP_S = 65  # it finishes what runs, in 60 seconds unless it is told otherwise
+START_S = 300  # a gateway that ends earlier is noticed at once
+STOP_S = 65  # it drains running requests, within 60 seconds by default
 
 
 @contextmanager
 def gateway(triton: str, host: str, port: int, *more: str) -> Iterator[Process]:
-    """`build-repo gateway` on `host`:`port` over the gRPC address `triton`, until the end; `more`: its other options.
+    """Run `build-repo gateway` on `host`:`port` over the gRPC address `triton`; `more`: its other options.
 
-    Raises ServeError where it does not start; it has said why itself.
+    Raises ServeError if it does not start; its own output gives the reason.
     """
     process = _started(triton, host, port, *more)
     try:
@@ -39,7 +39,7 @@ def gateway(triton: str, host: str, port: int, *more: str) -> Iterator[Process]:
 def kept_gateway(
     triton: str, host: str, port: int, *more: str, say: Callable[[str], None], poll_s: float = POLL_S
 ) -> Iterator[None]:
-    """The same, which is started again when it ends by itself, with a limit; `say` is told. Looks each `poll_s`."""
+    """Run a gateway and restart it if it ends by itself, up to a limit; check every `poll_s`, report to `say`."""
     start = partial(_started, triton, host, port, *more)
     process = start()
     try:
@@ -57,7 +57,7 @@ def kept_gateway(
 
 
 class Keeper(threading.Thread):
-    """Starts a process again, and stops it in the end: one that it started is told to stop when this thread ends."""
+    """Thread that restarts a process, and stops the current one when the thread ends."""
 
     def __init__(
         self, process: Process, start: Callable[[], Process], say: Callable[[str], None], poll_s: float
@@ -81,7 +81,7 @@ class Keeper(threading.Thread):
         _stop(self.process)
 
     def _start_again(self) -> None:
-        """Where that fails, the next look counts it as another end."""
+        """Start the process again; the next check counts a failure as another end."""
         try:
             self.process = self.start_again()
         except OSError as error:

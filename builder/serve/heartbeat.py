@@ -1,6 +1,6 @@
-"""Ask a Triton for an inference now and then, and kill one whose process lives and does not answer.
+"""Sends a Triton inference requests regularly, and kills a server whose process lives but does not answer.
 
-Whoever watches the process starts it again. builder.triton.liveness says why nothing less than an inference will do.
+The watcher of the process restarts it. builder.triton.liveness explains why only an inference will do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from builder.triton.liveness import liveness_request
 PERIOD_S = 2.0
 DEADLINE_S = 8.0  # of one request
 MISSES = 2  # in a row: a silent server is killed MISSES * (PERIOD_S + DEADLINE_S) = 20 s after its last answer
-REFUSED_S = EXIT_TIMEOUT_S + 5  # one that refuses may be finishing what runs, or loading the liveness model again
+REFUSED_S = EXIT_TIMEOUT_S + 5  # a server that refuses may be draining, or reloading the liveness model
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -29,7 +29,10 @@ OPTIONS = (
 
 
 class Heartbeat(threading.Thread):
-    """Asks `server`, which runs with the liveness model, and kills it when it is silent; `say` is told."""
+    """Thread that sends requests to `server`, which has the liveness model, and kills it if it is silent.
+
+    `say` is told.
+    """
 
     def __init__(self, server: Server, say: Callable[[str], None]) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -54,7 +57,7 @@ class Heartbeat(threading.Thread):
 
     def _kill(self, silent_s: float) -> None:
         if self.stopping.is_set() or self.server.process.poll() is not None:
-            return  # it is told to end, or has ended
+            return  # it is stopping, or has ended
         self.killed = True
         self.say(f"Triton has answered no inference for {silent_s:.0f} s, though its process lives: it is killed")
         self.server.process.kill()
@@ -62,7 +65,7 @@ class Heartbeat(threading.Thread):
 
 @contextmanager
 def heartbeat(server: Server, say: Callable[[str], None]) -> Iterator[Heartbeat]:
-    """Ask a server until the end of the block."""
+    """Send requests to a server until the end of the block."""
     thread = Heartbeat(server, say)
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""What the log of a Triton says of its end."""
+"""Extracts from Triton's log why the server ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def why(log: list[str]) -> str:
-    """The reason in a log why the server did not start, in a line."""
+    """Return the reason in a log why the server did not start, in one line."""
     failed = [line for line in log if re.search(r"failed to load '([^']+)'", line)]
     if failed:
         name = re.search(r"failed to load '([^']+)'", failed[0])
@@ -17,6 +17,6 @@ def why(log: list[str]) -> str:
 
 
 def last_error(log: list[str]) -> str:
-    """The last error in a log, in a line."""
+    """Return the last error in a log, in one line."""
     errors = [line.split("] ", 1)[-1] for line in log if line.startswith("E") or "error" in line.lower()]
     return errors[-1][:300] if errors else "it gave no reason"

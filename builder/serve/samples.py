@@ -1,4 +1,4 @@
-"""Requests for a served model: the user's own, or the default ones of the task that the model names."""
+"""Requests for a served model: the user's own, or the defaults of the model's task."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from builder.errors import SpecError
 from builder.samples import load_samples, with_mask
 from builder.serve.client import Client
 
-FIXED = {"truncate": True, "max_tokens": 32, "ignore_eos": True}  # of these, what the model has
+FIXED = {"truncate": True, "max_tokens": 32, "ignore_eos": True}  # set where the model has these inputs
 
 
 def samples_for(client: Client, file: Path | None) -> Sequence[Mapping[str, Any]]:
-    """The requests in `file`, or those of the model's task. Raises SpecError where it names none."""
+    """Return the requests in `file`, or those of the model's task. Raises SpecError if the model declares no task."""
     if file is not None:
         return load_samples(file, client.signature.inputs)
-    from builder.tasks import find_task  # loads torch
+    from builder.tasks import find_task  # imports torch
 
     task = client.signature.parameters.get("task")
     if task is None:

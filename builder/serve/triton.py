@@ -1,4 +1,4 @@
-"""The embedded Triton: the tritonserver that the nvidia-pytriton wheel carries, on a repository, without Docker.
+"""The embedded Triton: runs the tritonserver of the nvidia-pytriton wheel on a repository, without Docker.
 
 Knows processes, ports and logs; knows nothing about what the models do.
 """
@@ -32,23 +32,23 @@ from builder.triton.arguments import EXIT_TIMEOUT_S
 from builder.triton.liveness import NAME
 from builder.triton.transaction import recover
 
-IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
-START_S = 600.0  # the models included; a server that ends meanwhile is noticed at once
-ANSWER_S = 10.0  # of one that listens, to whether it is ready
-FREE = range(20_000, 32_768)  # ports below those that Linux gives to whoever asks for any: ip(7), ip_local_port_range
-UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # it names no state then
+IDLE_REPORTS = 4  # of a stopping server, one per second; a model's Python takes one or two to end
+START_S = 600.0  # includes loading the models; a server that ends meanwhile is noticed at once
+ANSWER_S = 10.0  # for a listening server to answer whether it is ready
+FREE = range(20_000, 32_768)  # ports below the ephemeral range of Linux: ip(7), ip_local_port_range
+UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # the index then has no state
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a server listens; Triton's own defaults."""
+    """Ports that a server listens on; the defaults are Triton's."""
 
     http: int = 8000
     grpc: int = 8001
     metrics: int = 8002
 
     def options(self, host: str) -> list[str]:
-        """The options of tritonserver that have it listen on these ports of `host`."""
+        """Return tritonserver's options to listen on these ports of `host`."""
         return [
             f"--{kind}-{part}={value}"
             for kind, port in vars(self).items()
@@ -58,7 +58,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Model:
-    """What a server says of a model: READY, or another state and the reason for it."""
+    """State of a model on the server: READY, or another state with its reason."""
 
     name: str
     version: str
@@ -68,9 +68,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Server:
-    """A running Triton. `log`: its output so far; `controlled`: whether models can be loaded and unloaded.
+    """A running Triton. `log`: its output so far; `controlled`: models can be loaded and unloaded.
 
-    `repository`: what it serves, where that is known. `verify_key`: what each model must have been signed with.
+    `repository`: the served one, if known. `verify_key`: key that each model must be signed with.
     """
 
     host: str
@@ -79,7 +79,7 @@ class Server:
     log: list[str]
     controlled: bool
     repository: Path | None = None
-    on_demand: bool = False  # somebody else loads and unloads the models
+    on_demand: bool = False  # a gateway loads and unloads the models
     verify_key: Path | None = None
 
     @property
@@ -87,7 +87,7 @@ class Server:
         return f"{self.host}:{self.ports.grpc}"
 
     def models(self) -> list[Model]:
-        """The models of the repository."""
+        """Return the models of the repository."""
         with grpc.InferenceServerClient(self.url) as client:
             index = client.get_model_repository_index(as_json=True)
         return [
@@ -103,10 +103,11 @@ _turns = itertools.count(secrets.randbelow(len(FREE)))
 
 
 def free_ports(host: str = "127.0.0.1") -> Ports:
-    """Three ports that nothing listens on at this moment.
+    """Return three ports that nothing listens on at this moment.
 
-    It may take a server a minute to do so. So no port comes twice, each process begins elsewhere among them, and the
-    system gives them to nobody: otherwise two servers that start at the same time get the same one now and then.
+    A server may take a minute to bind its ports. So no port is returned twice, each process starts at another place of
+    the range, and the range is outside the system's ephemeral ports: otherwise two servers that start at the same time
+    would sometimes get the same port.
     """
     return Ports(*itertools.islice(_free(host), 3))
 
@@ -138,15 +139,15 @@ def running(
     on_demand: bool = False,
     liveness: bool = False,
 ) -> Iterator[Server]:
-    """Start Triton on `repository`, wait until its models are loaded, stop it at the end.
+    """Run Triton on `repository`: start it, wait until its models are loaded, and stop it at the end.
 
-    `strict`: every model must load, and the server is ready while all are; otherwise those that load are served.
+    `strict`: every model must load, and the server is ready while all are; otherwise the models that load are served.
     `echo` is called with each line of the server's log. `backends`: a folder NAME/ for each backend beside Python's,
-    with its libtriton_NAME.so or its model.py. `insecure_bind`: `host` may be another address than a loopback one.
-    `verify_key`: what every model must have been signed with, as builder/triton/signatures.py takes it.
-    `on_demand`: no model is loaded, for a gateway does that. `liveness`: load the model that builder.serve.heartbeat
-    asks for, from a repository of its own.
-    Raises ServeError when it cannot start, with the reason and what to do.
+    with its libtriton_NAME.so or its model.py. `insecure_bind`: allow a `host` that is not a loopback address.
+    `verify_key`: key that every model must be signed with, as in builder/triton/signatures.py. `on_demand`: load no
+    model, since a gateway does that. `liveness`: load the model that builder.serve.heartbeat needs, from a repository
+    of its own.
+    Raises ServeError if the server cannot start, with the reason and the remedy.
     """
     if not insecure_bind:
         refuse_host(host)
@@ -158,7 +159,7 @@ def running(
     refuse_taken(host, vars(ports))
     if verify_key is not None:
         refuse_unsigned(repository, verify_key)
-    controlled = is_loopback(host)  # whoever reaches the ports may use model control
+    controlled = is_loopback(host)  # every client of the ports may use model control
     loaded = ("*",) if not on_demand else (NAME,) if liveness else ()
     options = [*ports.options(host), *_loading(strict, controlled, loaded)]
     with (
@@ -179,7 +180,7 @@ def running(
 def _started(
     program: Embedded, options: Sequence[str], echo: Callable[[str], None] | None
 ) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
-    """A tritonserver, what it writes and the thread that reads it; at the end nothing of it is left."""
+    """Run a tritonserver; yield its process, its output and the thread that reads it. Leave nothing of it behind."""
     try:
         with process_group([*program.command, *options], program.environment, echo) as started:
             yield started
@@ -189,7 +190,7 @@ def _started(
 
 
 def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]:
-    """Load `models`, by options; under model control each can be loaded again."""
+    """Return the options that load `models`; under model control each can be reloaded."""
     options = [f"--exit-on-error={str(strict).lower()}", f"--strict-readiness={str(strict).lower()}"]
     if not controlled:
         return options
@@ -197,7 +198,7 @@ def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]
 
 
 def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
-    """Raise ServeError for a port that cannot be used. `ports`: by the word that the option of each begins with."""
+    """Raise ServeError for a port that cannot be used. `ports`: by the prefix of their option names."""
     for kind, port in ports.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -226,17 +227,17 @@ def _wait_until_ready(server: Server, timeout_s: float, reader: threading.Thread
 
 
 def _answers(host: str, port: int) -> bool:
-    """Whether somebody listens there. Triton opens the port of its metrics last, after it says that it is ready."""
+    """Return True if the port is open. Triton opens its metrics port last, after it reports that it is ready."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0
 
 
 def _stop(server: Server) -> None:
-    """Have the server finish what runs, until all that is left of it only waits. What remains is killed then.
+    """Stop the server: let it finish running requests, until everything left of it only waits. The rest is killed then.
 
-    Triton keeps the first request of a gRPC stream until the client closes the stream, and with it the model, for up
-    to its exit timeout of 30 s (server, src/grpc/stream_infer_handler.cc, IsAsyncNotifyState).
+    Triton keeps the first request of a gRPC stream until the client closes the stream, and with it the model, for up to
+    its exit timeout of 30 s (server, src/grpc/stream_infer_handler.cc, IsAsyncNotifyState).
     """
     process = server.process
     process.terminate()
@@ -246,7 +247,7 @@ def _stop(server: Server) -> None:
 
 
 def _drained(server: Server) -> bool:
-    """Whether a stopping server has not unloaded another model for a while, and no decode loop has work."""
+    """Return True if a stopping server has not unloaded a model for a while, and no decode loop has work."""
     alive = [match[1] for line in list(server.log) if (match := re.search(r"Found (\d+) live models and 0 in-", line))]
     if len(alive) < IDLE_REPORTS or len(set(alive[-IDLE_REPORTS:])) > 1:
         return False

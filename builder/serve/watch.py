@@ -1,8 +1,8 @@
-"""Keeping a server up: what died is noticed and started again, with a limit.
+"""Keeps a server up: restarts what died, up to a limit.
 
-A model's Python process that is killed leaves Triton with a model that is ready and fails every request; a request
-that the server itself cannot take ends it; a server that does not answer is killed (builder.serve.heartbeat). Knows
-processes, model control and metrics; knows no models.
+If a model's Python process is killed, Triton keeps a model that is ready and fails every request; a request that the
+server itself cannot handle ends it; a server that does not answer is killed (builder.serve.heartbeat). Knows processes,
+model control and metrics; knows no models.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from builder.serve.triton import Server
 from builder.triton.liveness import NAME as LIVENESS
 
 POLL_S = 1.0
-INDEX_TIMEOUT_S = 10.0  # no model is watched while a server says which versions it has
-ATTEMPTS = 5  # in a row; what fails more often than that stays down
-STEADY_S = 300.0  # after so long without a failure, those before are forgotten
+INDEX_TIMEOUT_S = 10.0  # models are not watched while a server lists its versions
+ATTEMPTS = 5  # in a row; after more failures it stays down
+STEADY_S = 300.0  # after so long without a failure, earlier ones are forgotten
 LONGEST_DELAY_S = 30.0
 FAILED_LOOP = re.compile(r'^build_repo_healthy\{model="([^"]+)"[^}]*\} 0(?:\.0+)?$', re.MULTILINE)
-SETTLING_S = 5.0  # after a load, until a model publishes metrics of its own
+SETTLING_S = 5.0  # after a load, until a model publishes its own metrics
 
 Say = Callable[[str], None]
 
 
 @dataclass
 class Restarts:
-    """How often one thing was started again, and how long to wait before the next time."""
+    """Restarts of one process or model, and the delay before the next one."""
 
     in_a_row: int = 0
     last: float = -STEADY_S
 
     def delay(self, now: float) -> float | None:
-        """Seconds to wait from `now`; None where it has failed too often in a row."""
+        """Return the seconds to wait from `now`; None after too many failures in a row."""
         self.in_a_row = 1 if now - self.last >= STEADY_S else self.in_a_row + 1
         self.last = now
         if self.in_a_row > ATTEMPTS:
@@ -56,7 +56,7 @@ class Restarts:
 
 @dataclass(frozen=True)
 class Running:
-    """What a process of Triton's runs."""
+    """Model version that a process of Triton runs."""
 
     model: str
     version: str
@@ -64,20 +64,20 @@ class Running:
 
 @dataclass
 class Watcher:
-    """Looks after the models of one server, which it loaded at `begun`. `reloads`: how often each was loaded again."""
+    """Watches the models of one server, which it loaded at `begun`. `reloads`: how often each was reloaded."""
 
     server: Server
     say: Say
     begun: float = field(default_factory=time.monotonic)
     reloads: dict[str, int] = field(default_factory=dict)
     _models: dict[int, Running] = field(default_factory=dict)  # by process
-    _dead: dict[int, int] = field(default_factory=dict)  # processes, and how often they were seen dead
+    _dead: dict[int, int] = field(default_factory=dict)  # how often each process was seen dead
     _restarts: dict[str, Restarts] = field(default_factory=dict)
-    _due: dict[str, float] = field(default_factory=dict)  # when to load what was unloaded
+    _due: dict[str, float] = field(default_factory=dict)  # when to load unloaded models
     _loaded: dict[str, float] = field(default_factory=dict)
 
     def watch(self) -> int:
-        """Look once a second until the server ends; not at models that somebody else loads. Returns its exit status."""
+        """Check once a second until the server ends, except models loaded on demand. Return its exit status."""
         while (status := self.server.process.poll()) is None:
             if not self.server.on_demand:
                 self.look()
@@ -85,7 +85,7 @@ class Watcher:
         return status
 
     def look(self) -> None:
-        """Unload models that died, so that their readiness says it, and load them again when their time has come."""
+        """Unload models that died, so that their readiness shows it, and reload them when they are due."""
         now = time.monotonic()
         for name, reason in {**self._failed_loops(now), **self._died()}.items():
             if name not in self._due:
@@ -95,9 +95,9 @@ class Watcher:
             self._load(name)
 
     def _died(self) -> dict[str, str]:
-        """Models with a process that is dead and was not reaped, as Triton does with those that it ended itself.
+        """Return models with a dead process that was not reaped; Triton reaps those that it ended itself.
 
-        Not where the process ran an old version while another one answers: nothing is missing then.
+        Omits processes of an old version while another version answers, since nothing is missing then.
         """
         died = {}
         for process, (dead, running) in children(self.server.process.pid).items():
@@ -110,7 +110,7 @@ class Watcher:
         return died
 
     def _replaced(self, running: Running) -> bool:
-        """Whether Triton has another version of the model ready, and this one no longer."""
+        """Return True if Triton has another version of the model ready, and this one no longer."""
         try:
             with grpc.InferenceServerClient(self.server.url) as client:
                 ready = versions_in(client, running.model, ("READY",), INDEX_TIMEOUT_S)
@@ -119,7 +119,7 @@ class Watcher:
         return bool(ready) and int(running.version) not in ready
 
     def _failed_loops(self, now: float) -> dict[str, str]:
-        """Models whose decode loop has failed, by their metrics."""
+        """Return models whose metrics report a failed decode loop."""
         address = f"http://{self.server.host}:{self.server.ports.metrics}/metrics"
         try:
             with urllib.request.urlopen(address, timeout=2) as response:
@@ -154,7 +154,7 @@ class Watcher:
         self.say(f"{name}: loaded again in {now - begun:.1f} s, for the {_ordinal(self.reloads[name])} time")
 
     def _control(self, verb: str, name: str) -> str:
-        """Load or unload a model. Returns what is wrong, in a line."""
+        """Load or unload a model. Returns the problem in one line, "" if there is none."""
         try:
             if verb == "load" and self.server.repository is not None and name != LIVENESS:
                 if self.server.verify_key is not None:
@@ -175,9 +175,9 @@ class Watcher:
 def keep_running(
     start: Callable[[], AbstractContextManager[Server]], started: Callable[[Server], None], say: Say
 ) -> None:
-    """Run a server, look after its models, and start it again when it ends by itself.
+    """Run a server, watch its models, and restart it when it ends by itself.
 
-    Raises ServeError where it does not start, or ends too often in a row.
+    Raises ServeError if it does not start, or ends too often in a row.
     """
     restarts = Restarts()
     with start() as server:
@@ -198,7 +198,7 @@ def keep_running(
 
 
 def children(parent: int) -> dict[int, tuple[bool, Running | None]]:
-    """By process id, the children of `parent`: whether each is dead, and what it runs, where that shows.
+    """Return, by process id, whether each child of `parent` is dead, and what it runs if that is known.
 
     The first argument of Triton's Python stub is the file of its model, MODEL/VERSION/FILE.
     """
@@ -208,7 +208,7 @@ def children(parent: int) -> dict[int, tuple[bool, Running | None]]:
             state, owner = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
             arguments = (folder / "cmdline").read_bytes().split(b"\0") if int(owner) == parent else []
         except (OSError, IndexError):
-            continue  # it has ended
+            continue  # the process has ended
         if int(owner) == parent:
             stub = len(arguments) > 1 and arguments[0].endswith(b"triton_python_backend_stub")
             version = Path(arguments[1].decode(errors="replace")).parent if stub else None
@@ -220,12 +220,12 @@ def children(parent: int) -> dict[int, tuple[bool, Running | None]]:
 
 
 def how(status: int) -> str:
-    """How a process ended: "with status 1", "by SIGKILL"."""
+    """Return how a process ended: "with status 1", "by SIGKILL"."""
     return f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
 
 
 def _watched(server: Server, say: Say) -> str:
-    """Look after a server until it ends; returns why it did."""
+    """Watch a server until it ends; return the reason."""
     with heartbeat(server, say) as beats:
         status = Watcher(server, say).watch()
     if beats.killed:

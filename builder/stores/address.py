@@ -1,4 +1,4 @@
-"""Addresses of object stores, as a command line or a models.yaml says them."""
+"""Addresses of object stores, as given on a command line or in a models.yaml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMED = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
 
 
 def named_version(text: str) -> tuple[str, int | None]:
-    """A model as a command line says it, NAME or NAME@VERSION, as both. Raises SpecError."""
+    """Split NAME or NAME@VERSION, as given on a command line, into name and version. Raises SpecError."""
     match = NAMED.fullmatch(text)
     if match is None:
         raise SpecError(f"{text!r} is not a model: expected NAME or NAME@VERSION")
@@ -23,7 +23,7 @@ def named_version(text: str) -> tuple[str, int | None]:
 
 
 def store_address(output: str | Path) -> str | None:
-    """`output` as the address of an object store; None where it is a folder. A Path has lost a slash."""
+    """Return `output` as the address of an object store; None for a folder. Accepts a Path, which has lost a slash."""
     match = ADDRESS.fullmatch(str(output))
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""What a version of a model is in an object store: its files, by path and hash. Reads nothing but JSON."""
+"""Manifest of a model version in an object store: its files, by path and hash. Reads nothing but JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PART = re.compile(r"[A-Za-z0-9_.+-]+")  # of a path
 
 @dataclass(frozen=True)
 class Blob:
-    """What a file holds. `size`: bytes."""
+    """Content of a file. `size`: bytes."""
 
     sha256: str
     size: int
@@ -34,17 +34,17 @@ class Manifest:
     files: Mapping[str, Blob]
 
     def entries(self) -> list[str]:
-        """The folders of a repository that it has files for: the front first."""
+        """Return the folders of a repository that it has files for, the front first."""
         return sorted({PurePosixPath(path).parts[0] for path in self.files}, key=lambda name: (name != self.name, name))
 
 
 def dump(manifest: Manifest) -> bytes:
-    """`manifest` as JSON."""
+    """Return `manifest` as JSON."""
     return json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1, sort_keys=True).encode()
 
 
 def load(text: bytes, where: str) -> Manifest:
-    """Read a manifest, which whoever can write to the store may have changed. Raises RepositoryError."""
+    """Parse a manifest, which anyone with write access to the store may have changed. Raises RepositoryError."""
     try:
         document = json.loads(text)
         if document["schema"] != SCHEMA:
@@ -60,7 +60,7 @@ def load(text: bytes, where: str) -> Manifest:
 
 
 def _path(path: str, version: int) -> str:
-    """Raises ValueError for one that does not stay within the version's folders of a model."""
+    """Return `path`. Raises ValueError unless it stays within the version's folders of a model."""
     entry, *parts = path.split("/")
     rest = parts[1:] if parts[:1] == ["warmup"] else parts
     plain = all(PART.fullmatch(part) and part.strip(".") for part in (entry, *parts))

@@ -1,4 +1,4 @@
-"""What the libraries of object stores say of a problem, as one line that says what to do about it."""
+"""Errors of the object stores' libraries, as one line that says what to do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from builder.errors import RepositoryError, first_line
 
-LOUD = ("gcsfs", "google", "azure")  # they log what they raise, too, as tracebacks and as advice of twenty lines
-SILENT = logging.NullHandler()  # what a program's own handlers show is still shown
-NO_ENTRY = (401, 403)  # of HTTP
-PLAIN = re.compile(r"(Forbidden|Bad Request): \S+\n(?P<reason>.+)")  # gcsfs/retry.py: the reason is its second line
+LOUD = ("gcsfs", "google", "azure")  # they also log what they raise, as tracebacks and as advice of twenty lines
+SILENT = logging.NullHandler()  # a program's own handlers still show their logs
+NO_ENTRY = (401, 403)  # HTTP statuses
+PLAIN = re.compile(r"(Forbidden|Bad Request): \S+\n(?P<reason>.+)")  # gcsfs/retry.py: the second line is the reason
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile in ~/.aws, or the machine's role",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS=FILE, gcloud's application-default login, or the machine's service account",
@@ -23,37 +23,37 @@ CREDENTIALS["abfs"] = CREDENTIALS["az"]
 
 
 def silence() -> None:
-    """Have the libraries' logs not printed where a program has no handler for them."""
+    """Silence the libraries' logs, except for handlers that a program sets itself."""
     for name in LOUD:
         logging.getLogger(name).addHandler(SILENT)
 
 
 def scheme_of(url: str) -> str:
-    """Of an address."""
+    """Return the scheme of an address."""
     return url.split(":", 1)[0]
 
 
 def credentials_for(url: str) -> str:
-    """What to do where a store lets nobody in, or not this one."""
+    """Return the advice for a store that refuses the credentials, or lacks them."""
     return f"its credentials are looked for in {CREDENTIALS[scheme_of(url)]}; they must allow to list, read and write"
 
 
 def reason(error: Exception) -> str:
-    """What a library said, in a line."""
+    """Return what a library reported, in one line."""
     match = PLAIN.match(str(error))
     return (match["reason"] if match else first_line(error))[:300]
 
 
 def says_absent(error: Exception) -> bool:
-    """Whether a store says that what was asked for is not there; where it was to be written, that is the bucket."""
+    """Return True if a store reports that an object is absent; for a write, that its bucket is."""
     return isinstance(error, FileNotFoundError) or getattr(error, "status_code", None) == 404
 
 
 @contextlib.contextmanager
 def in_a_line(url: str, what: str) -> Iterator[None]:
-    """Raises RepositoryError for whatever the libraries of a store raise, but for FileExistsError.
+    """Raise RepositoryError for every error of a store's libraries except FileExistsError.
 
-    `what`: that could not be done.
+    `what`: the past participle of the operation, for the message.
     """
     try:
         yield
@@ -65,7 +65,7 @@ def in_a_line(url: str, what: str) -> Iterator[None]:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether credentials are missing or are not enough, as s3fs, gcsfs and adlfs say it."""
+    """Return True if credentials are missing or insufficient, as s3fs, gcsfs and adlfs report it."""
     status = getattr(error, "status_code", getattr(error, "code", None))
     return (
         isinstance(error, PermissionError)

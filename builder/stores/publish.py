@@ -1,4 +1,4 @@
-"""A build that goes to an object store, by way of a folder that is not kept."""
+"""Publishes a build to an object store, from a temporary folder."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from builder.verify.verdict import Unverified, Verified
 
 
 def publish_to(store: Store, outcome: Verified | Unverified, folder: Path) -> BuildReport:
-    """Make `outcome` the next version in `store`; `folder`: where it is laid out. Raises RepositoryError."""
+    """Make `outcome` the next version in `store`; `folder`: temporary layout. Raises RepositoryError."""
     while True:
         number = 1 + max(store.versions(outcome.report.name), default=0)
         repository = folder / f"version_{number}"
         report = publish(repository, outcome, first=number, workplace=folder)
         try:
             push(repository, report.name, store)
-        except VersionTakenError:  # somebody was faster: it becomes the version after theirs
+        except VersionTakenError:  # another process was faster: take the number after its version
             continue
         return report
 
 
 def source_in(store: Store, name: str) -> str | None:
-    """The checkpoint that the model `name` in `store` was built from; None where there is no such model."""
+    """Return the checkpoint that the model `name` in `store` was built from; None if there is no such model."""
     return store.manifest(name).source if store.versions(name) else None

@@ -1,6 +1,6 @@
-"""From an object store to a repository: a version is brought beside it, verified, and published in one change.
+"""Pulls a version from an object store: fetches it beside the repository, verifies it, and publishes it in one change.
 
-Triton reads the folder; it never asks the store, whose polling loads models again for nothing and can load half of one.
+Triton reads the folder and never the store: its polling would reload models for nothing, and can load half of one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from builder.triton.versions import BESIDE, activate, entries, numbers, served
 
 @dataclass(frozen=True)
 class Pulled:
-    """What was pulled. `fetched`: bytes that came from the store; the others were here."""
+    """Result of a pull. `fetched`: bytes that came from the store; the others were already here."""
 
     manifest: Manifest
     fetched: int
@@ -41,10 +41,10 @@ def pull(
     keep: int = KEEP,
     verify_key: Path | None = None,
 ) -> Pulled:
-    """Bring a version of a model, the newest where none is named, into `repository` and have it served.
+    """Pull a version of a model, by default the newest, into `repository` and make it the served one.
 
-    `keep`: versions that remain there. `verify_key`: what it must have been signed with. Raises RepositoryError; the
-    repository is then as before, and what was fetched stays beside it for the next pull.
+    `keep`: versions that remain there. `verify_key`: key that it must be signed with. Raises RepositoryError; the
+    repository is then unchanged, and what was fetched stays beside it for the next pull.
     """
     refuse_hosted(repository, name)
     manifest = store.manifest(name, version)
@@ -64,7 +64,7 @@ def pull(
 
 
 def _blobs_here(manifest: Manifest, repository: Path) -> dict[Blob, Path]:
-    """The blobs of a version that files of the repository hold, whichever version they are of."""
+    """Return the blobs of a version that the repository already has, in files of any version."""
     sizes = {blob.size for blob in manifest.files.values()}
     folders = (repository / entry for entry in manifest.entries())
     files = (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file())
@@ -102,7 +102,7 @@ def _publish(
 
 
 def _refuse_another(manifest: Manifest, repository: Path) -> None:
-    """Raises RepositoryError where the repository has another version of that number."""
+    """Raise RepositoryError if the repository has a different version with that number."""
     other = [path for path, blob in manifest.files.items() if not _is(repository / path, blob)]
     if other:
         raise RepositoryError(
@@ -116,7 +116,7 @@ def _is(path: Path, blob: Blob) -> bool:
 
 
 def _place(source: Path, target: Path) -> None:
-    """The file `target`, which is the same file as `source` where it can be."""
+    """Create `target` as a hard link to `source`, or as a copy if linking fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
@@ -126,7 +126,7 @@ def _place(source: Path, target: Path) -> None:
 
 
 def _put_beside(entry: Path, number: int) -> None:
-    """What a repository has beside the version folders."""
+    """Copy the files that a repository has beside the version folders."""
     for name in BESIDE:
         if (entry / str(number) / name).is_file():
             shutil.copyfile(entry / str(number) / name, entry / name)

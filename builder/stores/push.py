@@ -1,4 +1,4 @@
-"""From a repository to an object store: blobs that are not there yet, then the manifest of the version."""
+"""Pushes a version to an object store: the blobs that it lacks, then the manifest."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from builder.stores.manifest import Blob, Manifest
 from builder.stores.store import Store
 from builder.triton.versions import REPORT, entries, known, numbers, served
 
-AT_ONCE = 8  # blobs on their way
+AT_ONCE = 8  # concurrent uploads of blobs
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What was pushed. `sent`: bytes of blobs that were not there."""
+    """Result of a push. `sent`: bytes of the blobs that the store lacked."""
 
     manifest: Manifest
     sent: int
 
 
 def push(repository: Path, name: str, store: Store, version: int | None = None) -> Pushed:
-    """Push a version of a model, the one that is served where none is named. Raises RepositoryError.
+    """Push a version of a model, by default the served one. Raises RepositoryError.
 
-    A push that ends early leaves blobs that nobody sees, and the next one goes on from them.
+    An interrupted push leaves blobs that no manifest names, and the next push continues from them.
     """
     known(repository, name)
     number = served(repository / name) if version is None else version
@@ -45,7 +45,7 @@ def push(repository: Path, name: str, store: Store, version: int | None = None) 
 
 
 def version_files(repository: Path, name: str, number: int) -> dict[str, Path]:
-    """All files of a version, by their paths in the repository."""
+    """Return all files of a version, by their paths in the repository."""
     folders = [repository / entry / part / str(number) for entry in entries(repository, name, number) for part in PARTS]
     files = (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file())
     return {file.relative_to(repository).as_posix(): file for file in files}
@@ -55,7 +55,7 @@ PARTS = (".", "warmup")  # where a version has files: see builder/triton/publish
 
 
 def blob_of(file: Path) -> Blob:
-    """What a file holds."""
+    """Return the blob of a file: its hash and size."""
     return Blob(sha256_of(file), file.stat().st_size)
 
 
@@ -64,7 +64,7 @@ def _sender(store: Store) -> Callable[[Path, Blob], int]:
 
 
 def _source(entry: Path, number: int) -> str | None:
-    """The checkpoint that a version was built from, by its report."""
+    """Return the checkpoint that a version was built from, according to its report; None if unknown."""
     try:
         return str(json.loads((entry / str(number) / REPORT).read_text("utf-8"))["checkpoint"]["source"])
     except (OSError, ValueError, KeyError, TypeError):

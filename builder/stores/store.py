@@ -24,17 +24,17 @@ from builder.stores.problems import credentials_for, in_a_line, reason, says_abs
 
 URL = re.compile(r"(s3|gs|az|abfs|file)://.+")
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "abfs": "azure", "file": "s3"}
-CHUNK = 8 << 20  # bytes that are asked for at once
+CHUNK = 8 << 20  # bytes of one read
 ATTEMPTS = 4  # of a chunk, one after another
-PAUSE_S = 0.2  # after the first that failed; doubles
+PAUSE_S = 0.2  # after the first failure; doubles each time
 
 
 class VersionTakenError(RepositoryError):
-    """A version of that number was pushed by somebody else meanwhile."""
+    """Another process pushed a version with that number meanwhile."""
 
 
 def is_store(text: str) -> bool:
-    """Whether `text` is the address of an object store."""
+    """Return True if `text` is the address of an object store."""
     return URL.fullmatch(text) is not None
 
 
@@ -47,17 +47,17 @@ class Store:
     root: str
 
     def models(self) -> list[str]:
-        """The models that have a version."""
+        """Return the models that have a version."""
         return sorted(Path(path).name for path in self._list(f"{self.root}/models"))
 
     def versions(self, name: str) -> list[int]:
-        """The versions of a model, in order."""
+        """Return the versions of a model, in order."""
         files = (PurePosixPath(path) for path in self._find(f"{self.root}/models/{name}"))
         own = (file.name for file in files if file.parent.name == name)
         return sorted(int(match[1]) for text in own if (match := re.fullmatch(r"([1-9]\d*)\.json", text)))
 
     def manifest(self, name: str, version: int | None = None) -> Manifest:
-        """That of a version of a model, the newest where none is named. Raises RepositoryError where there is none."""
+        """Return the manifest of a version of a model, by default the newest. Raises RepositoryError if none exists."""
         there = self.versions(name)
         if not there:
             raise RepositoryError(f"{self.url} has no model {name}; it has {', '.join(self.models()) or 'none'}")
@@ -74,20 +74,20 @@ class Store:
         return manifest
 
     def publish(self, manifest: Manifest) -> None:
-        """Write a manifest whose blobs are all there. Raises VersionTakenError where there is one of that number."""
+        """Write a manifest after all of its blobs. Raises VersionTakenError if its version number is taken."""
         path, content = self._manifest(manifest.name, manifest.version), dump(manifest)
         try:
             with self._writing():
                 self._create(path, content)
         except FileExistsError as error:
-            if self._holds(path, content):  # this one: the store's answer was lost, and it was sent again
+            if self._holds(path, content):  # this manifest: the store's answer was lost, and the write was retried
                 return
             raise VersionTakenError(
                 f"{self.url} has a version {manifest.version} of {manifest.name} already; nothing of it was changed"
             ) from error
 
     def put(self, source: Path, blob: Blob) -> bool:
-        """Have what `source` holds there. Returns whether it had to be sent."""
+        """Upload the content of `source` unless it is there. Returns True if it was sent."""
         path = self._blob(blob)
         if self._size(path) == blob.size:
             return False
@@ -99,7 +99,7 @@ class Store:
         return True
 
     def read(self, blob: Blob) -> bytes:
-        """What a small blob holds. Raises RepositoryError where that is not what its name says."""
+        """Return the content of a small blob. Raises RepositoryError if it does not match its hash."""
         with in_a_line(self.url, "read"):
             content: bytes = self.files.cat_file(self._blob(blob))
         if hashlib.sha256(content).hexdigest() != blob.sha256:
@@ -110,7 +110,7 @@ class Store:
         return content
 
     def get(self, blob: Blob, target: Path) -> None:
-        """Bring a blob to `target`, going on where an earlier attempt ended. Raises RepositoryError."""
+        """Download a blob to `target`, continuing where an earlier attempt ended. Raises RepositoryError."""
         path, unfinished = self._blob(blob), target.with_name(f"{target.name}.part")
         size = self._size(path)
         if size != blob.size:
@@ -130,20 +130,20 @@ class Store:
         os.replace(unfinished, target)
 
     def _chunk(self, path: str, begin: int, size: int) -> bytes:
-        """Some bytes of a blob from `begin` on, at least one."""
+        """Return bytes of a blob from `begin` on, at least one. Raises RepositoryError after ATTEMPTS failures."""
         problem = ""
         for attempt in range(ATTEMPTS):
             try:
                 content: bytes = self.files.cat_file(path, start=begin, end=min(begin + CHUNK, size))
                 if content:
                     return content
-            except Exception as error:  # whatever a connection that breaks makes the libraries raise
+            except Exception as error:  # a broken connection makes the libraries raise many types
                 problem = reason(error)
             time.sleep(PAUSE_S * 2**attempt)
         raise RepositoryError(f"{self.url}: {path} could not be read ({problem}); pull again to go on from there")
 
     def _size(self, path: str) -> int | None:
-        """Bytes of an object; None where there is none."""
+        """Return the bytes of an object; None if it does not exist."""
         with in_a_line(self.url, "read"):
             try:
                 return int(self.files.info(path)["size"])
@@ -176,12 +176,14 @@ class Store:
                 raise
 
     def _list(self, path: str) -> list[str]:
-        """What is directly under `path`."""
+        """Return the paths directly under `path`."""
         return self._found(partial(self.files.ls, path, detail=False))
 
     def _find(self, path: str) -> list[str]:
-        """All files under `path`. adlfs lists each folder whose name begins like that of `path` before it says what is
-        directly under `path`."""
+        """Return all files under `path`.
+
+        With adlfs, listing what is directly under `path` first lists each folder whose name begins like that of `path`.
+        """
         return self._found(partial(self.files.find, path))
 
     def _found(self, listing: Callable[[], Sequence[str]]) -> list[str]:
@@ -196,7 +198,7 @@ class Store:
             return found
 
     def _require_bucket(self) -> None:
-        """Raises RepositoryError where a store says that there is no such bucket."""
+        """Raise RepositoryError if the store reports that the bucket does not exist."""
         if self._is_local:
             return
         name = self.root.split("/")[0]
@@ -206,18 +208,18 @@ class Store:
             raise RepositoryError(
                 f"{self.url}: there is no bucket or container {name}; make it first, or correct the address"
             ) from error
-        except Exception:  # it does not say, as where credentials are for a part of it alone
+        except Exception:  # unknown, for example if the credentials only cover a part of it
             return
 
     def _create(self, path: str, content: bytes) -> None:
-        """Write a new object, whole. Raises FileExistsError where there is one."""
+        """Write a new object, whole. Raises FileExistsError if it exists."""
         if self._is_local:
             self._link(path, content)
         else:
             self.files.pipe_file(path, content, mode="create")
 
     def _link(self, path: str, content: bytes, replace: bool = False) -> None:
-        """The same in a folder: written beside, and linked to its name."""
+        """Write an object in a folder: under a temporary name, then link or rename it."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
@@ -232,7 +234,7 @@ class Store:
 
 
 def open_store(url: str) -> Store:
-    """The store under `url`. Raises SpecError where that cannot be one, or its package is missing."""
+    """Open the store under `url`. Raises SpecError for an invalid address or a missing package."""
     if not is_store(url):
         raise SpecError(
             f"{url} is not the address of an object store; expected s3://, gs://, az:// or file:// and a path"
@@ -244,6 +246,6 @@ def open_store(url: str) -> Store:
         raise SpecError(
             f"{url} needs a package that is not here ({reason(error)}): {installing(EXTRAS[scheme_of(url)])}"
         ) from error
-    except ValueError as error:  # adlfs, where nothing says which account, or says it in a wrong way
+    except ValueError as error:  # adlfs, if the account is not stated, or stated incorrectly
         raise SpecError(f"{url} could not be opened: {reason(error)}; {credentials_for(url)}") from error
     return Store(url.rstrip("/"), files, root.rstrip("/"))

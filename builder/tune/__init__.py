@@ -1,1 +1,1 @@
-"""Settings by trial: what is tried (space), how one is judged (trials), the search (search), what is kept (winner)."""
+"""Tuning by trial: the values to try (space), one trial (trials), the search (search), writing the result (winner)."""

@@ -1,4 +1,4 @@
-"""The search: Optuna's tree-structured Parzen estimator over the space, then winner and defaults by turns."""
+"""Search with Optuna's tree-structured Parzen estimator over the space, then winner and defaults in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tried:
-    """One point of the space and what came of it; None where the server refused it."""
+    """One point of the space and its outcome; None if the server refused it."""
 
     settings: Mapping[str, int]
     outcome: Outcome | None
@@ -32,7 +32,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the search found, repeated by turns. `settings`: of the winner; None where nothing beat the defaults."""
+    """Result of the search, repeated in turn. `settings`: the winner's; None if nothing beat the defaults."""
 
     settings: Mapping[str, int] | None
     reason: str
@@ -40,7 +40,7 @@ class Finding:
 
 
 def optuna() -> Any:
-    """The library. Raises SpecError where the extra is not installed."""
+    """Import the library. Raises SpecError if the extra is not installed."""
     try:
         import optuna
     except ModuleNotFoundError:
@@ -59,9 +59,9 @@ def search(
     repeats: int,
     say: Say,
 ) -> Finding:
-    """`trials` points of `space`; then the best and the model as it is, `repeats` times by turns.
+    """Try `trials` points of `space`, then measure the best one and the unchanged model in turn, `repeats` times.
 
-    `defaults`: the point of the model as it is. Raises ServeError where the model as it is cannot be measured.
+    `defaults`: the point of the unchanged model. Raises ServeError if the unchanged model cannot be measured.
     """
     base = attempt(None)
     say(f"as it is: {shown(base)}")
@@ -116,7 +116,7 @@ def _by_turns(
     tried: tuple[Tried, ...],
     say: Say,
 ) -> Finding:
-    """The verdict: each at its own best level, one after the other, so that both meet the same machine."""
+    """Measure both, each at its own best level, in turn, so that both meet the same machine; return the verdict."""
     new, old = [], []
     for turn in range(repeats):
         old.append(again(None, base.level))
@@ -134,7 +134,7 @@ def verdict(
     limit_ms: float,
     tried: tuple[Tried, ...],
 ) -> Finding:
-    """Whether the winner is within the limit still, and more than noise ahead of what was there."""
+    """Decide whether the winner is still within the limit, and ahead of the unchanged model by more than noise."""
     change: Change | None = change_by_turns([throughput(load) for load in old], [throughput(load) for load in new])
     after, before = (Estimate.of([throughput(load) for load in loads]) for loads in (new, old))
     p99, had = (mean(load.client.bounded_ms for load in loads) for loads in (new, old))
@@ -153,6 +153,6 @@ def verdict(
 
 
 def shown(outcome: Outcome) -> str:
-    """In a few words."""
+    """Return the outcome in a few words."""
     limit = "" if outcome.score >= 0 else ", beyond the limit"
     return f"{outcome.throughput:.1f}/s, p99 {outcome.p99_ms:.0f} ms at {outcome.level}{limit}"

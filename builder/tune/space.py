@@ -1,4 +1,4 @@
-"""What is tried: a few values of each setting, around what a model has and within what the machine has."""
+"""The values to try: a few of each setting, around the model's own and within the machine's resources."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BUDGETS = (512, 1024, 2048, 4096, 8192)
 CALL_COSTS = (8, 16, 32, 64)
 SLOTS = (4, 8, 16, 32, 64)
 PREFILLS = (32, 64, 128, 256, 512, 1024)
-SHARED = "instances x threads"  # one choice, for more of both than there are cores is refused by a build
+SHARED = "instances x threads"  # one choice, because a build refuses more of both than there are cores
 
 Space = Mapping[str, Sequence[object]]
 
 
 def space_of(version: Path, cores: int, memory: float) -> Space:
-    """The values of each setting that are tried of a model, those that it has among them. Raises SpecError.
+    """Return the values of each setting to try, including the model's own. Raises SpecError.
 
     `memory`: bytes that its cache may take.
     """
@@ -44,7 +44,7 @@ def space_of(version: Path, cores: int, memory: float) -> Space:
 
 
 def choices(settings: Settings, cores: int, space: Space) -> dict[str, object]:
-    """`settings` as a point of `space`."""
+    """Return `settings` as a point of `space`."""
     first: dict[str, object] = {name: settings[name] for name in space if name != SHARED and name != "threads"}
     if SHARED in space:
         first[SHARED] = _share(settings["instances"], settings["threads"] or max(1, cores // settings["instances"]))
@@ -54,7 +54,7 @@ def choices(settings: Settings, cores: int, space: Space) -> dict[str, object]:
 
 
 def settings_of(point: Mapping[str, object]) -> dict[str, int]:
-    """The settings of a point."""
+    """Return the settings of a point."""
     settings = {name: int(str(value)) for name, value in point.items() if name != SHARED}
     if SHARED in point:
         instances, threads = str(point[SHARED]).split("x")
@@ -63,7 +63,7 @@ def settings_of(point: Mapping[str, object]) -> dict[str, int]:
 
 
 def _shares(cores: int, now: Settings) -> list[str]:
-    """All that leave less than half of the cores idle, and what there is now."""
+    """Return all pairs that leave less than half of the cores idle, and the current pair."""
     fit = [(i, t) for i in range(1, cores + 1) for t in _halves(cores) if cores // 2 < i * t <= cores or i * t == 1]
     current = (now["instances"], now["threads"] or max(1, cores // now["instances"]))
     return [_share(*pair) for pair in sorted({*fit, current})]
@@ -74,7 +74,7 @@ def _share(instances: int, threads: int) -> str:
 
 
 def _halves(cores: int) -> list[int]:
-    """All cores, a half, a quarter and so on."""
+    """Return all cores, a half, a quarter and so on."""
     halves = [cores]
     while halves[-1] > 1:
         halves.append(halves[-1] // 2)
@@ -82,7 +82,7 @@ def _halves(cores: int) -> list[int]:
 
 
 def _slots(serving: GenerationServing, memory: float) -> list[int]:
-    """Those whose cache fits, as the build would count it, and that a search of its beams has room in."""
+    """Return the slots whose cache fits, as the build would count it, and that have room for a search of its beams."""
     arena, source = serving.arena, serving.source
     width = WIDTHS[arena.dtype]
     each = cache_bytes(arena.layers, 1, arena.length, width)

@@ -1,4 +1,4 @@
-"""One trial: the model with other settings, in a copy of its own, on the embedded server, under load."""
+"""One trial: a copy of the model with other settings, on the embedded server, under load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from builder.triton.settings import Settings, with_settings
 
 @dataclass(frozen=True)
 class Conditions:
-    """What every trial goes through: `levels` in order, each `seconds` long, until p99 exceeds `p99_ms`."""
+    """Conditions of every trial: `levels` in order, each `seconds` long, until p99 exceeds `p99_ms`."""
 
     samples: Sequence[Mapping[str, Any]]
     levels: tuple[Level, ...]
@@ -30,7 +30,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best level within the limit, or the nearest where none is. `score`: more is better, below 0 beyond it."""
+    """The best level within the limit, or the nearest if none is. `score`: more is better, below 0 beyond the limit."""
 
     level: Level
     throughput: float
@@ -39,12 +39,12 @@ class Outcome:
 
 
 def throughput(load: Load) -> float:
-    """What is maximised: answers a second, or tokens of streams."""
+    """Return the maximised quantity: answers per second, or tokens per second of streams."""
     return load.client.requests_per_s if load.client.stream is None else load.client.stream.tokens_per_s
 
 
 def judge(loads: Sequence[Load], limit_ms: float) -> Outcome:
-    """The most throughput whose p99 is within the limit; the least p99 where none is."""
+    """Return the load with the most throughput whose p99 is within the limit; with the least p99 if none is."""
     within = [load for load in loads if load.client.bounded_ms <= limit_ms]
     if within:
         best = max(within, key=throughput)
@@ -54,7 +54,7 @@ def judge(loads: Sequence[Load], limit_ms: float) -> Outcome:
 
 
 def attempt(version: Path, settings: Settings | None, conditions: Conditions) -> Outcome:
-    """All levels under `settings`; None: as it was published. Raises ServeError."""
+    """Measure all levels under `settings`; None: as it was published. Raises ServeError."""
     with served(version, settings) as url:
         target = Target(version.parent.name, conditions.samples)
         run = load_test(url, [target], conditions.levels, 1, conditions.seconds, conditions.p99_ms)
@@ -62,7 +62,7 @@ def attempt(version: Path, settings: Settings | None, conditions: Conditions) ->
 
 
 def again(version: Path, settings: Settings | None, conditions: Conditions, level: Level) -> Load:
-    """One level once more."""
+    """Measure one level again."""
     with served(version, settings) as url:
         target = Target(version.parent.name, conditions.samples)
         (load,) = load_test(url, [target], [level], 1, conditions.seconds).loads
@@ -71,20 +71,20 @@ def again(version: Path, settings: Settings | None, conditions: Conditions, leve
 
 @contextlib.contextmanager
 def served(version: Path, settings: Settings | None) -> Iterator[str]:
-    """The address of a server on a copy of the model under `settings`. The model itself is only read."""
+    """Serve a copy of the model under `settings` and yield the server's address. The model itself is only read."""
     changed = {} if settings is None else with_settings(version, settings)
     with tempfile.TemporaryDirectory(prefix="build-repo-tune-") as folder:
         model = Path(folder) / "model_repository" / version.parent.name
         shutil.copytree(version.parent, model, copy_function=_link)
         for name, content in changed.items():
-            (model / name).unlink()  # a link: what it names is not to change
+            (model / name).unlink()  # a link, whose target must not change
             (model / name).write_bytes(content)
         with running(model.parent) as server:
             yield server.url
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link, or a copy where the file system has none."""
+    """Create a hard link, or a copy if the file system does not support links."""
     try:
         os.link(source, target)
     except OSError:

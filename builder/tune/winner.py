@@ -1,4 +1,4 @@
-"""Writing settings into a models.yaml, with the reason as a comment; all else in it stays as it was written."""
+"""Writes settings into a models.yaml, with the reason as a comment; the rest of the file stays as written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from builder.spec import load_entries
 def write_settings(path: Path, name: str, settings: Mapping[str, object], reason: str) -> None:
     """Set `settings`, dotted keys, of the model `name` in the models.yaml at `path`. Raises SpecError.
 
-    The file is read as specifications before it takes the place of the one that was there.
+    The result is read as specifications before it replaces the file.
     """
     places = {entry.spec.entry_name: entry.origin for entry in load_entries(path)}
     if name not in places:

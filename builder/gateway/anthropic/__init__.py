@@ -1,1 +1,4 @@
-"""Anthropic's routes. Source of every shape: https://docs.anthropic.com/en/api/messages"""
+"""Anthropic's routes.
+
+Source of every shape: https://docs.anthropic.com/en/api/messages
+"""

@@ -43,12 +43,12 @@ class Templated(BaseModel):
 
 
 def as_template(model: Model, messages: Sequence[Message]) -> str:
-    """The messages as JSON, as the template of `model` knows them. Raises ApiError for what it cannot be told."""
+    """Return the messages as JSON for the template of `model`. Raises ApiError for content that it cannot render."""
     return dumps([_as_template(number, message, model.part_roles) for number, message in enumerate(messages)])
 
 
 def _as_template(number: int, message: Message, part_roles: Sequence[str]) -> dict[str, Any]:
-    """A developer is the system; the texts of a message are one, unless its role is one of `part_roles`."""
+    """Return one message: developer becomes system, and text parts are joined unless its role is in `part_roles`."""
     role = "system" if message.role == "developer" else message.role
     content = message.content
     if isinstance(content, list):
@@ -68,7 +68,7 @@ def _text(number: int, part: Mapping[str, Any]) -> str:
 
 
 def _earlier_call(number: int, call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of an earlier answer as templates know it: OpenAI's clients send its arguments as text.
+    """Return a call of an earlier answer in the templates' form; OpenAI's clients send its arguments as text.
 
     Source: https://huggingface.co/docs/transformers/chat_extras
     """

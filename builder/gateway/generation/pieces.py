@@ -1,4 +1,4 @@
-"""What a model that generates has answered, piece by piece, and the tokens that it counted."""
+"""Pieces of a generating model's answers, and the tokens that they count."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from builder.gateway.tensors import Outputs
 
-IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what could not come
+IMPOSSIBLE = -9999.0  # OpenAI's log-probability of an impossible token
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What came of one sequence: text, its tokens' log-probabilities, and with the last piece why it ended.
+    """One piece of a sequence: text, log-probabilities of its tokens and, in the last piece, the finish reason.
 
-    Tokens are counted with the last piece, or with each where that was asked for. `thinking`: of a first piece, whether
-    the prompt ends with the mark that begins the model's reasoning.
+    The last piece carries the token counts; on request, every piece does. `thinking`: set in a first piece if the
+    prompt ends with the mark that begins the model's reasoning.
     """
 
     index: int
@@ -32,7 +32,7 @@ class Piece:
 
 @dataclass
 class Completion:
-    """The text of one sequence, put together."""
+    """Complete text of one sequence."""
 
     text: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -51,11 +51,11 @@ class Usage:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
-    counted: set[int] = field(default_factory=set)  # prompts, by number
+    counted: set[int] = field(default_factory=set)  # numbers of the prompts that were counted
     ended: set[int] = field(default_factory=set)
 
     def add(self, piece: Piece, prompt: int = 0) -> None:
-        """Count what a piece says: its tokens, and once those of its prompt."""
+        """Add a piece's tokens and, once for each prompt, the prompt's tokens."""
         self.completion += piece.completion_tokens
         if piece.prompt_tokens and prompt not in self.counted:
             self.counted.add(prompt)
@@ -66,7 +66,7 @@ class Usage:
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's object."""
+        """OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -76,9 +76,9 @@ class Usage:
 
 
 def read_pieces(outputs: Outputs) -> list[Piece]:
-    """The pieces of one response: one, or all sequences of an answer that came whole."""
+    """Return the pieces of one response: one piece, or all sequences of an answer that came whole."""
     texts = outputs["text_output"].strings()
-    if len(outputs) == 1:  # nearly every step of a stream
+    if len(outputs) == 1:  # the case of nearly every step of a stream
         return [Piece(0, texts[0], None)]
     indices = _whole(outputs, "index") if "index" in outputs else [0]
     logprobs = _logprobs(outputs, len(texts))
@@ -98,12 +98,12 @@ def read_pieces(outputs: Outputs) -> list[Piece]:
 
 
 def _whole(outputs: Outputs, name: str) -> list[int]:
-    """The whole numbers of an output, whose shape may begin with a batch dimension of 1."""
+    """Return the integers of an output, whose shape may begin with a batch dimension of 1."""
     return outputs[name].array().ravel().tolist()
 
 
 def _logprobs(outputs: Outputs, texts: int) -> list[list[dict[str, Any]] | None]:
-    """The tokens of each text with their log-probabilities, those of an echoed prompt first; None where unasked."""
+    """Return the tokens of each text with their log-probabilities, an echoed prompt's first; None if not requested."""
     if "logprobs_output" not in outputs:
         return [None] * texts
     prompt = json.loads(outputs["prompt_logprobs_output"].strings()[0]) if "prompt_logprobs_output" in outputs else []

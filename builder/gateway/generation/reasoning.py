@@ -1,7 +1,7 @@
 """A model's reasoning before its answer, as text between two marks such as <think> and </think>.
 
-A build notes the marks of a checkpoint in config.pbtxt (checkpoint/thinking.py). Only what an answer begins with is
-reasoning: marks further on are text.
+The build writes a checkpoint's marks to config.pbtxt (checkpoint/thinking.py). Only the beginning of an answer can be
+reasoning; marks further on are text.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ PARAMETER = "thinking"
 
 @dataclass(frozen=True)
 class Marks:
-    """`special`: special tokens, which are part of the text only where that is asked for.
+    """Marks around a model's reasoning.
 
-    `switch`: whether an effort turns reasoning on and off.
+    `special`: the marks are special tokens, which the text includes only on request. `switch`: an effort turns
+    reasoning on and off.
     """
 
     begin: str
@@ -41,9 +42,9 @@ def marks_of(model: Model) -> Marks | None:
 
 
 class Thoughts:
-    """Splits one answer, as it comes, into reasoning and the rest. Line breaks next to the marks are left out.
+    """Splits one answer, as it arrives, into reasoning and the rest, without the line breaks next to the marks.
 
-    `opened`: the prompt ends with the first mark, which the answer then need not repeat.
+    `opened`: the prompt ends with the first mark, so the answer need not repeat it.
     """
 
     def __init__(self, marks: Marks) -> None:
@@ -52,7 +53,7 @@ class Thoughts:
         self.begun = self.inside = self.at_edge = False
 
     def push(self, text: str, last: bool = False) -> list[Thought | str]:
-        """Return what can be told so far; everything after the `last` text."""
+        """Return the parts that are certain so far; all of them after the `last` text."""
         self.held += text
         parts: list[Thought | str] = []
         if not self.begun:
@@ -68,7 +69,7 @@ class Thoughts:
         return parts
 
     def _begin(self, last: bool) -> None:
-        """Find out whether the answer begins with reasoning, as soon as that is certain."""
+        """Decide whether the answer begins with reasoning, as soon as that is certain."""
         begins = self.held.lstrip()
         marked = begins.startswith(self.marks.begin)
         if not marked and not last and self.marks.begin.startswith(begins):
@@ -79,7 +80,7 @@ class Thoughts:
             self.held = begins[len(self.marks.begin) :]
 
     def _thought(self, last: bool) -> str:
-        """Take reasoning from what is held, up to its end or to what may become it."""
+        """Take reasoning from the held text, up to the end mark or to what may become one."""
         place = self.held.find(self.marks.end)
         if place >= 0:
             thought, self.held = self.held[:place].rstrip("\n"), self.held[place + len(self.marks.end) :]
@@ -101,5 +102,5 @@ class Thoughts:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of `text` may be the beginning of `mark`."""
+    """Return the number of characters at the end of `text` that may begin `mark`."""
     return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)

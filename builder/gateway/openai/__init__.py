@@ -1,1 +1,4 @@
-"""OpenAI's routes. Source of every shape: https://platform.openai.com/docs/api-reference"""
+"""OpenAI's routes.
+
+Source of every shape: https://platform.openai.com/docs/api-reference
+"""

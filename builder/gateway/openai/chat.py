@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages through the model's own template, whole or as they come."""
+"""POST /v1/chat/completions: messages through the model's own template, whole or streamed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from builder.gateway.generation.pieces import IMPOSSIBLE
 from builder.gateway.generation.reasoning import Thought
 from builder.gateway.responses import DONE, Stream, dumps, event
 
-REASONING = ("reasoning_content", "reasoning")  # SGLang's and DeepSeek's name, and vLLM's since 0.12
+REASONING = ("reasoning_content", "reasoning")  # SGLang's and DeepSeek's name, then vLLM's since 0.12
 
 
 async def chat(call: Call) -> Any:
@@ -48,7 +48,7 @@ def _choice(index: int, answer: Whole, body: Body) -> dict[str, Any]:
 
 
 async def _events(asked: Chat) -> AsyncGenerator[bytes, None]:
-    """Chunks. What all of them share is written once: a stream has one for each token."""
+    """Yield the chunks. Their common part is serialised once: a stream has a chunk per token."""
     body, head = asked.body, _head(asked, "chat.completion.chunk")
     begin, choices = f"data: {dumps(head)[:-1]}," + '"choices":[', dict[int, Choice]()
     async with aclosing(deltas(asked)) as stream:
@@ -61,14 +61,14 @@ async def _events(asked: Chat) -> AsyncGenerator[bytes, None]:
 
 
 class Choice:
-    """One of n answers in chunks: of text and reasoning, and of each call when it is whole."""
+    """One of n answers in chunks: of text and reasoning, and of each tool call once it is complete."""
 
     def __init__(self) -> None:
         self.begun = False
         self.logprobs: list[dict[str, Any]] | None = None  # of tokens whose text is held back
 
     def chunks(self, delta: Delta) -> list[str]:
-        """Return the choices that `delta` becomes, as JSON; none where all of it is held back."""
+        """Return the choices for `delta` as JSON; none if all of it is held back."""
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + delta.logprobs
         said = [_delta(part) for part in delta.parts]
@@ -108,7 +108,7 @@ def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _token(token: Mapping[str, Any]) -> dict[str, Any]:
     text, logprob = token["text"], token["logprob"]
-    known = "\ufffd" not in text  # a part of a character has bytes that its text does not tell
+    known = "\ufffd" not in text  # the text of a partial character does not show its bytes
     return {
         "token": text,
         "logprob": IMPOSSIBLE if logprob is None else logprob,

@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts that are continued, whole or as they come."""
+"""POST /v1/completions: continuations of texts, whole or streamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from builder.gateway.generation.pieces import IMPOSSIBLE, Completion, Piece, Usa
 from builder.gateway.models import Model
 from builder.gateway.responses import DONE, Stream, dumps, event
 
-Prompt = Mapping[str, Any]  # the input that it is
+Prompt = Mapping[str, Any]  # the model's input for it
 
 
 class Body(fields.Body):
@@ -28,7 +28,7 @@ class Body(fields.Body):
 
 
 async def completions(call: Call) -> Any:
-    """A completion of each prompt, or a stream of their chunks."""
+    """Complete each prompt, whole or as a stream of chunks."""
     body: Body = call.body
     model = await call.model(body.model)
     refuse_other_models(model)
@@ -56,7 +56,7 @@ def _prompt_input(model: Model, prompt: str | list[int]) -> dict[str, Any]:
 
 
 def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
-    """An echoed prompt has log-probabilities as its continuation has. Raises ApiError where there are none."""
+    """Return the input for an echoed prompt's log-probabilities. Raises ApiError if the model has none."""
     if body.logprobs is None:
         return {}
     if "prompt_logprobs" not in model.inputs:
@@ -67,7 +67,7 @@ def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
 
 
 def _prompts(value: str | list[Any]) -> list[str | list[int]]:
-    """The prompts of a request: texts, or lists of token ids of the model's own."""
+    """Return the prompts of a request: texts, or lists of the model's own token ids."""
     prompts = [value] if isinstance(value, str) or _are_ids(value) else value
     if not 1 <= len(prompts) <= MOST_PROMPTS:
         raise bad_field("prompt", f"prompt holds {len(prompts)} texts; send 1 to {MOST_PROMPTS}")
@@ -108,7 +108,7 @@ async def _whole(
 async def _events(
     call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], body: Body
 ) -> AsyncGenerator[bytes, None]:
-    usage, n, lengths = Usage(), body.n or 1, Counter[int]()  # characters of the tokens so far, of each choice
+    usage, n, lengths = Usage(), body.n or 1, Counter[int]()  # characters of each choice's tokens so far
     head = f"data: {dumps(_head(call, model))[:-1]}," + '"choices":[{"index":'
     async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
         async for number, piece in pieces:
@@ -130,7 +130,7 @@ async def _events(
 def _pieces(
     call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any]
 ) -> AsyncGenerator[tuple[int, Piece], None]:
-    """The pieces of all prompts, with the number of each; sequence j of prompt i is the choice i * n + j."""
+    """Yield the pieces of all prompts, with the prompt's number; sequence j of prompt i is choice i * n + j."""
     return together(call, model, [{**inputs, **prompt} for prompt in prompts])
 
 
@@ -139,7 +139,7 @@ def _head(call: Call, model: Model) -> dict[str, Any]:
 
 
 def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
-    """OpenAI's object. `at`: characters of the choice's tokens before these."""
+    """Return OpenAI's logprobs object. `at`: number of characters of the choice's tokens before these."""
     offsets = []
     for token in tokens:
         offsets.append(at)
@@ -150,14 +150,14 @@ def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
 
     def alternatives(token: Mapping[str, Any]) -> dict[str, float]:
         logprobs: dict[str, float] = {}
-        for top in token["top"]:  # best first: of those that are spelled alike the likeliest is told
+        for top in token["top"]:  # best first: of tokens with the same text the likeliest is kept
             logprobs.setdefault(top["text"], value(top))
-        logprobs.setdefault(token["text"], value(token))  # the token itself is always among them
+        logprobs.setdefault(token["text"], value(token))  # always includes the token itself
         return logprobs
 
     begins = [
         token["logprob"] is None and not token["top"] for token in tokens
-    ]  # a prompt's first: nothing precedes it
+    ]  # a prompt's first token: nothing precedes it
     return {
         "tokens": [token["text"] for token in tokens],
         "token_logprobs": [None if first else value(token) for first, token in zip(begins, tokens, strict=True)],

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: one vector a text, as numbers or as the base64 of 32-bit floats in little-endian order."""
+"""POST /v1/embeddings: one vector per text, as numbers or as base64 of little-endian 32-bit floats."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Body(BaseModel):
     input: str | Annotated[list[Any], Field(min_length=1, max_length=MOST_TEXTS)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
-    prompt_name: str | None = None  # of a checkpoint with prompts
+    prompt_name: str | None = None  # for a checkpoint with prompts
     truncate: bool | None = None
     user: str | None = None
 
 
 async def embeddings(call: Call) -> dict[str, Any]:
-    """The vectors of all texts, in their order."""
+    """Embed all texts; the vectors keep their order."""
     body: Body = call.body
     model = await call.model_for("for embeddings", lambda model: model.embeds, body.model)
     texts = _texts(body.input, call.gateway.settings.token_ids)
@@ -44,7 +44,7 @@ async def embeddings(call: Call) -> dict[str, Any]:
 
 
 def refuse_other_models(model: Model) -> None:
-    """Raise ApiError for a model that answers no vectors."""
+    """Raise ApiError for a model that does not answer vectors."""
     if not model.embeds:
         raise bad_field(
             "model", f"{model.name} is a model for {model.task}; it does not answer one vector a text: see /v1/models"
@@ -52,7 +52,7 @@ def refuse_other_models(model: Model) -> None:
 
 
 async def embed(call: Call, model: Model, texts: list[str], **options: Any) -> list[np.ndarray]:
-    """One vector a text, float32. `options` that are None are left to the model."""
+    """Return one float32 vector per text. `options` that are None are left to the model."""
     refuse_other_models(model)
     stated = {name: value for name, value in options.items() if value is not None}
     model.refuse_others(stated)
@@ -61,19 +61,19 @@ async def embed(call: Call, model: Model, texts: list[str], **options: Any) -> l
 
 
 def shortened(vectors: list[np.ndarray], size: int, name: str = "dimensions") -> list[np.ndarray]:
-    """The first `size` numbers of each. Raises ApiError where there are not as many."""
+    """Return the first `size` numbers of each vector. Raises ApiError if the vectors are shorter."""
     if vectors and size > len(vectors[0]):
         raise bad_field(name, f"{name} is {size}; the vectors of this model have {len(vectors[0])}")
     return [vector[:size] for vector in vectors]
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
-    """The vector at length 1."""
+    """Return the vector scaled to length 1."""
     return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12))
 
 
 def _texts(inputs: Any, vocabulary: Vocabulary | None) -> list[str]:
-    """The texts of an input: one or several, or the ids of the tokens of one or several."""
+    """Return the texts of an input: one or several, or the token ids of one or several."""
     single = isinstance(inputs, str) or isinstance(inputs[0], int)
     return [_text(number, one, vocabulary) for number, one in enumerate([inputs] if single else inputs)]
 
@@ -96,5 +96,5 @@ def _text(number: int, value: Any, vocabulary: Vocabulary | None) -> str:
 
 
 def as_base64(vector: np.ndarray) -> str:
-    """Return 32-bit floats in little-endian order, in base64."""
+    """Return the vector as little-endian 32-bit floats in base64."""
     return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -7,21 +7,21 @@ from typing import Any
 from builder.gateway.call import Call
 from builder.gateway.models import Model
 
-CREATED = 0  # when a model was built is not in its configuration, and OpenAI's clients want a number
+CREATED = 0  # config.pbtxt does not state the build time, and OpenAI's clients need a number
 
 
 async def list_models(call: Call) -> dict[str, Any]:
-    """Every model that answers."""
+    """List every available model."""
     return {"object": "list", "data": [describe(model) for model in await call.gateway.models.all()]}
 
 
 async def show_model(call: Call) -> dict[str, Any]:
-    """One model. Raises ApiError 404."""
+    """Describe one model. Raises ApiError 404."""
     return describe(await call.gateway.models.get(call.path["name"]))
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """OpenAI's object, and what a page or a script wants to know besides."""
+    """Return OpenAI's object with additional fields for the page and for scripts."""
     return {
         "id": model.name,
         "object": "model",

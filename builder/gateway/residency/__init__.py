@@ -1,5 +1,5 @@
-"""Loading on demand: more models in a repository than fit into memory, loaded when somebody asks for them.
+"""Loading on demand: a repository may hold more models than memory, and a model is loaded at its first request.
 
-offered says which models there are, needs what one takes, processes what Triton takes; residents decides what is
-loaded, by leases and last use, and loading does it; backend puts that between a request and Triton.
+`offered` lists the models, `needs` estimates their memory, `processes` measures it; `residents` decides what is loaded,
+by leases and last use, and `loading` does it; `backend` stands between a request and Triton.
 """

@@ -1,4 +1,4 @@
-"""The gateway, with models loaded when they are asked for."""
+"""The gateway with models loaded on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from builder.gateway.settings import Settings
 def make_on_demand(
     settings: Settings, options: Options, triton: Any, log: TextIO | None = sys.stdout
 ) -> tuple[Journal, OnDemand]:
-    """The application over `triton`, a gateway.triton.Triton or what answers like one, and what has to watch it."""
+    """Return the application over `triton` and the backend whose `watch` has to run.
+
+    `triton`: a gateway.triton.Triton or an object with its methods.
+    """
     metrics, offered, processes = Metrics(), Offered(options.repository), Processes(settings.triton)
     loading = TritonLoading(triton, offered, settings.triton, processes, options.verify_key)
     measures = Measures(metrics.registry)

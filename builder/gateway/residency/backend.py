@@ -1,4 +1,4 @@
-"""Between a request and Triton: the request's model is loaded, and stays so until it is answered."""
+"""Backend that loads a request's model and keeps it loaded until the request is answered."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from builder.gateway.residency.residents import UNLOADED, Residents
 from builder.gateway.tensors import Outputs
 from builder.gateway.triton import Metadata
 
-ATTEMPTS = 3  # of one request, where its model is gone when it comes
-DEATH_S = 1.0  # from one look for dead processes to the next
-LOOKS = 5  # of these, to a look at all that is loaded
-GONE = (UNLOADED, "is not at ready state", "is not healthy", ENDED)  # Triton's, and ours
+ATTEMPTS = 3  # attempts of a request whose model has been unloaded
+DEATH_S = 1.0  # between two checks for dead processes
+LOOKS = 5  # checks for dead processes per check of all loaded models
+GONE = (UNLOADED, "is not at ready state", "is not healthy", ENDED)  # Triton's messages, and ours
 T = TypeVar("T")
-STATUSES = (404, 500, 503)  # not those of a request that quotes one of the texts
+STATUSES = (404, 500, 503)  # so that a 400 that quotes one of these texts does not match
 
 
 class OnDemand:
-    """A Backend that has models loaded. `watch` has to run for as long as it is used."""
+    """Backend that loads models on demand. `watch` has to run while it is used."""
 
     def __init__(self, triton: Any, residents: Residents, processes: Processes) -> None:
         self.triton, self.residents, self.processes = triton, residents, processes
 
     async def ready(self) -> bool:
-        """Whether the server answers and says that it is ready."""
+        """Return True if the server answers and is ready."""
         return bool(await self.triton.ready())
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
-        """The answer of a model that has one. Raises ApiError."""
+        """Return the answer of a model that answers once. Raises ApiError."""
         attempt = 0
         while True:
             attempt += 1
@@ -54,7 +54,7 @@ class OnDemand:
     async def stream(
         self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
     ) -> AsyncGenerator[Outputs, None]:
-        """The answers of a model as they come. One that has begun to answer is not asked again."""
+        """Yield the answers of a model as they arrive. A request whose answer has begun is not retried."""
         attempt, begun = 0, False
         while True:
             attempt += 1
@@ -72,7 +72,7 @@ class OnDemand:
                 self.residents.release(resident)
 
     async def watch(self) -> None:
-        """Look now and then at what Triton has loaded and what that takes, and have pinned models loaded."""
+        """Check regularly which models Triton has loaded and how much memory they use; keep pinned models loaded."""
         while True:
             try:
                 await self._look()
@@ -106,7 +106,7 @@ class OnDemand:
             logging.getLogger(__name__).warning("pinned: %s", error.message)
 
     def _has_gone(self, resident: Resident, error: ApiError) -> bool:
-        """Whether a request failed because its model is not there any more."""
+        """Return True if a request failed because its model is not loaded any more."""
         if error.status not in STATUSES or not any(text in error.message for text in GONE):
             return False
         self.residents.died(resident, error.message)
@@ -114,7 +114,7 @@ class OnDemand:
 
 
 async def _unless_dead(resident: Resident, call: Awaitable[T]) -> T:
-    """What a call gives. Raises ApiError where the model dies meanwhile."""
+    """Return the result of a call. Raises ApiError if the model dies meanwhile."""
     try:
         return await resident.unless_dead(call)
     except TimeoutError as error:

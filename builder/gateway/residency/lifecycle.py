@@ -1,4 +1,4 @@
-"""Loads and unloads of models, each in the order that its engines and its earlier versions ask for."""
+"""Loads and unloads models, each in the order that its engines and earlier versions require."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from builder.gateway.residency.offered import Offered
 from builder.gateway.residency.resident import ENDED, Resident, State
 from builder.gateway.residency.room import Room
 
-GROWS = 1.15  # a process that has answered, by the one that was just loaded: 42 and 37 MB, until the next look
+GROWS = 1.15  # ratio of a process that has answered to one just loaded (42 and 37 MB), used until the next measurement
 
 
 class Loading(Protocol):
-    """What is asked of Triton and of the machine."""
+    """Operations of Triton and of the machine that the lifecycle needs."""
 
     async def needs(self, name: str, version: str) -> Needs:
-        """What a version takes, by an estimate."""
+        """Return an estimate of what a version needs."""
         ...
 
     async def load(self, resident: Resident, *, instead: bool) -> int | None:
-        """Load a version; `instead`: of the one that answers, which does so until then.
+        """Load a version; `instead`: replace the version that answers, which does so until then.
 
-        Returns the bytes it was measured to take; None where that cannot be known. Raises ApiError.
+        Returns the measured bytes; None if they cannot be measured. Raises ApiError.
         """
         ...
 
     async def unload(self, name: str) -> None:
-        """Unload a front or an engine. Returns when its memory is back."""
+        """Unload a front or an engine. Returns once its memory is free."""
         ...
 
 
 class Lifecycle:
-    """The models in `room`, which they come into by `loading` and leave when it is wanted for others.
+    """Lifecycle of the models in `room`: loaded by `loading`, and evicted when others need their memory.
 
-    They and the server may take `budget` bytes; `pins` are never unloaded.
+    Models and server together may use `budget` bytes; `pins` are never unloaded.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Lifecycle:
         self.offered, self.loading, self.measures = offered, loading, measures
         self.room = Room(budget, pins, self._evict, now)
         self.backoff = Backoff(now)
-        self.known: dict[str, tuple[str, int]] = {}  # (version, bytes) of what was measured
+        self.known: dict[str, tuple[str, int]] = {}  # measured (version, bytes)
         measures.budget.set(budget)
 
     def begin(self, name: str, before: Resident | None) -> Resident:
-        """Begin to load a model; `before`: what answers by that name now. Raises ApiError."""
+        """Start to load a model; `before`: the version that answers by that name now. Raises ApiError."""
         offer = self.offered.offer(name)
         if offer.model is None:
             raise ApiError(404, f"{name} is not a model for clients", param="model", code="model_not_found")
@@ -86,12 +86,12 @@ class Lifecycle:
         resident.task.add_done_callback(_noticed)
 
     def weigh(self, resident: Resident, size: int) -> None:
-        """A model was measured to take `size` bytes."""
+        """Record that a model was measured to use `size` bytes."""
         resident.size = max(size, resident.reserved)
         self.known[resident.name] = (resident.version, size)
 
     def count(self) -> None:
-        """Have /metrics say what is loaded."""
+        """Update the metrics of what is loaded."""
         self.measures.models.set(sum(r.state is State.READY for r in self.room.models.values()))
         self.measures.bytes.set(self.room.used())
 
@@ -113,7 +113,7 @@ class Lifecycle:
             self._failed(resident, before, error)
             raise
         resident.state, resident.since = State.READY, self.room.now()
-        resident.stays_until = resident.since + (resident.since - started)  # as long as its load took, at least
+        resident.stays_until = resident.since + (resident.since - started)  # at least as long as its load took
         grown = needs.size if size is None else max(self._measured_size(resident), int(GROWS * size))
         resident.size = max(grown, needs.reserved)
         self.measures.loads.inc()
@@ -125,7 +125,7 @@ class Lifecycle:
         self.count()
 
     async def _make_way(self, resident: Resident, before: Resident) -> None:
-        """Unload the version that answers, once it has: memory never holds both. Raises ApiError."""
+        """Unload the version that answers, once it is idle: memory does not fit both. Raises ApiError."""
         await self.room.until_idle(before)
         resident.size = 0
         self._go(before)
@@ -143,12 +143,12 @@ class Lifecycle:
         return replace(needs, size=max(self._measured_size(resident) or needs.size, needs.reserved))
 
     def _measured_size(self, resident: Resident) -> int:
-        """Bytes that this version took when it was looked at; 0 where it never was."""
+        """Return the measured bytes of this version; 0 if it was never measured."""
         version, size = self.known.get(resident.name, ("", 0))
         return size if version == resident.version else 0
 
     def _failed(self, resident: Resident, before: Resident | None, error: BaseException) -> None:
-        """A load failed: what was loaded of the model is unloaded, or the version before it continues to answer."""
+        """Clean up after a failed load: unload the model, or keep the earlier version that still answers."""
         if isinstance(error, ApiError) and error.code == "model_failed" and resident.stamp is not None:
             self.measures.failures.inc()
             delay = self.backoff.note(resident.name, resident.stamp, error.message)
@@ -183,19 +183,19 @@ class Lifecycle:
             self.count()
 
     async def _unload_engines(self, resident: Resident) -> None:
-        """Unload the engines that a model called and no other does."""
+        """Unload the engines that only this model called."""
         for engine in resident.engines:
             if not any(engine in other.engines for other in self.room.models.values()):
                 await self.loading.unload(engine)
 
     async def _until_gone(self, names: set[str]) -> None:
-        """Wait until what was loaded under these names before has gone."""
+        """Wait until models that are being unloaded under these names are gone."""
         for other in list(self.room.leaving):
             if other.task is not None and names & {other.name, *other.engines}:
                 await asyncio.wait({other.task})
 
 
 def _noticed(task: asyncio.Task[None]) -> None:
-    """The failure of a load for which nobody waits any more."""
+    """Retrieve the exception of a load that no request waits for any more."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Loading and unloading a model and its engine on Triton, and waiting until that is done.
+"""Loads and unloads a model and its engine on Triton, and waits until that is done.
 
 Triton answers an unload at once, and ends the model when its last request is answered; its process takes a second more
 to end (core, model_lifecycle.cc, AsyncUnload; python_backend, stub_launcher.cc, UpdateHealth).
@@ -25,13 +25,13 @@ from builder.triton.versions import numbers
 PROCESS_POLL_S = 0.02
 INDEX_POLL_S = 0.5
 GONE_S = 120.0
-AWAY = ("unavailable", "timeout")  # codes: it is Triton that does not answer, not the model that does not load
+AWAY = ("unavailable", "timeout")  # codes that mean that Triton does not answer, not that the model fails to load
 KILLED = "is not healthy"
 MODE = "explicit model load / unload is not allowed"
 
 
 class ModelControl(Protocol):
-    """What is asked of Triton."""
+    """Part of Triton's API that loading needs."""
 
     async def load(self, name: str) -> None: ...
 
@@ -43,7 +43,7 @@ class ModelControl(Protocol):
 
 
 class TritonLoading:
-    """The models of the repository of `offered`, on the Triton at `url`; with `verify_key` those that it signed."""
+    """Loads the repository of `offered` on the Triton at `url`; with `verify_key`, only models signed with that key."""
 
     def __init__(
         self, triton: ModelControl, offered: Offered, url: str, processes: Processes, verify_key: Path | None = None
@@ -52,14 +52,14 @@ class TritonLoading:
         self.verify_key = verify_key
 
     async def needs(self, name: str, version: str) -> Needs:
-        """See lifecycle.Loading. Raises ApiError."""
+        """Return an estimate; see lifecycle.Loading. Raises ApiError."""
         try:
             return await asyncio.to_thread(needs_of, self.offered.repository, name, int(version))
         except (BuilderError, OSError, ValueError) as error:
             raise _failed(str(error)) from error
 
     async def load(self, resident: Resident, *, instead: bool) -> int | None:
-        """See lifecycle.Loading. Raises ApiError."""
+        """Load a version; see lifecycle.Loading. Raises ApiError."""
         name, version = resident.name, resident.version
         resident.earlier = frozenset(await asyncio.to_thread(self.processes.of, [name, *resident.engines]))
         try:
@@ -79,7 +79,7 @@ class TritonLoading:
         return await asyncio.to_thread(self._size, resident)
 
     def _refuse_unsigned(self, name: str, which: Which) -> None:
-        """Raises RepositoryError. Where one version takes the place of another, Triton is told to load both."""
+        """Raise RepositoryError for an unsigned model. To replace a version, Triton is told to load both."""
         if self.verify_key is not None:
             repository = self.offered.repository
             problems = unsigned(repository, self.verify_key, [name], which)
@@ -88,7 +88,7 @@ class TritonLoading:
                 raise RepositoryError(f"{problems[0]}. It is not loaded; see all: {see}")
 
     async def unload(self, name: str) -> None:
-        """See lifecycle.Loading. Raises ApiError."""
+        """Unload a model; see lifecycle.Loading. Raises ApiError."""
         processes = await asyncio.to_thread(self.processes.of, [name])
         await self.triton.unload(name)
         end = time.monotonic() + GONE_S
@@ -105,7 +105,7 @@ class TritonLoading:
         await self._load_one(resident.name)
 
     async def _load_one(self, name: str) -> None:
-        """Load a model; once more where its process was killed meanwhile."""
+        """Load a model; retry once if its process was killed meanwhile."""
         try:
             await self.triton.load(name)
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""What loading on demand measures, for Prometheus."""
+"""Prometheus metrics of loading on demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SECONDS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0
 
 
 class Measures:
-    """Of all models together: thousands of series a metric would be a burden to whoever collects them."""
+    """Metrics of all models together, since thousands of series per metric would burden the collector."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, says: str) -> Counter:

@@ -1,4 +1,4 @@
-"""What a model takes before anybody has measured it: its processes, its files, and what its build says it reserves."""
+"""Estimate of a model's memory before it is measured: its processes, its files, and what its build reserves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from builder.triton.versions import CONFIG, REPORT, entries
 
 @dataclass(frozen=True)
 class Needs:
-    """`size`: bytes of memory; `engines`: the Triton models that it calls, which are loaded and unloaded with it;
-    `reserved`: bytes that it may come to take, however many it takes now.
+    """Needs of a version.
+
+    `size`: bytes of memory. `engines`: the Triton models that it calls, loaded and unloaded with it. `reserved`: bytes
+    that it may grow to, however few it takes now.
     """
 
     size: int
@@ -25,9 +27,10 @@ class Needs:
 
 
 def needs_of(repository: Path, name: str, number: int) -> Needs:
-    """Of version `number` of a front and its engine. Raises RepositoryError or OSError for what cannot be read.
+    """Return the needs of version `number` of a front and its engine. Raises RepositoryError or OSError.
 
-    An estimate: every instance is a process with weights of its own. What was loaded once is measured instead.
+    They are an estimate: every instance is a process with its own weights. A model that was loaded once is measured
+    instead.
     """
     front, *engines = entries(repository, name, number)
     models = [repository / model for model in (front, *engines)]
@@ -42,12 +45,12 @@ def _instances(entry: Path) -> int:
 
 
 def _files(folder: Path) -> int:
-    """Bytes of the graphs, weights and tokenisers of a version."""
+    """Return the bytes of a version's graphs, weights and tokenisers."""
     return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
 
 
 def _shared(folder: Path) -> int:
-    """What a shared front may take, with all models that it hosts; 0 of another front."""
+    """Return the bytes that a shared front and all models it hosts may take; 0 for another front."""
     try:
         return load_shared(folder).memory_mb << 20
     except ContractError:
@@ -55,7 +58,7 @@ def _shared(folder: Path) -> int:
 
 
 def _cache(entry: Path, number: int) -> int:
-    """What the build of a generating model says its cache takes."""
+    """Return the bytes of a generating model's cache, as stated by its build."""
     for path in (entry / str(number) / REPORT, entry / REPORT):
         if path.is_file():
             memory = json.loads(path.read_text("utf-8")).get("memory") or {}

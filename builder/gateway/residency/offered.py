@@ -1,4 +1,4 @@
-"""The models of a repository folder, loaded or not, as their config.pbtxt describes them."""
+"""Models of a repository folder, loaded or not, as their config.pbtxt describes them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from builder.triton.hosting import MODELS, hosted_repositories
 from builder.triton.render import parse
 from builder.triton.versions import CONFIG, chosen, numbers
 
-NAME = re.compile(r"[\w][\w.-]*")  # of a model: a folder's name, never a path
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # whatever else the disk says, it may be there
+NAME = re.compile(r"[\w][\w.-]*")  # name of a model: a folder's name, never a path
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # on any other error the file may exist
 
-Stamp = tuple[int, int, int]  # of a config.pbtxt: it is replaced, in one rename, when another version is served
+Stamp = tuple[int, int, int]  # identifies a config.pbtxt, which one rename replaces when another version is served
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A model as its config.pbtxt of `stamp` describes it; `model` is None for what is not for clients."""
+    """A model as its config.pbtxt of `stamp` describes it; `model` is None for one that is not for clients."""
 
     stamp: Stamp
     model: Model | None
@@ -34,7 +34,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Hosting:
-    """The models of a shared front, as its hosted.json of `stamp` says."""
+    """Models of a shared front, from its hosted.json of `stamp`."""
 
     stamp: Stamp
     models: Mapping[str, Model]
@@ -44,7 +44,7 @@ NOTHING = Hosting((0, 0, 0), {})
 
 
 class Offered:
-    """The front models of `repository`. A file is read again when it has changed: each request looks."""
+    """Front models of `repository`. Each request checks for changed files, which are read again."""
 
     def __init__(self, repository: Path) -> None:
         self.repository = repository
@@ -53,7 +53,7 @@ class Offered:
         self.reading: asyncio.Task[None] | None = None
 
     async def get(self, name: str) -> Model:
-        """The model of that name. Raises ApiError 404, or 503 where its configuration cannot be read."""
+        """Return the model named `name`. Raises ApiError 404, or 503 if its configuration cannot be read."""
         if self.stamp(name) is None:
             return self._hosted(name)
         model = self.offer(name).model
@@ -62,8 +62,7 @@ class Offered:
         return model
 
     async def all(self) -> list[Model]:
-        """Every model, by name; those whose configuration cannot be read are left out. Raises ApiError 503 where the
-        folder cannot be read."""
+        """Return every model with a readable configuration, by name. Raises ApiError 503 for an unreadable folder."""
         if self.reading is None or self.reading.done():
             self.reading = asyncio.ensure_future(asyncio.to_thread(self._read))
         await asyncio.shield(self.reading)
@@ -76,12 +75,12 @@ class Offered:
         return []
 
     def _own(self) -> dict[str, Model]:
-        """Those with a front of their own, as far as they were read."""
+        """Return the models with their own front, as far as they were read."""
         models = {name: offer.model for name, offer in self.offers.items()}
         return {name: model for name, model in models.items() if model is not None and not model.is_shared_front}
 
     def _hosted(self, name: str) -> Model:
-        """A model that a shared front answers for. Raises ApiError 404."""
+        """Return a model that a shared front answers for. Raises ApiError 404."""
         for look_anew in (False, True):
             if look_anew:
                 self.hosting.update(dict.fromkeys(map(_front_of, hosted_repositories(self.repository)), NOTHING))
@@ -92,7 +91,7 @@ class Offered:
         raise self._unknown(name)
 
     def _read_hosting(self, front: str) -> Mapping[str, Model]:
-        """The models of a shared front; read again where hosted.json has changed."""
+        """Return the models of a shared front; read hosted.json again if it has changed."""
         path = self.repository / front / MODELS / HOSTED
         try:
             stamp, model = _stamp(path), self.offer(front).model
@@ -100,13 +99,13 @@ class Offered:
                 return {}
             if self.hosting[front].stamp != stamp:
                 self.hosting[front] = Hosting(stamp, hosted_models(model, path.read_text("utf-8")))
-        except (ApiError, OSError, ValueError, KeyError):  # check says why
+        except (ApiError, OSError, ValueError, KeyError):  # check reports the reason
             self.hosting.pop(front, None)
             return {}
         return self.hosting[front].models
 
     def offer(self, name: str) -> Offer:
-        """A model, read again where its configuration has changed. Raises ApiError."""
+        """Return a model, read again if its configuration has changed. Raises ApiError."""
         stamp, known = self.stamp(name), self.offers.get(name)
         if stamp is None:
             self.offers.pop(name, None)
@@ -116,7 +115,7 @@ class Offered:
         return known
 
     def stamp(self, name: str) -> Stamp | None:
-        """What changes with the configuration of a model; None where there is none. Raises ApiError 503."""
+        """Return a stamp that changes with a model's configuration; None if it has none. Raises ApiError 503."""
         if not NAME.fullmatch(name):
             return None
         try:
@@ -142,7 +141,7 @@ class Offered:
             try:
                 self.offer(name)
             except ApiError:
-                continue  # its own request says why
+                continue  # a request for it reports the reason
         for gone in set(self.offers) - set(self._names()):
             self.offers.pop(gone, None)
         for repository in hosted_repositories(self.repository):

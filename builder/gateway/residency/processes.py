@@ -1,6 +1,6 @@
-"""The processes of a Triton on this machine, and the memory that each takes, by /proc (Linux).
+"""Processes of a Triton on this machine and the memory of each, from /proc (Linux).
 
-Each instance of a Python model is a child of tritonserver, whose first argument is the file of its model. Memory is the
+Each instance of a Python model is a child of tritonserver, whose first argument is the model's file. Memory is the
 proportional set size: pages that several processes share, such as those of libraries, count once for all of them
 together (Linux, Documentation/filesystems/proc.rst).
 """
@@ -16,55 +16,58 @@ from pathlib import Path
 from builder.proc import PROC, counted
 
 STUB = b"triton_python_backend_stub"
-LISTENING = "0A"  # a state of /proc/net/tcp
+LISTENING = "0A"  # socket state in /proc/net/tcp
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes: of the server itself, and of the processes of each model."""
+    """Bytes of the server itself, and of the processes of each model."""
 
     server: int = 0
     models: dict[str, int] = field(default_factory=dict)
 
 
 class Processes:
-    """Those of the server that listens on the gRPC address `url`; none where it is not on this machine.
+    """Processes of the server that listens on the gRPC address `url`; none if it is not on this machine.
 
-    Every method reads files, some of them hundreds: call it in a thread. Nothing is known before `find`.
+    Every method reads files, some of them hundreds: call it in a thread. Call `find` first.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.server: int | None = None
-        self._models: dict[int, str] = {}  # by process, those that were looked at
+        self._models: dict[int, str] = {}  # model of each process that was examined
         self._dead: dict[int, int] = {}  # how often each was seen dead
 
     def find(self) -> bool:
-        """Whether the server is on this machine, and may be looked at."""
+        """Return True if the server is on this machine and its processes are readable."""
         if self.server is None or not (PROC / str(self.server)).is_dir():
             self.server, self._models = _listener(self.url), {}
         return self.server is not None
 
     def of(self, names: Iterable[str]) -> list[int]:
-        """The processes of these models."""
+        """Return the processes of these models."""
         wanted = set(names)
         return [process for process, name in self._children().items() if name in wanted]
 
     def died(self) -> list[tuple[str, int]]:
-        """(model, process) of what is dead and stays, each once: the processes that Triton ended it takes leave of."""
+        """Return (model, process) of zombies, each once, when seen twice in a row.
+
+        Triton reaps the processes that it ended itself.
+        """
         gone = [(process, name) for process, name in self._models.items() if name and _stat(process)[0] == "Z"]
         self._dead = {process: self._dead.get(process, 0) + 1 for process, _ in gone}
         return [(name, process) for process, name in gone if self._dead[process] == 2]
 
     def usage(self) -> Usage:
-        """What each model takes now."""
+        """Return the current memory of the server and of each model."""
         models: dict[str, int] = {}
         for process, name in self._children().items():
             models[name] = models.get(name, 0) + size_of(process)
         return Usage(size_of(self.server) if self.server is not None else 0, models)
 
     def _children(self) -> dict[int, str]:
-        """The server's children that run a model; only processes that are new are looked into."""
+        """Return the server's children that run a model; only new processes are examined."""
         if self.server is None:
             return {}
         alive = {int(entry) for entry in os.listdir(PROC) if entry.isdecimal()}
@@ -78,17 +81,17 @@ class Processes:
 
 
 def alive(processes: Iterable[int]) -> list[int]:
-    """Those that have not ended."""
+    """Return the processes that have not ended."""
     return [process for process in processes if _stat(process)[0] not in ("", "Z")]
 
 
 def size_of(process: int) -> int:
-    """Bytes of a process; 0 where it has ended, or may not be looked at."""
+    """Return the bytes of a process; 0 if it has ended or is not readable."""
     return counted(f"{process}/smaps_rollup", "Pss") or 0
 
 
 def _model(process: int, server: int | None) -> str | None:
-    """The model that a child of the server runs; "" for another process, None for a child that does not say yet."""
+    """Return the model of a server's child: "" for another process, None for a child whose model is not known yet."""
     if _stat(process)[1] != str(server):
         return ""
     try:
@@ -101,7 +104,7 @@ def _model(process: int, server: int | None) -> str | None:
 
 
 def _stat(process: int) -> tuple[str, str]:
-    """The state and the parent of a process; nothing where it has ended."""
+    """Return the state and the parent of a process; empty strings if it has ended."""
     try:
         state, parent = (PROC / str(process) / "stat").read_text().rsplit(")", 1)[1].split()[:2]
     except (OSError, IndexError):
@@ -110,7 +113,7 @@ def _stat(process: int) -> tuple[str, str]:
 
 
 def _listener(url: str) -> int | None:
-    """The process that listens on a port of this machine; None where the address is another's."""
+    """Return the process that listens on a port of this machine; None for another machine's address."""
     host, _, port = url.rpartition(":")
     if not _is_here(host):
         return None
@@ -127,7 +130,7 @@ def _listener(url: str) -> int | None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address is one of this machine: whether one may listen on it."""
+    """Return True if an address belongs to this machine, that is, if a socket can be bound to it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -138,7 +141,7 @@ def _is_here(host: str) -> bool:
 
 
 def _listening(port: int) -> set[str]:
-    """Inodes of the sockets that listen on a port."""
+    """Return the inodes of the sockets that listen on a port."""
     ports = set()
     for table in ("tcp", "tcp6"):
         try:

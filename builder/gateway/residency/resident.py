@@ -1,4 +1,4 @@
-"""A model that is loaded, or is about to be, and what is asked of it."""
+"""A model that is loaded or loading, and the calls in progress on it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Resident:
-    """A model that is loaded, or is about to be. `size`: bytes, at least those `reserved`; `stays_until`: it is not
-    unloaded for others before.
+    """Model that is loaded or loading.
+
+    `size`: its bytes, at least `reserved`. `stays_until`: it is not evicted before this time.
     """
 
     name: str
-    stamp: Stamp | None  # of the configuration that it was loaded with; None where nobody knows
+    stamp: Stamp | None  # of the configuration it was loaded with; None if unknown
     version: str
     state: State = State.LOADING
     size: int = 0
@@ -44,7 +45,7 @@ class Resident:
     calls: set[asyncio.Timeout] = field(default_factory=set, repr=False)
 
     async def unless_dead(self, call: Awaitable[T]) -> T:
-        """What `call` gives, asked of this model. Raises TimeoutError when it dies: Triton then may never say so."""
+        """Return the result of `call`, made to this model. Raises TimeoutError if it dies: Triton may never say so."""
         scope = asyncio.timeout(None)
         self.calls.add(scope)
         try:
@@ -54,6 +55,6 @@ class Resident:
             self.calls.discard(scope)
 
     def break_off(self) -> None:
-        """End what is asked of this model."""
+        """End all calls to this model."""
         for scope in self.calls:
             scope.reschedule(asyncio.get_running_loop().time())

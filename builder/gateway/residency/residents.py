@@ -1,8 +1,8 @@
-"""Which models are loaded: leases of them, and what is heard of them.
+"""The loaded models: leases on them, and reactions to their deaths and measurements.
 
-All of it happens on one event loop and needs no lock: a request that finds its model loaded takes a lease without
-waiting for anything. One that does not waits for the load of that model, the same for all who ask for it. Loads wait
-for room, in their order, which is made by unloading what was not asked for longest.
+Everything runs on one event loop and needs no lock: a request that finds its model loaded takes a lease without
+waiting. Other requests wait for the load of their model, which they share. Loads wait for memory in their order; the
+models that were not requested for the longest time are unloaded for them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from builder.gateway.residency.lifecycle import Lifecycle
 from builder.gateway.residency.offered import Stamp
 from builder.gateway.residency.resident import ENDED, Resident, State
 
-UNLOADED = "Request for unknown model: "  # somebody else has unloaded it, and what runs is answered
+UNLOADED = "Request for unknown model: "  # another client has unloaded it; running requests are still answered
 
 
 class Residents:
-    """The models that are loaded by `lifecycle`; `most_waiting`: requests, for one of them."""
+    """Models loaded by `lifecycle`; `most_waiting`: requests that may wait for one of them."""
 
     def __init__(self, lifecycle: Lifecycle, most_waiting: int = 256) -> None:
         self.lifecycle, self.most_waiting = lifecycle, most_waiting
@@ -28,7 +28,7 @@ class Residents:
         self.models = self.room.models
 
     async def lease(self, name: str) -> Resident:
-        """A model that is loaded and stays so until `release`. Raises ApiError."""
+        """Return a model that is loaded and stays so until `release`. Raises ApiError."""
         while True:
             stamp, resident = self.offered.stamp(name), self.models.get(name)
             if resident is not None and resident.state is State.READY and self._fits(resident, stamp):
@@ -37,17 +37,17 @@ class Residents:
                 return resident
             if resident is None or resident.state is State.READY or resident.stamp == stamp:
                 return await self._wait(name, resident)
-            if resident.task is not None:  # loads what the repository said before
+            if resident.task is not None:  # it loads an outdated configuration
                 await asyncio.wait({resident.task})
 
     def release(self, resident: Resident) -> None:
-        """A request is answered."""
+        """End a lease after its request is answered."""
         resident.leases -= 1
         if not resident.leases and self.room.seekers:
             self.room.make()
 
     def died(self, resident: Resident, reason: str) -> None:
-        """A model does not answer any more: it is unloaded, and loaded again when somebody asks for it."""
+        """Unload a model that stopped answering; its next request loads it again."""
         if self.models.get(resident.name) is not resident or resident.state is not State.READY:
             return
         if UNLOADED not in reason:
@@ -58,14 +58,14 @@ class Residents:
         self.lifecycle.leave(resident)
 
     def ended(self, name: str, process: int) -> None:
-        """A process of a model was found dead."""
+        """Handle a dead process of a model."""
         resident = self.models.get(name)
         if resident is not None and process not in resident.earlier:
             resident.break_off()
             self.died(resident, ENDED)
 
     async def adopt(self, name: str, version: str) -> None:
-        """A model that somebody else has loaded: it is taken to need what an estimate says, until it is measured."""
+        """Add a model that another client has loaded. Its estimate counts until it is measured."""
         if self._is_known(name):
             return
         with suppress(ApiError):
@@ -73,7 +73,7 @@ class Residents:
             if offer.model is None:
                 return
             needs = await self.lifecycle.loading.needs(name, version)
-            if self._is_known(name):  # it was asked for meanwhile
+            if self._is_known(name):  # requested meanwhile
                 return
             stamp = offer.stamp if offer.model.version == version else None
             resident = Resident(name, stamp, version, State.READY, needs.size, needs.reserved, needs.engines)
@@ -85,13 +85,13 @@ class Residents:
         return name in self.models or any(other.name == name for other in self.room.leaving)
 
     def lost(self, name: str, before: float) -> None:
-        """A model was not loaded any more when somebody looked, after `before`."""
+        """Remove a model that was found unloaded by a check that began at `before`."""
         resident = self.models.get(name)
         if resident is not None and resident.state is State.READY and resident.since < before:
             del self.models[name]
 
     def measured(self, server: int, models: dict[str, int]) -> None:
-        """What the server and its models take now. Where that is too much, models go."""
+        """Record the current memory of the server and its models, and evict models if it is too much."""
         held = {model: r for r in (*self.models.values(), *self.room.leaving) for model in (r.name, *r.engines)}
         self.room.server = server + sum(size for model, size in models.items() if model not in held)
         for resident in self.models.values():
@@ -102,11 +102,11 @@ class Residents:
         self.lifecycle.count()
 
     def _fits(self, resident: Resident, stamp: Stamp | None) -> bool:
-        """Whether a model is what the repository says; or what it says now does not load, and is not tried yet."""
+        """Return True if a model is up to date, or its newer configuration failed to load and has to wait."""
         return resident.stamp == stamp or (stamp is not None and self.backoff.waits(resident.name, stamp))
 
     async def _wait(self, name: str, resident: Resident | None) -> Resident:
-        """Wait for a load, which goes on where one who waits for it leaves."""
+        """Wait for a load. It continues if a waiting request is cancelled."""
         if resident is None or resident.state is not State.LOADING:
             resident = self.lifecycle.begin(name, resident)
         if resident.waiting >= self.most_waiting:
@@ -128,7 +128,7 @@ class Residents:
             before = self.models.get(name)
             if before is None or before.state is not State.READY or not isinstance(error, ApiError):
                 raise
-            before.leases += 1  # a version that does not load takes the place of none that answers
+            before.leases += 1  # a version that fails to load does not replace the one that answers
             return before
         finally:
             resident.waiting -= 1

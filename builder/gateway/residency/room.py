@@ -1,4 +1,7 @@
-"""Memory for models: who gets it, in which order, and which models go for that. Knows no Triton and no repository."""
+"""Memory for models: which load gets it, in which order, and which models are evicted.
+
+Knows neither Triton nor the repository.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from dataclasses import dataclass
 from builder.gateway.errors import ApiError
 from builder.gateway.residency.resident import Resident, State
 
-MOST_LOADS = 4  # at once: more of them would only wait for one another's cores
-ROOM_S = 60.0  # that a load waits for others to go
+MOST_LOADS = 4  # concurrent loads: more would only compete for cores
+ROOM_S = 60.0  # time that a load waits for evictions
 LEASES_POLL_S = 0.05
-SERVER = 100 << 20  # bytes of the server itself, until it was measured
-AHEAD = 0.1  # of the budget, at most, is kept free for the next load: a process takes a second or more to end
+SERVER = 100 << 20  # bytes of the server itself, until it is measured
+AHEAD = 0.1  # largest share of the budget kept free for the next load: a process takes a second or more to end
 
 
 @dataclass(eq=False)
 class Seeker:
-    """A load that waits for room. `size`: bytes that it needs besides what it has."""
+    """A load that waits for memory. `size`: bytes that it needs in addition to what it has."""
 
     resident: Resident
     size: int
@@ -27,28 +30,28 @@ class Seeker:
 
 
 class Room:
-    """`budget` bytes for the models that are loaded and the server. `pins` are never unloaded; `evict` unloads one."""
+    """Memory budget of `budget` bytes for server and models. `pins` are never unloaded; `evict` unloads a model."""
 
     def __init__(
         self, budget: int, pins: Sequence[str], evict: Callable[[Resident], None], now: Callable[[], float]
     ) -> None:
         self.budget, self.pins, self.evict, self.now = budget, frozenset(pins), evict, now
         self.server = SERVER
-        self.models: OrderedDict[str, Resident] = OrderedDict()  # the one that was asked for longest ago first
+        self.models: OrderedDict[str, Resident] = OrderedDict()  # least recently requested first
         self.leaving: set[Resident] = set()
         self.seekers: list[Seeker] = []
-        self.looks_at = -1.0  # by the loop's clock: when room is made again
+        self.looks_at = -1.0  # by the loop's clock: time of the next scheduled `make`
 
     def used(self) -> int:
-        """Bytes that are taken, or promised to a load."""
+        """Return the bytes that are in use or promised to a load."""
         return self.server + sum(r.size for r in self.models.values()) + sum(r.size for r in self.leaving)
 
     def most(self, resident: Resident) -> int:
-        """Bytes that can be free for a model, at most: what the server and pinned models leave."""
+        """Return the most bytes that a model can get: what the server and pinned models leave."""
         return self.budget - self.server - sum(self._pinned(resident))
 
     async def wait_for(self, resident: Resident, size: int) -> None:
-        """Wait until there is room for `size` bytes. Raises ApiError 507 where there never is, 503 where none comes."""
+        """Wait until `size` bytes are free. Raises ApiError 507 if that is impossible, 503 if it takes too long."""
         most = self.most(resident)
         if size > most:
             raise ApiError(
@@ -70,7 +73,7 @@ class Room:
                 self.seekers.remove(seeker)
 
     async def until_idle(self, resident: Resident) -> None:
-        """Wait until a model has answered all that it was asked. Raises ApiError 503 where it goes on for long."""
+        """Wait until a model has no leases. Raises ApiError 503 if that takes too long."""
         try:
             async with asyncio.timeout(ROOM_S):
                 while resident.leases:
@@ -79,8 +82,7 @@ class Room:
             raise _no_room(resident.name) from error
 
     def make(self) -> None:
-        """Give room to those that wait for it, in their order, and have models go for those that have to wait on, and
-        where too much is taken."""
+        """Give memory to the waiting loads, in order, and evict models for the others or if too much is in use."""
         free = self.budget - self.used()
         coming = sum(r.size for r in self.leaving)
         for victim in self._victims(-free - coming):
@@ -91,7 +93,7 @@ class Room:
             if loads >= MOST_LOADS:
                 return
             if seeker.room.done():
-                continue  # cancelled, and has not been told yet
+                continue  # cancelled, but not yet removed
             if seeker.size <= free:
                 self.seekers.remove(seeker)
                 seeker.resident.size += seeker.size
@@ -102,7 +104,7 @@ class Room:
                 continue
             going = self._enough(seeker.size - free - coming)
             if going is None:
-                continue  # nothing would be gained yet; a smaller one may fit
+                continue  # evicting would not suffice yet; a smaller load may fit
             coming += sum(victim.size for victim in going)
             for victim in going:
                 self.evict(victim)
@@ -112,20 +114,19 @@ class Room:
             self._go_ahead(free + coming)
 
     def _go_ahead(self, free: int) -> None:
-        """Have small models go so that the next load need not wait for that."""
+        """Evict small models in advance, so that the next load need not wait for that."""
         sizes = [r.size for r in self.models.values() if r.state is State.READY]
         ahead = min(int(AHEAD * self.budget), sum(sizes) // max(1, len(sizes)))
         for victim in self._enough(ahead - free, largest=ahead) or ():
             self.evict(victim)
 
     def _enough(self, size: int, largest: int | None = None) -> list[Resident] | None:
-        """Models to unload for `size` bytes; None where all that may go take less."""
+        """Return models to evict for `size` bytes; None if all evictable models take less."""
         victims = self._victims(size, largest)
         return victims if sum(victim.size for victim in victims) >= size else None
 
     def _victims(self, size: int, largest: int | None = None) -> list[Resident]:
-        """Models to unload for `size` bytes, what was asked for longest ago first; all that may go where they take
-        less."""
+        """Return models to evict for `size` bytes, least recently requested first; all evictable ones if too few."""
         victims: list[Resident] = []
         for resident in self.models.values():
             if size <= 0:
@@ -144,7 +145,7 @@ class Room:
         return early <= 0
 
     def _look_again(self, delay: float) -> None:
-        """Make room in `delay` seconds, or earlier."""
+        """Call `make` in `delay` seconds, or earlier."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if now <= self.looks_at <= now + delay:
@@ -157,7 +158,7 @@ class Room:
 
 
 def _no_room(name: str) -> ApiError:
-    """What a client is told where nothing went for a while."""
+    """Return the error for a load that got no memory in time."""
     return ApiError(
         503,
         f"no room for {name} within {ROOM_S:.0f} s: what is loaded is in use; send this again later",

@@ -1,7 +1,7 @@
-"""Calls of tools in what a model writes of its own accord: one file a notation, by the names that vLLM gives them.
+"""Parsers of the tool calls that a model writes of its own accord, one file per notation, with vLLM's names.
 
-A build finds out which notation a checkpoint's chat template has (checkpoint/tool_parser.py) and notes its name in
-config.pbtxt; the gateway reads answers with it. Standard library only.
+A build detects the notation of a checkpoint's chat template (checkpoint/tool_parser.py) and writes its name to
+config.pbtxt; the gateway parses answers with it. Standard library only.
 Source of the names: https://docs.vllm.ai/en/latest/features/tool_calling.html
 """
 

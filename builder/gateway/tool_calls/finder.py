@@ -1,6 +1,6 @@
-"""Text as it comes, cut into what is said and what is called.
+"""Splits text, as it arrives, into plain text and tool calls.
 
-What may become a call is held back until it is one, whole, or cannot be one any more; then it is text like the rest.
+Text that may become a call is held back until it is a complete call, or cannot be one any more; then it is plain text.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Part = str | ToolCall
 
 
 class NotACall(ValueError):
-    """What began like a call is text."""
+    """Text that began like a call is not one."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What `length` characters turned out to be: calls, or, with none, text."""
+    """Result for the first `length` characters: calls or, with none, text."""
 
     length: int
     calls: Sequence[ToolCall] = ()
 
 
 class Extent:
-    """How far a value in brackets reaches, found piece by piece; each character is looked at once."""
+    """Finds the end of a value in brackets, piece by piece; each character is examined once."""
 
     def __init__(self, quotes: str) -> None:
         self.special = re.compile(rf"[\\{quotes}{{}}()\[\]]")
@@ -50,15 +50,15 @@ class Extent:
         self.closed: int | None = None
 
     def end(self, text: str) -> int | None:
-        """The place after the bracket that closes the one `text` begins with; None where it is not there yet.
+        """Return the place after the bracket that closes the first one of `text`; None if it is not there yet.
 
-        Raises NotACall for brackets that do not match. `text` may grow between calls, and only at its end.
+        Raises NotACall for brackets that do not match. `text` may grow between calls, but only at its end.
         """
         while self.closed is None and (match := self.special.search(text, self.at)) is not None:
             self.at = match.end()
             character = match[0]
             if character == "\\":
-                self.at += 1  # whatever follows is not special
+                self.at += 1  # the next character is escaped
             elif self.quote:
                 self.quote = "" if character == self.quote else self.quote
             elif character in self.quotes:
@@ -74,7 +74,7 @@ class Extent:
 
 
 class Finder(ABC):
-    """One answer. `begins`: what a call may begin with; `between`: characters between two calls that mean nothing."""
+    """Parser of one answer. `begins`: beginnings of a call; `between`: characters to ignore between two calls."""
 
     begins: ClassVar[tuple[str, ...]]
     between: ClassVar[str] = " \t\r\n"
@@ -82,28 +82,28 @@ class Finder(ABC):
 
     def __init__(self) -> None:
         self.held = ""
-        self.gap = ""  # what came after a call and says nothing yet
+        self.gap = ""  # text after a call that has no meaning yet
         self.after_call = False
         self.extent = Extent(self.quotes)
 
     @abstractmethod
     def read(self, text: str, last: bool) -> Reading | None:
-        """What `text`, which starts with one of `begins`, starts with. None: more of it is needed.
+        """Return what `text`, which starts with one of `begins`, starts with; None if more of it is needed.
 
-        `last`: nothing follows, so that None means that it is not a call. Raises NotACall where that is known earlier.
+        `last`: nothing follows, so None then means that it is not a call. Raises NotACall if that is certain earlier.
         """
 
     def push(self, text: str) -> list[Part]:
-        """What `text` settles: text that can be passed on, and calls that are whole."""
+        """Add `text` and return the parts that are certain now: text, and complete calls."""
         self.held += text
         return self._settle(last=False)
 
     def finish(self) -> list[Part]:
-        """What was held back, now that nothing follows."""
+        """Return the parts that were held back, now that nothing follows."""
         return self._settle(last=True)
 
     def value(self, text: str) -> int | None:
-        """Where the value in brackets ends that `text` starts with; see Extent.end."""
+        """Return the end of the value in brackets that `text` starts with; see Extent.end."""
         return self.extent.end(text)
 
     def _settle(self, last: bool) -> list[Part]:
@@ -127,7 +127,7 @@ class Finder(ABC):
         return Reading(len(self.held)) if reading is None and last else reading
 
     def _take(self, parts: list[Part], reading: Reading) -> None:
-        """Pass on what the held text begins with."""
+        """Pass on the beginning of the held text."""
         self.extent = Extent(self.quotes)
         if not reading.calls:
             self._pass_on(parts, reading.length)
@@ -136,14 +136,14 @@ class Finder(ABC):
         self.held, self.gap, self.after_call = self.held[reading.length :], "", True
 
     def _say(self, parts: list[Part], length: int) -> None:
-        """Pass on so much of what is held; what separates a call from the next, or from the end, is dropped."""
+        """Pass on `length` held characters; drop those between two calls, or between the last call and the end."""
         if self.after_call and not self.held[:length].strip(self.between):
             self.gap, self.held = self.gap + self.held[:length], self.held[length:]
         else:
             self._pass_on(parts, length)
 
     def _pass_on(self, parts: list[Part], length: int) -> None:
-        """So much of what is held is text, and what came before it since the last call is too."""
+        """Pass on `length` held characters as text, after the gap since the last call."""
         text = self.gap + self.held[:length]
         if parts and isinstance(before := parts[-1], str):
             parts[-1] = before + text
@@ -152,7 +152,7 @@ class Finder(ABC):
         self.held, self.gap, self.after_call = self.held[length:], "", False
 
     def _start(self, last: bool) -> tuple[int, bool]:
-        """Where a call may begin, and whether its beginning is there as a whole."""
+        """Return where a call may begin, and whether its beginning is complete."""
         places = [position for begin in self.begins if (position := self.held.find(begin)) >= 0]
         if places:
             return min(places), True
@@ -166,7 +166,7 @@ class Finder(ABC):
 
 
 def object_call(value: Any, *names: str) -> ToolCall | None:
-    """The call that a JSON value is whose arguments are under one of `names`; None for any other value."""
+    """Return the call in a JSON value with its arguments under one of `names`; None for any other value."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     arguments = [value[name] for name in names if name in value]
@@ -174,19 +174,19 @@ def object_call(value: Any, *names: str) -> ToolCall | None:
 
 
 def as_call(name: str, arguments: Any) -> ToolCall | None:
-    """A call; None where its arguments are not an object that JSON can write."""
+    """Return a call; None if its arguments are not an object that JSON can represent."""
     if not isinstance(arguments, dict):
         return None
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        text.encode()  # not of half a character, which JSON can spell
+        text.encode()  # raises for lone surrogates, which JSON can spell
     except (TypeError, ValueError, RecursionError):
         return None
     return ToolCall(name, text)
 
 
 def parsed(text: str) -> Any:
-    """`text` as JSON; None where it is none."""
+    """Return `text` parsed as JSON; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

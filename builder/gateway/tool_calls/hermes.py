@@ -1,4 +1,6 @@
-"""Hermes' notation, which Qwen 2.5 and 3 write too: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+"""Parser of Hermes' notation, which Qwen 2.5 and 3 also use.
+
+<tool_call>{"name": ..., "arguments": {...}}</tool_call>
 
 Source: https://github.com/NousResearch/Hermes-Function-Calling
 """
@@ -13,7 +15,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class Hermes(Finder):
-    """A model may leave the last end mark out."""
+    """Hermes' calls. A model may omit the last end mark."""
 
     begins: ClassVar[tuple[str, ...]] = (BEGIN,)
 

@@ -1,4 +1,4 @@
-"""Llama 3's notation in JSON: {"name": ..., "parameters": {...}}, several separated by semicolons.
+"""Parser of Llama 3's JSON notation: {"name": ..., "parameters": {...}}, several separated by semicolons.
 
 Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1
 """
@@ -16,7 +16,7 @@ FIRST_KEY = re.compile(r'\{\s*(?:"(?P<key>[^"]*)(?P<whole>"?))?')
 
 
 class Llama3Json(Finder):
-    """Some models write the tag before a call, some do not; some call the parameters arguments."""
+    """Llama 3's calls. Some models omit the tag before a call; some write arguments in place of parameters."""
 
     begins: ClassVar[tuple[str, ...]] = (TAG, "{")
     between: ClassVar[str] = " \t\r\n;"
@@ -36,7 +36,7 @@ class Llama3Json(Finder):
 
 
 def _may_be_call(body: str) -> bool:
-    """Whether the object that begins here may be a call; what else has braces need not wait for its end."""
+    """Return True if the object that begins here may be a call, so that other braces are not held back to their end."""
     match = FIRST_KEY.match(body)
     if match is None:
         return False

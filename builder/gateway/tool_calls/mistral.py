@@ -1,5 +1,7 @@
-"""Mistral's notations: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and since tokeniser 11
-[TOOL_CALLS]NAME[ARGS]{...}, once for each call.
+"""Parser of Mistral's notations.
+
+They are [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] and, since tokeniser 11, [TOOL_CALLS]NAME[ARGS]{...} for
+each call.
 
 Source: https://docs.mistral.ai/guides/tokenization, and the chat templates of the checkpoints
 """
@@ -37,7 +39,7 @@ class Mistral(Finder):
 
 
 def _calls(name: str, text: str) -> tuple[ToolCall, ...]:
-    """The calls that the text of a value is: of `name`, or those that say their own; none where it is none."""
+    """Return the calls in a value: of `name`, or with their own names; none if any entry is not a call."""
     value = parsed(text)
     if name:
         calls = [as_call(name, value)]

@@ -1,4 +1,4 @@
-"""Calls as Python writes them: [name(city="Oslo"), other(n=2)], of Llama 4, ToolACE and others.
+"""Parser of calls in Python's notation: [name(city="Oslo"), other(n=2)], used by Llama 4, ToolACE and others.
 
 Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama4
 """
@@ -15,11 +15,11 @@ from builder.gateway.tool_calls.finder import Finder, NotACall, Reading, ToolCal
 MARK, END = "<|python_start|>", "<|python_end|>"
 OPENING = re.compile(r"\[\s*(?P<name>[A-Za-z_][\w.]*)?\s*(?P<open>\()?")
 NAME = re.compile(r"[A-Za-z_][\w.]*")
-JSON_NAMES = {"true": True, "false": False, "null": None}  # models mix the two up
+JSON_NAMES = {"true": True, "false": False, "null": None}  # models mix the notations
 
 
 class Pythonic(Finder):
-    """A list of calls whose arguments all have names and are literals."""
+    """List of calls whose arguments all have names and are literals."""
 
     begins: ClassVar[tuple[str, ...]] = (MARK, "[")
     quotes: ClassVar[str] = "\"'"
@@ -45,9 +45,9 @@ class Pythonic(Finder):
 
 
 def _calls(text: str) -> tuple[ToolCall, ...]:
-    """The calls of a list; none where one of it is not a call, or it is not Python."""
+    """Return the calls of a list; none if an entry is not a call, or the text is not Python."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+        with warnings.catch_warnings(action="ignore"):  # about unknown escapes
             parsed = ast.parse(text.strip(), mode="eval").body
         calls = [_call(element) for element in parsed.elts] if isinstance(parsed, ast.List) else []
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
@@ -64,7 +64,7 @@ def _call(node: ast.expr) -> ToolCall | None:
 
 
 class _Names(ast.NodeTransformer):
-    """JSON's names of values as Python's."""
+    """Replaces JSON's constants with Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.copy_location(ast.Constant(JSON_NAMES[node.id]), node) if node.id in JSON_NAMES else node

@@ -1,4 +1,4 @@
-"""The input of /v1/responses as messages of a chat."""
+"""Converts the input of /v1/responses to chat messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _message(number: int, item: Mapping[str, Any], messages: Messages) -> None:
 
 
 def _call(number: int, item: Mapping[str, Any], messages: Messages) -> None:
-    """A call belongs to the message of the assistant before it, where there is one."""
+    """Add a call to the assistant's message before it, or to a new one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     function = {"name": item.get("name"), "arguments": item.get("arguments")}

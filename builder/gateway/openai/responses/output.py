@@ -1,4 +1,4 @@
-"""The output of a response: its items, and the events that tell of them, in OpenAI's order."""
+"""Output of a response: its items, and the events that stream them, in OpenAI's order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Event = dict[str, Any]  # without its sequence number
 
 
 class Output:
-    """Reasoning, text and calls as items, put together as they come. `request` makes their ids."""
+    """Output items (reasoning, text, tool calls), assembled as the parts arrive. Their ids contain `request`."""
 
     def __init__(self, request: str) -> None:
         self.request = request
         self.items: list[dict[str, Any]] = []
-        self.kind = ""  # of the last item, while it is open
+        self.kind = ""  # kind of the last item, while it is open
         self.text = ""
 
     def push(self, part: Part) -> list[Event]:
-        """Return the events of a part of the answer."""
+        """Return the events for one part of the answer."""
         if isinstance(part, Called):
             return [*self.close(), *self._call(part)]
         kind, text = ("reasoning", part.text) if isinstance(part, Thought) else ("message", part)
@@ -32,7 +32,7 @@ class Output:
         return [*events, self._event(f"{self._name}.delta", content_index=0, delta=text, **more)]
 
     def close(self, status: str = "completed") -> list[Event]:
-        """End the item that is open. Return the events of that."""
+        """Close the open item and return its events."""
         if not self.kind:
             return []
         more: dict[str, Any] = {"logprobs": []} if self.kind == "message" else {}

@@ -1,4 +1,4 @@
-"""A request of /v1/responses as a chat."""
+"""Converts a request of /v1/responses to a chat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builder.gateway.generation import chat
 from builder.gateway.generation.messages import MOST_MESSAGES
 from builder.gateway.openai.responses.items import as_messages
 
-CHAT_NAMES = {  # a chat's field -> this route's
+CHAT_NAMES = {  # field of a chat -> field of this route
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
@@ -21,7 +21,7 @@ CHAT_NAMES = {  # a chat's field -> this route's
     "reasoning_effort": "reasoning",
 }
 NOT_KEPT = "no response is stored here: send the whole conversation as input"
-REFUSED = {  # field -> why
+REFUSED = {  # field -> reason
     "previous_response_id": NOT_KEPT,
     "conversation": NOT_KEPT,
     "prompt": "no prompts are stored here: send instructions and input",
@@ -31,11 +31,11 @@ REFUSED = {  # field -> why
     "context_management": NOT_KEPT,
     "n": "a response is one answer",
 }
-HARMLESS_INCLUDES = {"reasoning.encrypted_content"}  # reasoning is answered as text, and taken back as such
+HARMLESS_INCLUDES = {"reasoning.encrypted_content"}  # reasoning is answered and accepted as text
 
 
 class Body(BaseModel):
-    """Further fields are those of a chat, such as top_k; other fields are refused by name."""
+    """Body of the route. Extra fields are those of a chat, such as top_k; others are refused by name."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -58,7 +58,7 @@ class Body(BaseModel):
 
 
 def as_chat(body: Body) -> chat.Body:
-    """Return the same request as a chat. Raises ApiError for what has no meaning without state, or for these models."""
+    """Return the request as a chat. Raises ApiError for what needs state, or what these models cannot do."""
     _refuse(body)
     own = {name: value for name, value in (body.model_extra or {}).items() if name not in REFUSED}
     asked: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The route: a response whole, or as its events."""
+"""The route /v1/responses: a response, whole or as events."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from builder.gateway.openai.responses.output import Event, Output
 from builder.gateway.openai.responses.request import Body, as_chat, by_own_name
 from builder.gateway.responses import Stream, named_event
 
-CUT = {"length": "max_output_tokens"}  # the model's reason -> OpenAI's
+CUT = {"length": "max_output_tokens"}  # the model's finish reason -> OpenAI's
 
 
 async def respond(call: Call) -> Any:
-    """A response to input, or a stream of its events."""
+    """Answer an input, either whole or as a stream of events."""
     body: Body = call.body
     try:
         asked = await read_chat(call, as_chat(body))
@@ -39,7 +39,7 @@ async def respond(call: Call) -> Any:
 
 
 async def _events(asked: Chat, body: Body) -> AsyncGenerator[bytes, None]:
-    """Events, each with its number. The first comes with the model's first piece: a refusal before is no stream."""
+    """Yield the numbered events. The first comes with the model's first piece: an earlier refusal is not a stream."""
     output, numbers, reason = Output(asked.call.facts.id), count(), None
 
     def written(event: Event) -> bytes:
@@ -78,7 +78,7 @@ def _status(reason: str | None) -> str:
 
 
 def _response(asked: Chat, body: Body, output: Output, reason: str | None) -> dict[str, Any]:
-    """OpenAI's object; `reason` is why the answer ended, None while it has not."""
+    """Return OpenAI's response object; `reason`: the finish reason, None while the answer is in progress."""
     usage = asked.usage
     return {
         "id": f"resp_{asked.call.facts.id}",
@@ -108,7 +108,7 @@ def _response(asked: Chat, body: Body, output: Output, reason: str | None) -> di
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": 0},  # the model does not count them apart
+            "output_tokens_details": {"reasoning_tokens": 0},  # the model does not count them separately
             "total_tokens": usage.prompt + usage.completion,
         }
         if reason

@@ -1,9 +1,9 @@
-"""Triton's `backend: "onnxruntime"` where the server has no C++ one: a Python-based backend.
+"""Python-based backend for `backend: "onnxruntime"`, where the server has no C++ one.
 
 It reads the same config.pbtxt fields as the stock backend: default_model_filename, intra_op_thread_count,
-inter_op_thread_count, optimization.graph.level and, for an instance on a GPU, gpu_mem_limit, arena_extend_strategy and
-cudnn_conv_algo_search, and the execution accelerator cuda; it refuses what the stock backend of the model's release
-refuses (builder/triton/stock.py), and by name the accelerator that it has not itself.
+inter_op_thread_count, optimization.graph.level and, for an instance on a GPU, gpu_mem_limit, arena_extend_strategy,
+cudnn_conv_algo_search and the execution accelerator cuda. It refuses what the stock backend of the model's release
+refuses (builder/triton/stock.py), and by name the accelerators that it lacks.
 Python-based backends: triton-inference-server/backend, docs/python_based_backends.md.
 """
 
@@ -35,7 +35,7 @@ CUDA = "CUDAExecutionProvider"
 
 
 def _providers(args: dict[str, str], config: stock.Config) -> list[Any]:
-    """ONNX Runtime's own options, from the numbers that the stock backend reads and the accelerator cuda."""
+    """Return ONNX Runtime's providers, with options from the stock backend's numbers and the accelerator cuda."""
     parameters = stock.parameters(config)
     if args["model_instance_kind"] != "GPU":
         return ["CPUExecutionProvider"]
@@ -56,7 +56,7 @@ def _providers(args: dict[str, str], config: stock.Config) -> list[Any]:
 class TritonPythonModel:
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Take config.pbtxt as it is: build-repo writes all of it."""
+        """Return config.pbtxt unchanged: build-repo writes all of it."""
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -90,6 +90,6 @@ class TritonPythonModel:
             feeds = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
             wanted = [name for name in self.outputs if name in request.requested_output_names()]
             values = self.session.run(wanted, feeds)
-        except Exception as error:  # whatever the graph raises belongs to this request alone
+        except Exception as error:  # an error of the graph belongs to this request alone
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"onnx runtime error: {error}"))
         return pb_utils.InferenceResponse([pb_utils.Tensor(n, v) for n, v in zip(wanted, values)])

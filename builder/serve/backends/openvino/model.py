@@ -1,8 +1,8 @@
-"""Triton's `backend: "openvino"` where the server has no C++ one: a Python-based backend.
+"""Python-based backend for `backend: "openvino"`, where the server has no C++ one.
 
 It reads what the stock backend of the model's release reads, refuses what that refuses (builder/triton/stock.py), and
-refuses by name what it has not itself. Python-based backends: triton-inference-server/backend,
-docs/python_based_backends.md.
+refuses by name what it lacks itself.
+Python-based backends: triton-inference-server/backend, docs/python_based_backends.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ABSENT = ("CPU_EXTENSION_PATH", "ENABLE_BATCH_PADDING", "RESHAPE_IO_LAYERS", "TA
 class TritonPythonModel:
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Take config.pbtxt as it is: build-repo writes all of it."""
+        """Return config.pbtxt unchanged: build-repo writes all of it."""
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -33,7 +33,7 @@ class TritonPythonModel:
         absent = [name for name in ABSENT if name in parameters]
         if absent:
             raise RuntimeError(f"the embedded server's openvino backend has no {absent[0]}: serve it in the container")
-        # here each instance is a process of its own; there they share the model's threads
+        # here each instance is a process of its own; in the stock backend they share the model's threads
         instances = sum(int(group["count"]) for group in self.config["instance_group"])
         threads = int(parameters.get("INFERENCE_NUM_THREADS", 0)) // instances
         model = openvino.compiled(path, threads, "bf16" if "HINT_BF16" in parameters else "fp32")
@@ -53,6 +53,6 @@ class TritonPythonModel:
             self.request.infer(feeds, share_inputs=True)
             wanted = [name for name in self.outputs if name in request.requested_output_names()]
             tensors = [pb_utils.Tensor(name, self.request.get_tensor(name).data) for name in wanted]
-        except Exception as error:  # whatever the graph raises belongs to this request alone
+        except Exception as error:  # an error of the graph belongs to this request alone
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"openvino error: {error}"))
         return pb_utils.InferenceResponse(tensors)
