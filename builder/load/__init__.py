@@ -1,5 +1,5 @@
-"""What a served model can take: load tests, what they record, how two are compared.
+"""Test the load that a served model can take: run tests, record them, compare two.
 
-A test drives models with perf_analyzer (measure), reads what it and Triton saw (profile, statistics), and keeps it
-(record); compare and page show it.
+A test drives models with perf_analyzer (measure), reads its results and Triton's (profile, statistics), and saves them
+(record); compare and page show them.
 """

@@ -1,4 +1,4 @@
-"""Two load tests side by side: what changed, and whether that is more than noise."""
+"""Compare two load tests: what changed, and whether that is more than noise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """In words: better, worse, or within the noise."""
+        """Verdict in words: better, worse, or within the noise."""
         if self.change is None or self.change.half is None:
             return "noise unknown"
         if not self.change.sure:
@@ -39,7 +39,7 @@ class Compared:
 
 
 def compare(before: Run, after: Run) -> list[Compared]:
-    """The figures of each model and level that both runs have. Raises SpecError where they share none."""
+    """Compare the figures of each model and level that both runs have. Raises SpecError if they share none."""
     earlier, rows = before.repeats(), []
     for (model, level), loads in after.repeats().items():
         for figure in COMPARED:
@@ -61,7 +61,7 @@ def _compared(model: str, level: str, figure: Figure, before: list[Load], after:
 
 
 def comparison_table(rows: list[Compared], before: Run) -> Table:
-    """A table with one row for each model, level and figure."""
+    """Return a table with one row for each model, level and figure."""
     result = Table(title=f"against the load test of {before.when}", title_justify="left")
     for name in ("model", "load", "figure"):
         result.add_column(name, no_wrap=True)

@@ -1,6 +1,6 @@
-"""Load tests with the real perf_analyzer, on inputs that fit the task and are of mixed lengths.
+"""Run load tests with the real perf_analyzer, on inputs that fit the task and are of mixed lengths.
 
-Knows perf_analyzer's command line and files; what it drives is a list of targets, what it leaves is a Run.
+Knows perf_analyzer's command line and files; takes a list of targets, and returns a Run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from builder.runtime.fields import Field
 from builder.serve.client import Client
 from builder.serve.perf_analyzer import find_perf_analyzer
 
-SENT = 512  # samples that perf_analyzer has before it begins anew
-WINDOWS = 3  # perf_analyzer measures so many at least, one after the other
-SLOWEST = 20.0  # times what a measurement should take: then it hangs
-ATTEMPTS = 3  # perf_analyzer 2.51 breaks off now and then while it writes down a stream's requests
+SENT = 512  # samples that perf_analyzer has before it starts over
+WINDOWS = 3  # perf_analyzer measures at least so many, one after the other
+SLOWEST = 20.0  # times the expected duration of a measurement: beyond it, perf_analyzer hangs
+ATTEMPTS = 3  # perf_analyzer 2.51 sometimes breaks off while it writes a stream's requests
 
 
 class _BrokenOff(ServeError):
-    """perf_analyzer ended before it had written its measurements."""
+    """Raised if perf_analyzer ended before it had written its measurements."""
 
 
 def load_test(
@@ -50,9 +50,9 @@ def load_test(
 ) -> Run:
     """Drive the models `targets` at `url` together, at each of `levels`, `repeats` times for `seconds` each.
 
-    A ramp ends after the first level whose p99 exceeds `p99_ms`, of any of the models, or that the server refuses;
-    of a stream that is the p99 to its first token.
-    Raises ServeError when the first level cannot run.
+    A ramp ends after the first level that the server refuses, or at which the p99 of any model exceeds `p99_ms`;
+    for a stream that is the p99 to its first token.
+    Raises ServeError if the first level cannot run.
     """
     loads: list[Load] = []
     stopped = None
@@ -75,7 +75,7 @@ def load_test(
 
 
 def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
-    """The model whose p99 is above the limit in most of the repeats; None where there is none."""
+    """Return a message on the first model whose median p99 over the repeats is above the limit, or None."""
     for name in dict.fromkeys(load.model for load in loads):
         p99 = median(load.client.bounded_ms for load in loads if load.model == name)
         if p99 > limit_ms:
@@ -86,10 +86,9 @@ def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
 def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0) -> list[Load]:
     """Drive all `targets` together, once, for `seconds` after perf_analyzer's own warm-up. Returns a Load for each.
 
-    `seed` draws the order of the samples, and the times at which the requests of a rate are sent. Repeated where
+    `seed` draws the order of the samples, and the times at which the requests of a rate are sent. Repeated if
     perf_analyzer ends too early.
-
-    Raises ServeError when the load cannot run.
+    Raises ServeError if the load cannot run.
     """
     for _ in range(ATTEMPTS - 1):
         with contextlib.suppress(_BrokenOff):
@@ -125,13 +124,13 @@ def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, 
 def _command(
     client: Client, samples: Sequence[Mapping[str, Any]], level: Level, seconds: float, seed: int, folder: Path
 ) -> list[str]:
-    """perf_analyzer's options. Its input is written to `folder`, where it will write its results too."""
+    """Return perf_analyzer's options. Writes its input to `folder`, where it will write its results too."""
     data = folder / f"{client.name}.input.json"
     data.write_text(json.dumps(_input_data(in_random_order(samples, seed), client.signature.inputs)), "utf-8")
     command = ["-m", client.name, "-u", client.url, "-i", "grpc", "--input-data", str(data)]
     command += ["--measurement-interval", str(round(1000 * seconds / WINDOWS)), "--stability-percentage", "999"]
     command += ["--percentile", "50", "-f", str(_report(folder, client.name))]
-    if level.kind == "rate":  # sent when it is time, whether or not the ones before are answered
+    if level.kind == "rate":  # sent at its time, whether or not the earlier ones are answered
         intervals = folder / f"{client.name}.intervals"
         intervals.write_text("\n".join(map(str, _intervals(level.value, seconds, seed))), "ascii")
         command += ["--request-intervals", str(intervals), "--async"]
@@ -143,16 +142,21 @@ def _command(
 
 
 def in_random_order(samples: Sequence[Mapping[str, Any]], seed: int) -> list[Mapping[str, Any]]:
-    """Passes over all `samples`, each in another order: perf_analyzer sends them in turn, and where a file has the long
-    ones together, as ours has, they would come together too, and wait for each other."""
+    """Return passes over all `samples`, each in another random order.
+
+    perf_analyzer sends them in turn: if a file has its long ones together, as ours has, they would arrive together
+    too, and wait for each other.
+    """
     chance = np.random.default_rng(seed)
     passes = max(1, SENT // len(samples))
     return [samples[index] for _ in range(passes) for index in chance.permutation(len(samples))]
 
 
 def _intervals(rate: float, seconds: float, seed: int) -> list[int]:
-    """Microseconds between requests of a Poisson process, `rate` a second on average to the last digit; they begin anew
-    at their end. perf_analyzer's own process always begins with the same slow dozen, half of the rate.
+    """Return the microseconds between requests of a Poisson process, which starts over at its end.
+
+    The average is `rate` a second, to the last digit. perf_analyzer's own process always begins with the same slow
+    dozen, half of the rate.
     """
     count = max(2, math.ceil(2 * rate * seconds))
     drawn = np.random.default_rng(seed).exponential(size=count)
@@ -168,7 +172,7 @@ def _export(folder: Path, name: str) -> Path:
 
 
 def _drive(command: list[str], environment: dict[str, str], client: Client, folder: Path, limit_s: float) -> Seen:
-    """Run perf_analyzer and read what it wrote. Raises ServeError; _BrokenOff where measuring again may help."""
+    """Run perf_analyzer and read its results. Raises ServeError; _BrokenOff if measuring again may help."""
     try:
         finished = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
@@ -194,7 +198,7 @@ def _drive(command: list[str], environment: dict[str, str], client: Client, fold
 
 
 def _input_data(samples: Sequence[Mapping[str, Any]], fields: Sequence[Field]) -> dict[str, Any]:
-    """perf_analyzer's JSON: each sample's inputs with their shapes; only inputs that every sample has."""
+    """Return perf_analyzer's JSON: each sample's inputs with their shapes; only inputs that every sample has."""
     common = [field for field in fields if all(field.name in sample for sample in samples)]
     entries = []
     for sample in samples:

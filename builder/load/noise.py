@@ -1,4 +1,4 @@
-"""How sure a figure is: means of repeats with 95% intervals (Student's t), and whether two differ."""
+"""Estimate the noise of figures: means of repeats with 95% intervals (Student's t), and whether two differ."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import mean, variance
 
 from scipy.special import stdtrit
 
-SURE = 0.975  # of a two-sided interval of 95%
+SURE = 0.975  # quantile of a two-sided interval of 95%
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, and half of its 95% interval, which is None for a single value: its noise is not known."""
+    """Mean, and half of its 95% interval, which is None for a single value: its noise is not known."""
 
     mean: float
     half: float | None
@@ -36,8 +36,9 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """From one mean to another, as a share of the first; `half`: of its 95% interval, None where either was not
-    repeated.
+    """Difference of two means, as a share of the first.
+
+    `half`: half of its 95% interval, None if either was not repeated.
     """
 
     share: float
@@ -45,7 +46,7 @@ class Change:
 
     @property
     def sure(self) -> bool:
-        """Whether 0 is outside of the interval, so that something did change."""
+        """True if the interval excludes 0, so that something did change."""
         return self.half is not None and abs(self.share) > self.half
 
     def __str__(self) -> str:
@@ -53,7 +54,7 @@ class Change:
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> Change | None:
-    """How much more `after` is; None where `before` is 0. Welch: variances need not be equal."""
+    """Return by what share `after` is larger; None if `before` is 0. Welch: variances need not be equal."""
     base = mean(before)
     if base == 0:
         return None
@@ -69,9 +70,9 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change | None:
 
 
 def change_by_turns(before: Sequence[float], after: Sequence[float]) -> Change | None:
-    """As `change`, of values that were taken in pairs, one after the other: by the ratio of each pair.
+    """Return the change of values that were measured in alternating pairs, from the ratio of each pair.
 
-    What slows the machine for a while slows both of a pair. None where a value is 0.
+    Whatever slows the machine for a while slows both values of a pair. None if a value is 0.
     """
     if min(*before, *after) <= 0:
         return None

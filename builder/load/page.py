@@ -1,4 +1,4 @@
-"""A load test as one HTML page: no script, no network."""
+"""Render a load test as one HTML page: no script, no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Repeats = Mapping[Level, Sequence[Load]]  # of one model
 
 
 def page(run: Run, before: Run | None = None, compared: Sequence[Compared] = ()) -> str:
-    """The whole page. With `before`, an earlier run, it also shows how the two compare."""
+    """Return the whole page. With `before`, an earlier run, it also compares the two."""
     groups = run.repeats()
     models = list(dict.fromkeys(model for model, _ in groups))
     shown = [figure for figure in FIGURES if any(figure.of(load) is not None for load in run.loads)]
@@ -45,7 +45,7 @@ def _levels(run: Run, model: str) -> Repeats:
 
 
 def _charts(model: str, levels: Repeats, before: Repeats) -> dict[str, str]:
-    """The charts of one model: latency against throughput, where its time was spent, and its batches."""
+    """Return the charts of one model: latency against throughput, queue and compute time, and its batches."""
     lines = {**_latencies(levels, ""), **(_latencies(before, " before") if before else {})}
     charts_by_title = {f"{model}: latency against throughput": charts.lines(lines, ("requests/s", "ms"), None)}
     streams = [load.client.stream for loads in levels.values() for load in loads if load.client.stream is not None]
@@ -95,7 +95,7 @@ def _stream_charts(model: str, levels: Repeats) -> dict[str, str]:
 
 
 def _batches(loads: Sequence[Load]) -> dict[str, float]:
-    """Shares in percent of the executions whose batch had so many requests, in doubling ranges."""
+    """Return the share in percent of executions by the number of requests in their batch, in doubling ranges."""
     counts: dict[int, int] = {}
     for load in loads:
         for size, count in load.server.batches.items():

@@ -1,4 +1,4 @@
-"""What perf_analyzer saw: its CSV of a model that answers once, its JSON of every response of one that streams.
+"""Read perf_analyzer's results: its CSV for single answers, its JSON of every response for streams.
 
 JSON: triton-inference-server/perf_analyzer, src/profile_data_exporter.cc; times are nanoseconds since 1970.
 """
@@ -32,7 +32,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Seen:
-    """What clients saw: answers a second, and the milliseconds until an answer was complete."""
+    """Figures of the clients: answers a second, and the milliseconds until an answer was complete."""
 
     requests_per_s: float
     p50_ms: float
@@ -42,21 +42,21 @@ class Seen:
 
     @property
     def bounded_ms(self) -> float:
-        """The p99 that a limit applies to, in ms: of the whole answer or, for a stream, of its first token."""
+        """p99 to which a limit applies, in ms: of the whole answer or, for a stream, of its first token."""
         return self.p99_ms if self.stream is None else self.stream.first_p99_ms
 
 
 def from_csv(text: str) -> Seen:
-    """The last line of a report as `perf_analyzer -f` writes it, with the percentiles 50, 90 and 99."""
+    """Read the last line of a report by `perf_analyzer -f`, with the percentiles 50, 90 and 99."""
     *_, row = csv.DictReader(text.splitlines())
     p50, p90, p99 = (float(row[f"p{percentile} latency"]) / MICROSECONDS for percentile in (50, 90, 99))
     return Seen(float(row["Inferences/Second"]), p50, p90, p99)
 
 
 def from_export(document: Mapping[str, Any]) -> Seen:
-    """Figures of a `--profile-export-file`: of the requests whose last response came within one of its windows.
+    """Compute the figures of a `--profile-export-file` from requests whose last response is in its windows.
 
-    Raises ServeError where none did.
+    Raises ServeError if there is no such request.
     """
     (experiment,) = document["experiments"]
     start, end = experiment["window_boundaries"][0], experiment["window_boundaries"][-1]
@@ -77,7 +77,7 @@ def from_export(document: Mapping[str, Any]) -> Seen:
 
 
 def _tokens(outputs: Sequence[Mapping[str, Any]]) -> int:
-    """The tokens of an answer: as its last response counts them; where it does not, one for each response."""
+    """Return the tokens of an answer, as its last response counts them; without a count, one for each response."""
     counted = [output["completion_tokens"] for output in outputs if output.get("completion_tokens") not in (None, "")]
     if not counted:
         return len(outputs)

@@ -1,4 +1,4 @@
-"""What a load test leaves: every repeat of every level, kept as JSON, and its figures with their noise."""
+"""Save a load test: every repeat of every level, kept as JSON, and its figures with their noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from builder.load.profile import Seen, Stream
 from builder.load.statistics import Served
 from builder.load.traffic import Level
 
-SCHEMA = 1  # counts up when a field changes its name, its type or its meaning
+SCHEMA = 1  # incremented when a field changes its name, its type or its meaning
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Run:
-    """A load test. `server`: its name and version; `machine`: where the clients ran; `stopped`: why a ramp ended."""
+    """Load test. `server`: its name and version; `machine`: where the clients ran; `stopped`: why a ramp ended."""
 
     when: str
     server: str
@@ -41,20 +41,20 @@ class Run:
     stopped: str | None = None
 
     def repeats(self) -> dict[tuple[str, Level], list[Load]]:
-        """The repeats of each model and level, in the order in which they were first measured."""
+        """Group the repeats by model and level, in the order in which they were first measured."""
         groups: dict[tuple[str, Level], list[Load]] = {}
         for load in self.loads:
             groups.setdefault((load.model, load.level), []).append(load)
         return groups
 
     def document(self) -> dict[str, Any]:
-        """The run as JSON values."""
+        """Return the run as JSON values."""
         return {"schema": SCHEMA, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a Load, which may lack it. `higher`: whether more is better; None where neither is."""
+    """One number of a Load, which may lack it. `higher`: True if more is better; None if neither is."""
 
     title: str
     of: Callable[[Load], float | None]
@@ -83,13 +83,13 @@ FIGURES = (
 
 
 def estimate(figure: Figure, loads: Sequence[Load]) -> Estimate | None:
-    """The mean of a figure over the repeats of one level, with its noise; None where they lack it."""
+    """Return the mean of a figure over the repeats of one level, with its noise; None if they lack it."""
     values = [value for value in map(figure.of, loads) if value is not None]
     return Estimate.of(values) if values else None
 
 
 def table(run: Run) -> Table:
-    """One row for each model and level, a column for each figure; with intervals where levels were repeated."""
+    """Return a table: a row for each model and level, a column for each figure, intervals if levels were repeated."""
     groups = run.repeats()
     shown = [figure for figure in FIGURES if any(figure.of(load) is not None for load in run.loads)]
     shown = [
@@ -110,7 +110,7 @@ def table(run: Run) -> Table:
 
 
 def save(run: Run, path: Path) -> None:
-    """Raises RepositoryError where it cannot be written."""
+    """Save a run as JSON. Raises RepositoryError if the file cannot be written."""
     try:
         path.write_text(json.dumps(run.document(), indent=1), "utf-8")
     except OSError as error:
@@ -118,7 +118,7 @@ def save(run: Run, path: Path) -> None:
 
 
 def read(path: Path) -> Run:
-    """The run in a file that `save` wrote. Raises SpecError where it is not one."""
+    """Read a run from a file that `save` wrote. Raises SpecError if it is not one."""
     try:
         document = json.loads(path.read_text("utf-8"))
         schema = document.pop("schema")

@@ -1,4 +1,4 @@
-"""What Triton counted between two moments: waiting, computing, and how it batched.
+"""Compute from Triton's counters, between two moments, the queue and compute times and the batches.
 
 Fields: triton-inference-server/server, docs/protocol/extension_statistics.md; counts, and nanoseconds since the start.
 """
@@ -17,17 +17,17 @@ Statistics = Mapping[str, Any]  # of one model: an entry of `model_stats`
 
 @dataclass(frozen=True)
 class Served:
-    """What the server did for one model. Times are the mean of a request, in milliseconds."""
+    """Server's work for one model. Times are the mean of a request, in milliseconds."""
 
     queue_ms: float
     compute_ms: float
     mean_batch: float
-    batches: Mapping[str, int]  # size of a batch, as JSON has its keys -> how many were executed
+    batches: Mapping[str, int]  # size of a batch, as a JSON key -> number of executions
     failures: int
 
 
 def between(before: Statistics, after: Statistics) -> Served:
-    """The difference of two statistics of the same model."""
+    """Return the difference of two statistics of the same model."""
     requests = _grown(before, after, "inference_stats", "success", "count")
     queue = _grown(before, after, "inference_stats", "queue", "ns")
     compute = sum(_grown(before, after, "inference_stats", part, "ns") for part in COMPUTE)
@@ -49,7 +49,7 @@ def _grown(before: Statistics, after: Statistics, *path: str) -> int:
 
 
 def _count(statistics: Any, *path: str) -> int:
-    """Protobuf's JSON leaves out what is 0, and writes 64-bit numbers as strings."""
+    """Return a counter at `path`: protobuf's JSON omits 0, and writes 64-bit numbers as strings."""
     for name in path:
         statistics = statistics.get(name, {} if name != path[-1] else 0)
     return int(statistics)

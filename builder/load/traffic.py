@@ -1,4 +1,4 @@
-"""How much traffic, for which models: levels of load, and what share of each a model gets."""
+"""Define the traffic of a load test: levels of load, and the share of each that a model gets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from builder.errors import SpecError
 
-SHARE = ":"  # between the name of a model and its share; no name has it
+SHARE = ":"  # between the name of a model and its share; names do not have it
 MOST_LEVELS = 100
 
 
 @dataclass(frozen=True)
 class Level:
-    """One amount of load: so many requests at any time, or so many a second, at random times (a Poisson process)."""
+    """Amount of load: concurrent requests, or requests a second at random times (a Poisson process)."""
 
     kind: Literal["concurrency", "rate"]
     value: float
@@ -24,14 +24,14 @@ class Level:
         return f"{self.value:g} at once" if self.kind == "concurrency" else f"{self.value:g}/s"
 
     def part(self, share: float) -> Level:
-        """`share` of this level, 0 to 1; of concurrent requests, at least one."""
+        """Return `share` of this level, 0 to 1; of concurrent requests, at least one."""
         value = self.value * share
         return Level(self.kind, max(1, round(value)) if self.kind == "concurrency" else value)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model under load. `samples`: its requests, sent in random order; `share`: of the requests, 0 to 1."""
+    """Model under load. `samples`: its requests, sent in random order; `share`: of all requests, 0 to 1."""
 
     name: str
     samples: Sequence[Mapping[str, Any]]
@@ -39,18 +39,18 @@ class Target:
 
 
 def concurrencies(text: str) -> tuple[Level, ...]:
-    """Levels from an option such as `1,8,32` or `1:33:8`. Raises SpecError."""
+    """Parse levels from an option such as `1,8,32` or `1:33:8`. Raises SpecError."""
     numbers = _numbers("--concurrency", text, int)
     return tuple(Level("concurrency", value) for value in numbers)
 
 
 def rates(text: str) -> tuple[Level, ...]:
-    """Levels from an option such as `5,10,20.5` or the ramp `10:100:10`. Raises SpecError."""
+    """Parse levels from an option such as `5,10,20.5` or the ramp `10:100:10`. Raises SpecError."""
     return tuple(Level("rate", value) for value in _numbers("--rate", text, float))
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], float]) -> list[float]:
-    """A list with commas, or START:END:STEP as perf_analyzer writes a range, END included."""
+    """Parse a list with commas, or START:END:STEP as perf_analyzer writes a range, END included."""
     wrong = SpecError(f"{option} {text!r} is not a list of numbers such as 1,8,32, or START:END:STEP such as 10:100:30")
     try:
         values = [kind(part) for part in text.split(":" if ":" in text else ",")]
@@ -71,7 +71,7 @@ def _numbers(option: str, text: str, kind: Callable[[str], float]) -> list[float
 
 
 def shares(texts: Sequence[str]) -> dict[str, float]:
-    """The models of a mix and their shares, which add up to 1, from NAME or NAME:SHARE. Raises SpecError."""
+    """Parse NAME or NAME:SHARE of each model in a mix; return shares that add up to 1. Raises SpecError."""
     by_model: dict[str, float] = {}
     for text in texts:
         name, _, share = text.partition(SHARE)

@@ -1,4 +1,4 @@
-"""The application, as Ray Serve imports it: import_path builder.ray.application:application, with Options as args."""
+"""Build the application for Ray Serve: import_path builder.ray.application:application, with Options as args."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from builder.ray.options import Options, read_options
 from builder.ray.replica import limited
 from builder.ray.replicas import Replicas
 
-MOST_AT_ONCE = 1024  # requests that a gateway has taken
-FULL = 2  # times `busy`: a replica that has so many takes no more, and its models are loaded elsewhere too
-STOP_S = 60.0  # for what runs when a replica is told to stop
+MOST_AT_ONCE = 1024  # requests that a gateway handles at the same time
+FULL = 2  # times `busy`: a replica with so many takes no more, and its models are loaded elsewhere too
+STOP_S = 60.0  # time that running requests get when a replica is told to stop
 
 
 class Gateway:
-    """The gateway's application over `replicas`, a ray.serve DeploymentHandle."""
+    """Application of the gateway over `replicas`, a ray.serve DeploymentHandle."""
 
     def __init__(self, options: Options, replicas: Any) -> None:
         self.options, self.replicas = options, replicas
@@ -34,7 +34,7 @@ class Gateway:
 
 
 def application(arguments: dict[str, Any]) -> Any:
-    """The Serve application of `arguments`. Raises SpecError for what is none of Options."""
+    """Return the Serve application of `arguments`. Raises SpecError for arguments that are not those of Options."""
     options = read_options(arguments)
     replicas = serve.deployment(
         limited(options.models_per_replica, serve.multiplexed),
@@ -56,6 +56,6 @@ def application(arguments: dict[str, Any]) -> Any:
         num_replicas=options.gateways,
         max_ongoing_requests=MOST_AT_ONCE,
         graceful_shutdown_timeout_s=STOP_S,
-        ray_actor_options={"num_cpus": 0},  # it waits, mostly
+        ray_actor_options={"num_cpus": 0},  # mostly waiting
     )
     return gateway.bind(options, replicas.bind(options.repository))

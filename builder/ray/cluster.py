@@ -1,4 +1,4 @@
-"""Ray from here: a cluster of this machine alone, or one that runs; and the application on it, until the end."""
+"""Connect to Ray, on this machine alone or in a running cluster, and run the application on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from builder.machine import available_cores
 from builder.ray.options import Options
 
 NAME = "triton"
-OBJECTS = 128 << 20  # bytes of shared memory: requests and answers are small, and the least that Ray takes is 75 MB
+OBJECTS = 128 << 20  # bytes of shared memory: requests and answers are small, and Ray's minimum is 75 MB
 SETTINGS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "builder.ray.proxy.middlewares",
     "RAY_worker_niceness": "0",  # not 15, with which a replica's Triton waits for every other program of its node
@@ -25,35 +25,35 @@ PATIENCE = {  # on a busy machine a node takes longer to start than the 10 to 30
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a cluster of one machine keeps to it, as it does there
-ADDRESS = "RAY_ADDRESS"  # where a cluster is, as Ray's own programs take it; KubeRay sets it for a RayJob
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a cluster of one machine keeps to it, as on those two
+ADDRESS = "RAY_ADDRESS"  # address of a cluster, as Ray's own programs read it; KubeRay sets it for a RayJob
 
 
 def cluster_address() -> str | None:
-    """Of the cluster that the environment names; None for one of this machine alone."""
+    """Return the address of the cluster that the environment names; None for this machine alone."""
     return os.environ.get(ADDRESS) or None
 
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The module ray, connected to the cluster at `address`, or to one of this machine that ends with this.
+    """Yield the module ray, connected to the cluster at `address`, or to a local one that ends with this context.
 
-    Raises SpecError where ray is not installed, ServeError where no cluster answers.
+    Raises SpecError if ray is not installed, ServeError if no cluster answers.
     """
-    # For ray, and for its children.
+    # For ray, and for its child processes.
     os.environ.update({**PATIENCE, **os.environ, **SETTINGS, **({} if _is_elsewhere(address) else LOOPBACK)})
     try:
         import ray
     except ModuleNotFoundError as error:
         raise SpecError(f"Ray is not installed: {installing('ray')}") from error
-    if ray.is_initialized():  # by whoever calls this
+    if ray.is_initialized():  # the caller has connected
         yield ray
         return
     local = {"num_cpus": available_cores(), "object_store_memory": OBJECTS, "include_dashboard": False}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         ray.init(address=address or "local", **quiet, **({} if address else local))
-    except Exception as error:  # of a node that does not start in time too, for which Ray has no type of its own
+    except Exception as error:  # also if a node does not start in time, for which Ray has no exception type of its own
         raise ServeError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
     try:
         yield ray
@@ -67,8 +67,9 @@ def _is_elsewhere(address: str | None) -> bool:
 
 @contextmanager
 def serving(options: Options, host: str, port: int) -> Iterator[None]:
-    """The application of `options` on the cluster that this process is connected to, at `host`:`port` of each node; of
-    the first node alone where that is a loopback address. Raises ServeError where it does not start.
+    """Run the application of `options` on the connected cluster, at `host`:`port` of each node.
+
+    If `host` is a loopback address, only the first node listens. Raises ServeError if the application does not start.
     """
     from ray import serve
 

@@ -1,4 +1,4 @@
-"""What an application is told: the arguments of builder.ray.application, as serve.yaml has them."""
+"""Read the options of an application: the arguments of builder.ray.application, as in serve.yaml."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from builder.errors import SpecError
 
 
 class Options(BaseModel):
-    """`repository`: the same folder on every node. A replica takes `cores` of its node's logical cores, and `memory`
-    bytes of it where that is not 0; Ray starts as many between `min_replicas` and `max_replicas` as keep `busy`
-    requests at once on each, once more of them were wanted for `grow_after_s` seconds, or fewer for `shrink_after_s`.
+    """Options of an application. `repository`: the same folder on every node.
+
+    A replica takes `cores` of its node's logical cores, and `memory` bytes of it if that is not 0. Ray keeps between
+    `min_replicas` and `max_replicas` of them, so that each has `busy` requests at once; it adds replicas when more have
+    been needed for `grow_after_s` seconds, and removes some when fewer have been needed for `shrink_after_s`.
     `keys_file`: as of build-repo gateway, on the nodes of gateways.
     """
 
@@ -41,7 +43,7 @@ class Options(BaseModel):
 
 
 def read_options(given: dict[str, Any]) -> Options:
-    """`given`, as a Serve configuration has it. Raises SpecError, with the fields that are wrong."""
+    """Read `given`, the arguments of a Serve configuration. Raises SpecError, with the fields that are wrong."""
     try:
         return Options.model_validate(given)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Middleware of Ray's HTTP proxy: a request whose gateway died is asked again of another gateway.
+"""Extend Ray's HTTP proxy with middleware that sends a request to another gateway if its gateway died.
 
 The proxy itself gives up: its application returns without a response, and its server answers 500 (ray/serve/_private/
 http_util.py, send_http_response_on_exception). It takes middleware from the function that the environment variable
@@ -15,18 +15,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from builder.gateway.errors import ApiError
 from builder.gateway.responses import event, send_json
 
-AGAIN_S = (0.1, 0.3, 1.0, 3.0)  # before each time that a request is asked again
-MOST_KEPT = 16 << 20  # bytes of a body: a larger one is asked once
+AGAIN_S = (0.1, 0.3, 1.0, 3.0)  # pause before each retry
+MOST_KEPT = 16 << 20  # bytes of a body: a larger one is sent only once
 GONE = "the gateway that had this request is gone; send it again"
 
 
 def middlewares() -> list[Middleware]:
-    """What Ray's proxy puts around its application."""
+    """Return the middleware that Ray's proxy puts around its application."""
     return [Middleware(AskAgain)]
 
 
 class Kept:
-    """What a client sends, from its beginning as often as it is wanted."""
+    """A client's messages, kept so that they can be read again from the beginning."""
 
     def __init__(self, receive: Receive) -> None:
         self.receive = receive
@@ -35,11 +35,11 @@ class Kept:
 
     @property
     def again(self) -> bool:
-        """Whether it is here from its beginning, and somebody waits for the answer."""
+        """True if the whole body so far is kept, and the client still waits for the answer."""
         return self.size <= MOST_KEPT and all(message["type"] == "http.request" for message in self.messages)
 
     def reader(self) -> Receive:
-        """An ASGI `receive` that begins at the beginning."""
+        """Return an ASGI `receive` that starts at the beginning."""
         before = list(self.messages)
 
         async def receive() -> Message:
@@ -55,7 +55,7 @@ class Kept:
 
 
 class Response:
-    """How far a response has come."""
+    """Progress of a response."""
 
     def __init__(self, send: Send) -> None:
         self.send = send
@@ -73,7 +73,7 @@ class Response:
 
 
 class AskAgain:
-    """ASGI middleware around an application that returns without a response where what it asked has died."""
+    """ASGI middleware that retries when the application returns without a response because its gateway died."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,7 +1,7 @@
-"""A replica: a Triton of its own, in which a model is loaded when a request for it comes.
+"""Run a replica: a Triton of its own, in which a model is loaded when a request for it comes.
 
-Ray chooses what is unloaded, the model that was asked last the longest ago (ray.serve.multiplexed); it is unloaded when
-its last request is answered. A replica ends with its Triton, so that Ray starts another and asks others meanwhile.
+Ray unloads the least recently used model (ray.serve.multiplexed), once its last request is answered. A replica ends
+with its Triton, so that Ray starts another and sends requests elsewhere meanwhile.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ TRITON_ENDED = 70  # exit status of a replica whose Triton ended by itself: EX_S
 
 
 class Loaded:
-    """A model that a server has loaded: unloaded when Ray deletes it, as soon as nobody uses it.
+    """Model that a server has loaded; unloaded when Ray deletes this object, as soon as no request uses it.
 
-    Used on one event loop, deleted on another thread, and once more by Python: only the first time counts.
+    It is used on one event loop, deleted on another thread, and once more by Python: only the first deletion counts.
     """
 
     def __init__(self, server: Server, name: str) -> None:
@@ -47,7 +47,7 @@ class Loaded:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Stays loaded meanwhile."""
+        """Keep the model loaded within this context."""
         with self.changed:
             self.users += 1
         try:
@@ -72,7 +72,7 @@ class Loaded:
 
 
 class Replica:
-    """What answers requests for models of `repository`: one of a deployment's replicas.
+    """One of a deployment's replicas, which answers requests for models of `repository`.
 
     Ray keeps what `load` returns: see `limited`.
     """
@@ -80,21 +80,21 @@ class Replica:
     def __init__(self, repository: str) -> None:
         self.stopping = False
         self.stack = ExitStack()
-        # On this thread, which lives as long as the process does: Triton is ended with the thread that started it.
+        # On this thread, which lives as long as the process: Triton ends with the thread that started it.
         self.server = self.stack.enter_context(running(Path(repository), strict=False, on_demand=True, liveness=True))
         self.triton = Triton(self.server.url)
         threading.Thread(target=self._watch, daemon=True).start()
 
     async def load(self, name: str) -> Loaded:
-        """Load a model. Raises ServeError with Triton's reason where it does not load."""
+        """Load a model. Raises ServeError with Triton's reason if it does not load."""
         return await asyncio.to_thread(Loaded, self.server, name)
 
     async def ready(self) -> bool:
-        """Whether its Triton answers."""
+        """Return True if its Triton answers."""
         return await self.triton.ready()
 
     async def infer(self, request: bytes, metadata: Metadata = ()) -> Answer:
-        """The answer to a ModelInferRequest."""
+        """Return the answer to a ModelInferRequest."""
         message = service_pb2.ModelInferRequest.FromString(request)
         try:
             with (await self._model(message.model_name)).lease():
@@ -103,7 +103,7 @@ class Replica:
             return refusal(error)
 
     async def stream(self, request: bytes, metadata: Metadata = ()) -> AsyncGenerator[Answer, None]:
-        """The answers to a ModelInferRequest as they come; a refusal is the last."""
+        """Yield the answers to a ModelInferRequest as they come; a refusal is the last."""
         message = service_pb2.ModelInferRequest.FromString(request)
         try:
             with (await self._model(message.model_name)).lease():
@@ -119,7 +119,7 @@ class Replica:
             raise ApiError(500, str(error), code="not_loaded") from error
 
     def _watch(self) -> None:
-        """Look after the processes of its models until its Triton ends, and end with it."""
+        """Monitor the processes of its models until its Triton ends, and then end this process."""
         watcher = Watcher(self.server, _say)
         with heartbeat(self.server, _say):
             while (status := self.server.process.poll()) is None:
@@ -141,7 +141,7 @@ def _say(text: str) -> None:
 
 
 def limited(models: int, multiplexed: Any) -> type[Replica]:
-    """Replicas that have at most `models` loaded; `multiplexed`: ray.serve's."""
+    """Return a class of replicas that have at most `models` loaded; `multiplexed`: ray.serve's."""
 
     class Limited(Replica):
         load = multiplexed(max_num_models_per_replica=models)(Replica.load)

@@ -1,7 +1,7 @@
-"""The replicas as the gateway sees them: what answers like one gateway.triton.Triton.
+"""Client of the replicas for the gateway, with the interface of gateway.triton.Triton.
 
-A request whose replica is gone, or whose Triton is, is asked again of another: inference changes nothing. A stream is
-asked again until its first answer was passed on.
+If a replica, or its Triton, is gone, its request is sent to another: inference has no side effects. A stream is retried
+until its first answer was passed on.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from builder.gateway.tensors import Outputs
 from builder.gateway.triton import Metadata
 from builder.ray.wire import outputs
 
-AGAIN_S = (0.0, 0.1, 0.3, 1.0, 3.0)  # before each time that a request is asked again
+AGAIN_S = (0.0, 0.1, 0.3, 1.0, 3.0)  # pause before each retry
 READY_S = 5.0
-AWAY = "unavailable"  # the code of an ApiError of a Triton, or a model in it, that is not there
+AWAY = "unavailable"  # error code of an ApiError if a Triton, or a model in it, is not there
 
 
 class Replicas:
-    """`handle`: a ray.serve DeploymentHandle of the deployment that they are replicas of."""
+    """Replicas of the deployment behind `handle`, a ray.serve DeploymentHandle."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 
     async def ready(self) -> bool:
-        """Whether there is a replica whose Triton answers."""
+        """Return True if there is a replica whose Triton answers."""
         try:
             return bool(await asyncio.wait_for(_whole(self.handle.ready.remote()), READY_S))
         except (RayError, TimeoutError):
             return False
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
-        """The answer of a replica. Raises ApiError."""
+        """Return the answer of a replica. Raises ApiError."""
         ask = self.handle.options(multiplexed_model_id=request.model_name).infer
         data = request.SerializeToString()
         for pause in (*AGAIN_S, None):
@@ -51,7 +51,7 @@ class Replicas:
     async def stream(
         self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
     ) -> AsyncGenerator[Outputs, None]:
-        """The answers of a replica as they come. Raises ApiError; an iterator that is closed early ends the request."""
+        """Yield the answers of a replica as they come. Raises ApiError; closing the iterator early ends the request."""
         ask = self.handle.options(multiplexed_model_id=request.model_name, stream=True).stream
         data = request.SerializeToString()
         begun = False
@@ -65,11 +65,11 @@ class Replicas:
             except (RayError, ApiError) as error:
                 await _before_again(error, None if begun else pause)
             finally:
-                answers.cancel()  # nothing, where it has ended
+                answers.cancel()  # no effect if it has ended
 
 
 async def _whole(response: Any) -> Any:
-    """What a call of a replica returns; a caller that is cancelled cancels it."""
+    """Return the result of a replica's call; cancelling the caller cancels the call."""
     try:
         return await response
     except asyncio.CancelledError:
@@ -78,7 +78,7 @@ async def _whole(response: Any) -> Any:
 
 
 async def _before_again(error: RayError | ApiError, pause: float | None) -> None:
-    """Wait until a request may be asked again. Raises ApiError where it may not."""
+    """Wait until a request may be retried. Raises ApiError if it may not."""
     if isinstance(error, RayTaskError) or (isinstance(error, ApiError) and error.code != AWAY):
         raise error
     if pause is None:

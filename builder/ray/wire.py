@@ -1,4 +1,4 @@
-"""What goes between a gateway and a replica: it pickles, which an ApiError does not."""
+"""Answers between a gateway and a replica, which can be pickled; an ApiError cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from builder.gateway.tensors import Outputs
 
 @dataclass(frozen=True)
 class Refusal:
-    """An ApiError, on its way."""
+    """ApiError in a form that can be pickled."""
 
     status: int
     message: str
@@ -23,12 +23,12 @@ Answer = Outputs | Refusal
 
 
 def refusal(error: ApiError) -> Refusal:
-    """What a replica answers instead of raising `error`."""
+    """Return the answer with which a replica replaces raising `error`."""
     return Refusal(error.status, error.message, error.param, error.code, error.retry_after)
 
 
 def outputs(answer: Answer) -> Outputs:
-    """The outputs that a replica answered. Raises the ApiError that it refused with."""
+    """Return the outputs of a replica's answer. Raises the ApiError if the answer is a refusal."""
     if not isinstance(answer, Refusal):
         return answer
     raise ApiError(answer.status, answer.message, param=answer.param, code=answer.code, retry_after=answer.retry_after)

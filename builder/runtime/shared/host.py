@@ -139,7 +139,7 @@ class Host:
                 return False
 
     def _drop(self, lacking: int) -> int:
-        """Drop unused models, least recently used first, until `lacking` bytes are free; return how many."""
+        """Drop unused models, least recently used first, until their sizes reach `lacking`; return how many."""
         dropped: list[Loaded] = []  # freed when this returns, not under the lock
         with self.table:
             for model in sorted(self.loaded.values(), key=lambda model: model.used):
