@@ -1,7 +1,7 @@
-"""Which architectures are served, and which are refused with what words: docs/architectures.json.
+"""Tables of the architectures that are served, and of those refused with their reasons: docs/architectures.json.
 
-Each is built by the product in a process of its own, then the published repository's emitted code is run in rows past
-windows and up to the last position, together in batches, and compared with PyTorch's model on each row alone.
+The product builds each one in a process of its own. The emitted code of the published repository then runs on rows past
+windows and up to the last position, together in batches, and is compared with PyTorch's model on each row alone.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ NO_REASON = re.compile(r"worth reporting|Exception summary|torch\.onnx\.export|t
 
 @dataclass(frozen=True)
 class Row:
-    """What came out for one head of one architecture.
+    """Outcome of one head of one architecture.
 
-    verified: built and served as PyTorch answers, `error` apart; refused: by a BuilderError, its first line as
-    `reason`; wrong: anything else the product did; not tried: no tiny model can be made here.
+    verified: built, and the served answers equal PyTorch's within `error`; refused: by a BuilderError, whose first line
+    is `reason`; wrong: anything else that the product did; not tried: no tiny model can be created here.
     """
 
     head: str
@@ -79,7 +79,7 @@ class Differs(Exception):
 
 
 def tried(head: str, model_type: str, folder: Path) -> Row:
-    """Make, build and compare one, in `folder`."""
+    """Create, build and compare one model in `folder`."""
     try:
         checkpoint = make_checkpoint(head, model_type, folder / "checkpoint")
         model = AUTO[head].from_pretrained(checkpoint)
@@ -107,7 +107,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, folder: Path) -> str:
-    """The product's own build, with nothing timed; what it warns of."""
+    """Build the checkpoint as the product does, without timing anything; return its warnings."""
     longest = min(positions or POSITIONS, POSITIONS)
     texts = [*TEXTS[:3], _text(tokenizer, longest - 8)]
     samples = folder / "samples.jsonl"
@@ -135,7 +135,7 @@ def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, f
 
 
 def _text(tokenizer: PreTrainedTokenizerFast, tokens: int, first: str = "") -> str:
-    """`first` and the project's texts, cut to `tokens` tokens, special ones included."""
+    """Return `first` and the project's texts, cut to `tokens` tokens, special ones included."""
     words = " ".join(reversed(TEXTS)).split(" ")
     count = 1
     while len(tokenizer(first + " ".join(words[: count + 1]))["input_ids"]) <= tokens:
@@ -147,7 +147,7 @@ def _text(tokenizer: PreTrainedTokenizerFast, tokens: int, first: str = "") -> s
 
 
 def _encoded(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) -> float:
-    """The largest difference of the engine's outputs, in the emitted front's own batch, from each row alone."""
+    """Return the largest difference between the engine's outputs in the emitted front's batch and each row alone."""
     front = folder / "repository" / "model" / "1"
     infer = infer_with(read_graph(front / "model.onnx"), 1)
     calls: list[tuple[dict[str, np.ndarray], Mapping[str, np.ndarray]]] = []
@@ -194,7 +194,7 @@ def row_error(
 
 
 def _generated(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) -> float:
-    """The largest difference of a log-probability, over answers that end at the last position; and greedy text."""
+    """Return the largest difference of a log-probability over answers up to the last position; check greedy text."""
     service = Service(folder / "repository" / "model" / "1")
     longest = service.serving.arena.length
     prompts = [_text(tokenizer, length) for length in (3, 14, 40, longest - NEW_TOKENS)]
@@ -221,7 +221,7 @@ def _generated(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) 
 
 
 def _answer(service: Service, prompt: str) -> Any:
-    """Ask for greedy text with its log-probabilities; returns what waits for it."""
+    """Ask for greedy text with its log-probabilities; return a function that waits for the answer."""
     done, answers = threading.Event(), []
 
     def respond(answer: Any, last: bool) -> None:
@@ -241,7 +241,7 @@ def _answer(service: Service, prompt: str) -> Any:
 
 
 def _in_a_process(head: str, model_type: str) -> Row:
-    """`tried` in a process of its own, silent and with a limit."""
+    """Run `tried` in a silent process of its own with a time limit."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="architectures-") as folder:
@@ -264,7 +264,7 @@ def _in_a_process(head: str, model_type: str) -> Row:
 
 
 def _warm_up() -> None:
-    """Export once before the processes are forked: what torch loads for a first export costs each of them seconds."""
+    """Export once before the processes fork: what torch loads for a first export costs each of them seconds."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         export_decoder(tiny_model("CAUSAL_LM", "llama"), Path(folder), POSITIONS)
@@ -279,7 +279,7 @@ def _child(head: str, model_type: str, folder: Path, sender: Any) -> None:
 
 
 def read_table() -> dict[tuple[str, str], Row]:
-    """The rows of the file that were run, with this transformers."""
+    """Return the rows of the file that were run with this version of transformers."""
     if not FILE.exists():
         return {}
     document = json.loads(FILE.read_text("utf-8"))
@@ -289,7 +289,7 @@ def read_table() -> dict[tuple[str, str], Row]:
 
 
 def write_table(rows: Mapping[tuple[str, str], Row]) -> None:
-    """One row a line, in the order of heads and names; what was not run is listed as such."""
+    """Write one row a line in the order of heads and names; list what was not run as such."""
     keys = [(head, model_type) for head in HEADS for model_type in architectures(head)]
     listed = [rows.get(key, Row(*key, "not tried", LATER)) for key in keys]
     lines = ",\n".join(f"  {json.dumps(asdict(row), ensure_ascii=False)}" for row in listed)

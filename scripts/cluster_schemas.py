@@ -1,9 +1,9 @@
-"""Write tests/deploy/definitions anew: what the operators beside Kubernetes take, by their own definitions.
+"""Write tests/deploy/definitions anew: the schemas of the operators beside Kubernetes, from their own definitions.
 
     python -m scripts.cluster_schemas FOLDER
 
-FOLDER holds a clone of each repository, as NAME or NAME.git or OWNER+NAME/repo. Descriptions are left out, and what of
-an InferenceService is not a predictor that a ServingRuntime of ours serves.
+FOLDER has a clone of each repository, as NAME or NAME.git or OWNER+NAME/repo. Descriptions are left out, and of an
+InferenceService everything but a predictor that a ServingRuntime of ours serves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ DEFINITIONS = Path(__file__).parent.parent / "tests" / "deploy" / "definitions"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a definition is: `path` at `tag` of a repository of github.com. `keys`: of a part of it, these alone;
-    `opaque`: fields, of any depth, of which nothing is said here."""
+    """Place of a definition: `path` at `tag` of a repository of github.com.
+
+    `keys`: keep only these keys of a part of it; `opaque`: fields, at any depth, whose contents are not kept.
+    """
 
     repository: str
     tag: str
@@ -87,7 +89,7 @@ SOURCES = {
 
 
 def schema(definition: dict[str, Any], source: Source) -> dict[str, Any]:
-    """The schema of a version of a custom resource, without descriptions and without what is not kept."""
+    """Return the schema of a version of a custom resource, without descriptions and parts that are not kept."""
     (version,) = [entry for entry in definition["spec"]["versions"] if entry["name"] == source.version]
     whole = _bare(version["schema"]["openAPIV3Schema"], source.opaque)
     if source.part:

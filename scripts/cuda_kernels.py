@@ -1,10 +1,10 @@
-"""Which operators an ONNX Runtime has CUDA kernels for, in which types: builder/engines/cuda/cuda_kernels.json.
+"""Operators with CUDA kernels in an ONNX Runtime, with their types: builder/engines/cuda/cuda_kernels.json.
 
 python -m scripts.cuda_kernels VERSION ...
 
-The kernels are listed by ONNX Runtime itself, from the onnxruntime-gpu of that version. It only lists them after it
-has opened CUDA's libraries and found a device, so it is given libraries that do nothing and one device that is none:
-no GPU and no CUDA are needed. Needs gcc, nm and readelf.
+ONNX Runtime itself lists the kernels, from the onnxruntime-gpu of that version. It only lists them after it has opened
+CUDA's libraries and found a device, so it is given libraries that do nothing and a fake device: no GPU and no CUDA are
+needed. Needs gcc, nm and readelf.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def list_kernels(version: str) -> dict[str, list[str]]:
-    """Every operator with a CUDA kernel, and the types of its first type constraint."""
+    """Return every operator with a CUDA kernel, and the types of its first type constraint."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
@@ -86,7 +86,7 @@ def list_kernels(version: str) -> dict[str, list[str]]:
 
 
 def _make_stubs(libraries: list[Path], folder: Path) -> None:
-    """For each of NVIDIA's libraries that these want, one that has all the functions and does nothing."""
+    """Build, for each NVIDIA library that these need, a library that has all the functions and does nothing."""
     wanted, functions = set(), set()
     for library in libraries:
         needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout

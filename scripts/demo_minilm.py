@@ -1,4 +1,4 @@
-"""What scripts/demo runs: build, serve, ask, measure, stop."""
+"""The demonstration that scripts/demo runs: build, serve, ask, measure, stop."""
 
 from __future__ import annotations
 

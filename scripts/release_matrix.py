@@ -1,10 +1,10 @@
-"""Which architecture says the same on which ONNX Runtime, in which precision: into docs/releases.json.
+"""Architectures that answer the same on each ONNX Runtime, by precision: into docs/releases.json.
 
 python -m scripts.release_matrix [--versions V ...] [--only TYPE ...]
 
-What the file says of other architectures and versions stays. Each graph is made once, and its calls recorded on this
-build's own ONNX Runtime: batches of mixed lengths, rows in pieces, past their windows and together. They are then made
-again on the other versions, as a build does it.
+The file's rows of other architectures and versions stay. Each graph is created once, and its calls recorded on this
+build's own ONNX Runtime: batches of mixed lengths, rows in pieces, past their windows and together. They then run again
+on the other versions, as a build does it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PROMPTS = ([5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15], [20, 21, 22])
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a graph, and how its calls are to be made on another version."""
+    """One line of the table: a graph, and how to run its calls on another version."""
 
     model_type: str
     kind: str
@@ -100,9 +100,9 @@ def decoders(name: str, folder: Path) -> Iterator[Row]:
 
 
 def seq2seqs(name: str, folder: Path) -> Iterator[Row]:
-    """In process alone, and with what searches need: that is how encoder-decoders are served.
+    """Yield encoder-decoders in process alone, with the inputs that searches need: that is how they are served.
 
-    The search ends before the rows beside it, which so go on in steps that nobody searches in.
+    The search ends before the rows beside it, which so go on in steps without a search.
     """
     exported = export_seq2seq(make_seq2seq(name), folder, BEAMS)
     exact = [for_searches(fuse(exported.decoder, folder), BEAMS, folder), fuse(exported.encoder, folder)]
@@ -122,12 +122,12 @@ def seq2seqs(name: str, folder: Path) -> Iterator[Row]:
 
 
 def _asked(source: Sequence[int], beams: int, count: int) -> Prompted:
-    """An answer of so many tokens to `source`, whichever come."""
+    """Return a request for an answer of `count` tokens to `source`, whatever they are."""
     return Prompted((2,), Rules(Options(temperature=0.0, num_beams=beams), max_tokens=count), tuple(source))
 
 
 def outcome(row: Row, version: str, folder: Path) -> str:
-    """verified, refused with the reason, or wrong."""
+    """Return verified, refused with the reason, or wrong."""
     if row.kind == "encoder-decoder" and version not in {release.in_process for release in RELEASES.values()}:
         return "refused: encoder-decoders run in process, in the version that their requirements pin"
     for need in [need for graph in row.own for need in operator_needs(graph)]:
@@ -168,7 +168,7 @@ def main() -> int:
 
 
 def read_table() -> dict[tuple[str, str], dict[str, Any]]:
-    """The rows of the file, by architecture and precision."""
+    """Return the rows of the file by architecture and precision."""
     graphs = json.loads(FILE.read_text("utf-8"))["graphs"] if FILE.exists() else []
     return {(row["model_type"], row["precision"]): row for row in graphs}
 

@@ -1,13 +1,13 @@
 """The highest opset and IR version that an ONNX Runtime reads, for builder/triton/releases.toml.
 
-It imports onnxruntime only, and is run with the version that is asked for before this build's own.
+It imports onnxruntime only. Run it with the requested version before this build's own.
 """
 
 import onnxruntime
 
 
 def main() -> None:
-    """The line of releases.toml for this version."""
+    """Print the line of releases.toml for this version."""
     onnxruntime.set_default_logger_severity(4)
     opset = max(opset for opset in range(13, 40) if _reads(opset, 8))
     ir_version = max(ir for ir in range(8, 30) if _reads(opset, ir))
@@ -23,7 +23,7 @@ def _reads(opset: int, ir_version: int) -> bool:
 
 
 def _identity(opset: int, ir_version: int) -> bytes:
-    """The ModelProto of a graph with one Identity node, in protobuf's own encoding: onnx is not at hand here."""
+    """Return a ModelProto with one Identity node in protobuf's own encoding: onnx is not available here."""
 
     def field(number: int, content: bytes) -> bytes:
         return bytes([number << 3 | 2, len(content)]) + content

@@ -1,7 +1,7 @@
 """A tiny checkpoint of any architecture that transformers registers for a head, from its own configuration class.
 
 The default configuration is made small by the names of its fields: sizes, layers, heads, experts, windows, positions.
-What a name does not tell is in `ODDITIES`. Weights are random and large enough that answers differ.
+`ODDITIES` has what a name does not tell. Weights are random and large enough that answers differ.
 """
 
 from __future__ import annotations
@@ -157,12 +157,12 @@ ODDITIES: dict[str, dict[str, Any]] = {  # what the names of the fields do not t
 
 
 def architectures(head: str) -> list[str]:
-    """The model types that transformers registers for a head, in alphabetical order."""
+    """Return the model types that transformers registers for a head, in alphabetical order."""
     return sorted(getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES"))
 
 
 def tiny_config(head: str, model_type: str) -> PreTrainedConfig:
-    """The architecture's default configuration, made small."""
+    """Return the architecture's default configuration, made small."""
     kind = CONFIG_MAPPING[model_type]
     options = {**_small(_defaults(kind)), **ODDITIES.get(model_type, {})}
     if head == "CAUSAL_LM":
@@ -177,7 +177,7 @@ def _defaults(kind: type[PreTrainedConfig]) -> dict[str, Any]:
 
 
 def _small(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration (or of one inside it) that are to be smaller, with their new values."""
+    """Return the fields of a configuration (or of one inside it) that are to be smaller, with their new values."""
     kinds = [len(set(map(str, v))) for k, v in values.items() if _per_layer(k, v)]
     layers = max([2, *kinds])
     small: dict[str, Any] = {}
@@ -210,7 +210,7 @@ def _per_layer(name: str, value: Any) -> bool:
 
 
 def _cycled(values: list[Any], layers: int) -> list[Any]:
-    """As many as there are layers, every kind among them."""
+    """Return as many values as there are layers, with every kind among them."""
     kinds = list({str(value): value for value in values}.values())
     return [kinds[index % len(kinds)] for index in range(layers)]
 
@@ -226,7 +226,7 @@ def tiny_model(head: str, model_type: str) -> PreTrainedModel:
 
 
 def tiny_tokenizer(head: str, model_type: str) -> PreTrainedTokenizerFast:
-    """The tokeniser of the support tables, with no limit of its own."""
+    """Return the tokeniser of the support tables, with no limit of its own."""
     kind = "bpe" if head == "CAUSAL_LM" else getattr(ARCHITECTURES.get(model_type), "tokenizer", "bpe")
     tokenizer = make_tokenizer(kind, type_ids=kind == "wordpiece" and model_type not in ("distilbert", "mpnet"))
     tokenizer.model_max_length = 10**9

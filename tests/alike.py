@@ -1,4 +1,4 @@
-"""Texts as batches of about one length: of one batch of all, three quarters would be padding."""
+"""Texts in batches of similar length: in one batch of all texts, three quarters would be padding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ROWS = 4
 
 
 def batches(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Feed]:
-    """Each with (rows, tokens) for every input of a graph, the shortest texts first."""
+    """Return batches with (rows, tokens) for every input of a graph, the shortest texts first."""
     ordered = sorted(texts, key=len)
     few = (ordered[start : start + ROWS] for start in range(0, len(ordered), ROWS))
     return [dict(tokenizer(some, return_tensors="np", padding=True)) for some in few]
 
 
 def features(graph: Graph, feeds: Sequence[Feed]) -> np.ndarray:
-    """(rows, features): what a graph answers to all of them."""
+    """Return (rows, features): the graph's answers to all batches."""
     infer = infer_with(graph, 1)
     return np.concatenate([infer({name: feed[name] for name in graph.inputs})["features"] for feed in feeds])

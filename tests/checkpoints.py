@@ -1,6 +1,6 @@
 """Checkpoints made by code, from fixed seeds: tiny, random weights large enough that answers differ.
 
-`ARCHITECTURES` is what the support table of the README is generated from and what the export tests enumerate.
+The support table of the README is generated from `ARCHITECTURES`, and the export tests enumerate it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A tiny configuration of one model type. `fused` is how many of its attentions must be fused."""
+    """Tiny configuration of one model type. `fused` is how many of its attentions must be fused."""
 
     tokenizer: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "xmod": Architecture("unigram", {"default_language": "en_XX", "languages": ["en_XX"]}),
 }
 NAMED_OTHERWISE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-PECULIAR: dict[str, Architecture] = {  # served in ways of their own, or refused; not of the support table
+PECULIAR: dict[str, Architecture] = {  # served in ways of their own, or refused; not in the support table
     "bart": Architecture(
         "bpe",
         {
@@ -128,7 +128,7 @@ SPECIAL = {
 
 
 def make_tokenizer(kind: str, type_ids: bool) -> PreTrainedTokenizerFast:
-    """A tokeniser of the kind over the project's own texts, the same at every call.
+    """Create a tokeniser of the kind over the project's own texts, the same at every call.
 
     Training a WordPiece or Unigram vocabulary is not deterministic, so theirs is counted here.
     """
@@ -170,7 +170,7 @@ def make_tokenizer(kind: str, type_ids: bool) -> PreTrainedTokenizerFast:
 
 
 def _counted(lower: bool) -> tuple[list[str], list[str]]:
-    """The commonest words and word endings of the texts, ties in alphabetical order."""
+    """Return the commonest words and word endings of the texts, ties in alphabetical order."""
     text = " ".join(TEXTS)
     words = re.findall(r"[A-Za-z]+", text.lower() if lower else text)
     endings = [word[-n:] for word in words for n in (2, 3) if len(word) > n]

@@ -1,9 +1,9 @@
-"""A hash of code by what it does: a definition and all that it names, wherever that is in the project, without prose.
+"""Hash of code by its behaviour: a definition and all project definitions that it names, without prose.
 
-Comments, docstrings and annotations of types change nothing, nor does what stands beside a definition in its file. Of a
-name all definitions count, in whatever branch of the file, and so do the statements that change it where it stands:
-`NAME[...] = x`, `NAME.update(x)`. What is reached by attributes of objects alone is not followed, nor what a decorator
-enters into a table, nor what another module does to this one's names.
+Comments, docstrings and type annotations change nothing, nor do the neighbours of a definition in its file. All
+definitions of a name count, in any branch of the file, and so do the statements that change it in place:
+`NAME[...] = x`, `NAME.update(x)`. It does not follow attributes of objects, decorators that enter functions into a
+table, or changes that another module makes to this one's names.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Place = tuple[str, str]  # a module, and the name of a definition in it
 
 @functools.cache
 def digest_of(module: str, *names: str) -> str:
-    """The hash of definitions of a module of the project, 64 hexadecimal digits; without `names` of all of them."""
+    """Return the hash of definitions of a project module, 64 hexadecimal digits; without `names`, of all of them."""
     return hashlib.sha256(repr(sorted(places_of(module, *names).items())).encode()).hexdigest()
 
 
 def places_of(module: str, *names: str) -> dict[Place, str]:
-    """What these definitions say, and all that they reach, by place."""
+    """Return the text of these definitions and of everything that they reach, by place."""
     texts: dict[Place, str] = {}
     waiting = [(module, name) for name in names or _definitions(module)]
     while waiting:
@@ -40,7 +40,7 @@ def places_of(module: str, *names: str) -> dict[Place, str]:
 
 
 def _look(module: str, name: str) -> tuple[str, Sequence[Place]]:
-    """What a definition says, and the places of what it names. One that is no definition is a module, or not ours."""
+    """Return a definition's text and the places that it names; without a definition it is a module, or not ours."""
     if definitions := _definitions(module).get(name):
         texts, needed = zip(*(_read(module, definition) for definition in definitions), strict=True)
         return "\n".join(texts), [where for places in needed for where in places]
@@ -56,7 +56,7 @@ def _read(module: str, definition: ast.stmt | Place) -> tuple[str, Sequence[Plac
 
 @functools.cache
 def _definitions(module: str) -> Mapping[str, Sequence[ast.stmt | Place]]:
-    """The definitions of a module by name; where a name is imported, from where. None of modules of other projects."""
+    """Return a module's definitions by name, or the source of an imported name; none for modules of other projects."""
     path = ROOT.joinpath(*module.split("."))
     file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
     if file is None or not module.startswith(PROJECT):
@@ -86,14 +86,14 @@ def _named(statements: Sequence[ast.stmt], package: str) -> Iterator[tuple[str, 
 
 
 def _within(statement: ast.stmt) -> list[ast.stmt]:
-    """The statements of all branches of one; none of a simple one."""
+    """Return the statements in all branches of a statement; none for a simple one."""
     branches = [statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
     bodies = [getattr(branch, name, ()) for branch in branches for name in ("body", "orelse", "finalbody")]
     return [inside for body in bodies for inside in body]
 
 
 def _changed(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement outside of functions assigns, or whose values it may change."""
+    """Yield the names that a statement outside of functions assigns, or whose values it may change."""
     for node in ast.walk(statement):
         store = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
         if store or isinstance(node, ast.Expr):
@@ -101,7 +101,7 @@ def _changed(statement: ast.stmt) -> Iterator[str]:
 
 
 def _without_prose(statement: ast.stmt) -> ast.stmt:
-    """In place."""
+    """Remove docstrings and annotations in place."""
     for node in ast.walk(statement):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None

@@ -1,4 +1,4 @@
-"""Fixtures: checkpoints and repositories are made once for all workers, in folders that pytest removes.
+"""Fixtures: checkpoints and repositories are created once for all workers, in folders that pytest removes.
 
 Tests that share something expensive run on one worker (`--dist loadgroup`), as tests/sharing.py reads off their files.
 """
@@ -43,8 +43,9 @@ gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly 
 
 @pytest.fixture(scope="session", autouse=True)
 def _short_timings() -> Iterator[None]:
-    """The fewest runs that give a latency: how long is enough for a good one is not what tests ask. On one core, as
-    there is a worker for each: a second thread of ONNX Runtime spins on the core of the other worker.
+    """Take the fewest runs that give a latency: tests do not ask how long is enough for a good one.
+
+    Use one core, as there is a worker for each: a second thread of ONNX Runtime spins on the core of the other worker.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda process: {0})
@@ -57,14 +58,14 @@ def _short_timings() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder of this run, the same for every worker."""
+    """Return a folder of this run, the same for every worker."""
     base = tmp_path_factory.getbasetemp()
     return base if worker_id == "master" else base.parent
 
 
 @pytest.fixture(scope="module")
 def module_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """Makes folders that last as long as the tests of a module: those of a whole run would take gigabytes."""
+    """Make folders that last as long as the tests of a module: those of a whole run would take gigabytes."""
     made: list[Path] = []
 
     def make(name: str) -> Path:
@@ -85,14 +86,14 @@ def _nobody_changes_what_is_shared(shared: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _exports_once(shared: Path) -> Iterator[None]:
-    """Whoever exports what was exported before gets that graph."""
+    """Export each model once: an export of a known model returns the earlier graph."""
     with kept_exports(user_folder(), shared / "exports"):
         yield
 
 
 @pytest.fixture(scope="session")
 def checkpoint(shared: Path) -> Callable[[str], Path]:
-    """The checkpoint of a model in tests/models.py, made at its first use. Nobody changes it."""
+    """Return the checkpoint of a model in tests/models.py, created at its first use. Tests must not change it."""
 
     def get(name: str) -> Path:
         folder = shared / "checkpoints" / name
@@ -104,7 +105,7 @@ def checkpoint(shared: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def built(shared: Path, checkpoint: Callable[[str], Path]) -> Callable[[str], Path]:
-    """A repository of one model of tests/models.py, built by the product itself at its first use. Nobody changes it."""
+    """Build a repository of one model of tests/models.py at its first use. Tests must not change it."""
 
     def get(name: str) -> Path:
         folder = shared / "built" / name / "model_repository"
@@ -117,7 +118,7 @@ def built(shared: Path, checkpoint: Callable[[str], Path]) -> Callable[[str], Pa
 
 @pytest.fixture(scope="session")
 def repository(shared: Path, built: Callable[[str], Path]) -> Path:
-    """All models of tests/models.py: the generated ones, and the real MiniLM in several precisions."""
+    """Return all models of tests/models.py: the generated ones, and the real MiniLM in several precisions."""
     folder = shared / "served" / "model_repository"
     once(folder.parent, lambda: join([built(name) for name in NAMES], folder))
     return folder
@@ -125,20 +126,20 @@ def repository(shared: Path, built: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def small_repository(built: Callable[[str], Path]) -> Path:
-    """One model, `topics`: a server on it starts in a fraction of the time that `repository` takes."""
+    """Return one model, `topics`: a server on it starts in a fraction of the time that `repository` takes."""
     return built("topics")
 
 
 @pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[Server]:
-    """A real Triton on `repository`."""
+    """Run a real Triton on `repository`."""
     with running(repository) as server:
         yield server
 
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Callable[[str], Client]]:
-    """A gRPC client of one of the served models."""
+    """Return a gRPC client of one of the served models."""
     clients: list[Client] = []
 
     def connect(name: str) -> Client:
@@ -151,26 +152,27 @@ def client(server: Server) -> Iterator[Callable[[str], Client]]:
 
 
 def pytest_report_header() -> str:
-    """A full disk shows as hundreds of errors of other kinds, and then not even their texts are written."""
+    """Report the free disk: a full disk shows as hundreds of other errors, whose texts are then not written either."""
     folder = tempfile.gettempdir()
     return f"disk: {shutil.disk_usage(folder).free / 1e9:.1f} GB free in {folder}; a run takes 2"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing | None:
-    """`--dist loadgroup` by what tests share."""
+    """Run `--dist loadgroup` by the resources that tests share."""
     return Sharing(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_finish() -> None:
-    """What the tests have imported stays, and no search for garbage looks at it: a full one took a second, and a build
-    of large weights makes one at each stage.
+    """Freeze the objects of imported modules, so that the garbage collector does not look at them.
+
+    A full search took a second, and a build of large weights makes one at each stage.
     """
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is slow begins first where there are several workers, so that none waits at the end for the other."""
+    """Start the slow tests first if there are several workers, so that none waits at the end for the other."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
@@ -184,7 +186,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _fixtures(item: pytest.Item) -> dict[str, str]:
-    """The fixtures of a test by name, and the scope of each; `repository` only where it is the one of this file."""
+    """Return the fixtures of a test by name with their scopes; `repository` only if it is the one of this file."""
     assert isinstance(item, pytest.Function)
     definitions = {
         name: definitions_of_name[-1] for name, definitions_of_name in item._fixtureinfo.name2fixturedefs.items()

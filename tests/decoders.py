@@ -1,6 +1,6 @@
 """Decoder checkpoints made by code, from fixed seeds: one tiny configuration of each supported architecture.
 
-`DECODERS` is what the support table of the README is generated from and what the export tests enumerate.
+The support table of the README is generated from `DECODERS`, and the export tests enumerate it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHAT = (
 
 @dataclass(frozen=True)
 class Decoder:
-    """A tiny configuration of one model type."""
+    """Tiny configuration of one model type."""
 
     options: dict[str, Any] = field(default_factory=dict)
     note: str = ""
@@ -110,7 +110,7 @@ DECODERS: dict[str, Decoder] = {
 
 
 def make_decoder(model_type: str, **options: Any) -> PreTrainedModel:
-    """A tiny model of `model_type` with random weights."""
+    """Create a tiny model of `model_type` with random weights."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **{**SIZES, **DECODERS[model_type].options, **options})
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()

@@ -1,4 +1,4 @@
-"""What README.md and the pages in docs/ promise: their commands and examples, and how each is checked.
+"""The commands and examples of README.md and the pages in docs/, and how each is checked.
 
 A command is parsed by the parser that would run it; nothing is executed.
 """
@@ -64,18 +64,18 @@ FOREIGN_OPTIONS = {
 
 
 def blocks(text: str) -> Iterator[tuple[str, str, str]]:
-    """The fenced blocks of a page: language, what follows it on its line, text."""
+    """Yield the fenced blocks of a page: language, the rest of its line, text."""
     for match in BLOCK.finditer(text):
         yield match["language"], match["rest"].strip(), match["text"]
 
 
 def inline_code(text: str) -> list[str]:
-    """What stands between single backticks, outside of fenced blocks."""
+    """Return the text between single backticks, outside of fenced blocks."""
     return [" ".join(code.split()) for code in INLINE.findall(BLOCK.sub("", text))]
 
 
 def commands(block: str) -> Iterator[list[str]]:
-    """The simple commands of a shell block, each as its words."""
+    """Yield the simple commands of a shell block, each as its words."""
     lexer = shlex.shlex(COMMENT.sub("", block.replace("\\\n", " ")), posix=True, punctuation_chars=";|&\n")
     lexer.commenters = ""  # a comment would take the end of its line with it
     lexer.whitespace = " \t"
@@ -134,7 +134,7 @@ def _build_repo(arguments: list[str]) -> None:
 
 @cache
 def request_fields() -> set[str]:
-    """Every input of every task, and the one of shared fronts."""
+    """Return every input of every task, and the one of shared fronts."""
     return {field.name for task in all_tasks().values() for field in task.fields(PARAMETERS)[0]} | {NAMES_THE_MODEL}
 
 
@@ -194,7 +194,7 @@ def _curl(arguments: list[str]) -> None:
 
 
 def _gateway(path: str, options: dict[str, str]) -> None:
-    """A route of the gateway, and a body that it takes."""
+    """Check a route of the gateway, and a body that it takes."""
     assert options["-H"] == "content-type: application/json"
     scope = {"type": "http", "method": "POST", "path": path, "root_path": ""}
     gateway = Gateway(Settings(), Any, Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
@@ -218,7 +218,7 @@ def _pip(arguments: list[str]) -> None:
 
 @cache
 def known_options() -> set[str]:
-    """Every option of every verb, and of the project's scripts."""
+    """Return every option of every verb, and of the project's scripts."""
     names = [verb.replace("-", "_") for verb in cli.VERBS] + ["build"]
     parsers: list[ArgumentParser] = [importlib.import_module(f"builder.commands.{name}").parser() for name in names]
     scripts = [
@@ -246,7 +246,7 @@ def check_inline(code: str) -> None:
 
 
 def check_yaml(title: str, text: str, folder: Path) -> None:
-    """Raise AssertionError or SpecError unless it is a models.yaml that the specification takes."""
+    """Raise AssertionError or SpecError unless it is a models.yaml that the specification accepts."""
     assert title == 'title="models.yaml"', f"what is this YAML? {title or text[:40]}"
     path = folder / "models.yaml"
     path.write_text(text, "utf-8")
@@ -258,7 +258,7 @@ def check_yaml(title: str, text: str, folder: Path) -> None:
 
 
 def check_python(text: str) -> None:
-    """Raise SyntaxError, ImportError or AssertionError unless it compiles and imports what exists."""
+    """Raise SyntaxError, ImportError or AssertionError unless it compiles and its imports exist."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             module = importlib.import_module(node.module or "")

@@ -1,4 +1,4 @@
-"""The emitted front over PyTorch itself: what the emitted code does to an answer, without an export."""
+"""The emitted front over PyTorch itself: it shows what the emitted code does to an answer, without an export."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from builder.verify.mates import alike
 
 
 def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Pipeline:
-    """A Pipeline whose engine is the task's own module."""
+    """Return a Pipeline whose engine is the task's own module."""
     task = encoder_task(checkpoint.task)
     module = task_graph(checkpoint)
     graph = Graph(folder, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
@@ -44,7 +44,7 @@ def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) ->
 
 
 def answers(pipeline: Pipeline, checkpoint: Checkpoint, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers to `samples`, all in one batch."""
+    """Return the answers to `samples`, all in one batch."""
     inputs, outputs = checkpoint.task.fields(pipeline.serving.parameters)
     result = []
     for answer in pipeline([to_tensors(sample, inputs) for sample in samples]):

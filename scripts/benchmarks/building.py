@@ -1,7 +1,7 @@
-"""Where a build's time, memory and disk go, stage by stage: `scripts/bench building`.
+"""Time, memory and disk that each stage of a build takes: `scripts/bench building`.
 
-Each build is a process of its own, as a command is: once without the cache of stages in each precision that is asked
-for or, with --again, over one cache: cold, the same again, and with one option changed.
+Each build runs in a process of its own, as a command does: once without the stage cache in each requested precision,
+or, with --again, over one cache: cold, the same again, and with one option changed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def checkpoint_of(name: str, folder: Path) -> Path:
-    """The folder of a checkpoint, made in `folder` where it is none of a package."""
+    """Return the folder of a checkpoint; create it in `folder` unless a package contains it."""
     if name == "minilm":
         from tests.models import minilm
 
@@ -86,7 +86,7 @@ def checkpoint_of(name: str, folder: Path) -> Path:
 
 
 def child(name: str, checkpoint: Path, folder: Path, cache: str, **options: Any) -> dict[str, Any]:
-    """The seconds of each stage and the peak of memory of one build, in a process of its own."""
+    """Return the seconds of each stage and the peak memory of one build in a process of its own."""
     spec = {"model": str(checkpoint), "name": name, "output": str(folder / "repository"), **OPTIONS[name], **options}
     command = [sys.executable, "-m", "scripts.benchmarks.building", "--one", json.dumps(spec)]
     (folder / "temporary").mkdir(exist_ok=True)
@@ -98,7 +98,7 @@ def child(name: str, checkpoint: Path, folder: Path, cache: str, **options: Any)
 
 
 def one(options: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a build in this process, which collects garbage as a command does."""
+    """Return the figures of a build in this process, which collects garbage as a command does."""
     with seldom_collecting():
         return _one(options)
 
@@ -142,15 +142,17 @@ def _one(options: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes at the most. `peak`: resident, mapped files included; `own`: without them, seen every `SAMPLED_S`."""
+    """Peaks in bytes. `peak`: resident, mapped files included; `own`: without them, sampled every `SAMPLED_S`."""
 
     peak: int
     own: int
 
 
 class Looking:
-    """Looks at what the system keeps no peak of: the memory of this process that is no mapped file, and the files that
-    it has in TMPDIR, of which those without a name are not seen."""
+    """Sampler of what the system keeps no peak of: this process's memory without mapped files, and its files in TMPDIR.
+
+    Files without a name are not seen.
+    """
 
     def __init__(self) -> None:
         self.highest = self.files = 0
@@ -159,7 +161,7 @@ class Looking:
         self.thread.start()
 
     def most(self) -> int:
-        """The most since this was asked last."""
+        """Return the highest value since the last call."""
         highest, self.highest = max(self.highest, own_memory()), 0
         return highest
 
@@ -174,7 +176,7 @@ class Looking:
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes of the files in `folder`, those of several names once."""
+    """Return the bytes of the files in `folder`; count a file with several names once."""
     sizes: dict[int, int] = {}
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -185,7 +187,7 @@ def on_disk(folder: Path) -> int:
 
 
 def table(name: str, size: int, figures: dict[str, dict[str, Any]]) -> Table:
-    """One row a stage, one column a build."""
+    """Return a table with one row per stage and one column per build."""
     words = f"{name}: checkpoint of {size / 1e6:.0f} MB; seconds, then the peak in MB and what of it is no mapped file"
     shown = Table(title=words, title_justify="left")
     shown.add_column("stage")

@@ -1,4 +1,4 @@
-"""When, on what and with what figures were taken: what every file of figures begins with."""
+"""Circumstances that every file of figures begins with: when, on what and with what versions they were measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builder.report.provenance import versions
 
 
 def circumstances() -> dict[str, Any]:
-    """The day, the cores that may be used, the processor's name, and the versions of this project's packages."""
+    """Return the day, the cores that may be used, the processor's name, and the versions of this project's packages."""
     return {
         "date": date.today().isoformat(),
         "cores": available_cores(),
@@ -23,16 +23,16 @@ def circumstances() -> dict[str, Any]:
 
 
 def write_figures(path: Path, figures: dict[str, Any]) -> None:
-    """Write `figures` as JSON, over what the file has of the same names, whatever their depth; the rest of it stays.
+    """Merge `figures` as JSON into the file at any depth; the rest of the file stays.
 
-    So that a table can be taken in several runs of a few minutes.
+    A table can so be measured in several runs of a few minutes.
     """
     known = json.loads(path.read_text("utf-8")) if path.exists() else {}
     path.write_text(json.dumps(_merged(known, figures), indent=1) + "\n", "utf-8")
 
 
 def refuse_other(path: Path | None, **facts: Any) -> None:
-    """Raise SystemExit where the figures in `path` were taken of something else: they do not belong into one table."""
+    """Raise SystemExit if the figures in `path` were measured on something else: they do not belong in one table."""
     known = json.loads(path.read_text("utf-8")) if path is not None and path.exists() else {}
     for name, wanted in facts.items():
         if known.get(name, wanted) != wanted:

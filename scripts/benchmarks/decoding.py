@@ -1,4 +1,4 @@
-"""What a decode step costs and why, on one GPT-2 124M shape with random weights: `scripts/bench decoding`.
+"""Cost of a decode step and its causes, on one GPT-2 124M shape with random weights: `scripts/bench decoding`.
 
 1. The cache: bytes that each design moves per token besides what attention must read, and the time of a step.
 2. The limits: a step against the memory bandwidth (one row) and the 8-bit arithmetic (16 rows) of this machine.
@@ -94,14 +94,14 @@ def _median_ms(run: Callable[[], object], least: int = 10) -> float:
 
 
 def executor_of(version: Path) -> InProcess:
-    """The emitted executor over a published model's graph."""
+    """Return the emitted executor over a published model's graph."""
     serving = load_generation(version)
     layers = Geometry.pairs(serving.arena.layers)
     return InProcess(version / "model.onnx", Geometry(16, 768, serving.vocabulary, layers), serving.session)
 
 
 def cache_designs(console: Console, version: Path) -> list[dict[str, Any]]:
-    """One row after T tokens: numpy in and out, I/O binding with a new cache each step, and in place."""
+    """Measure one row after T tokens: numpy in and out, I/O binding with a new cache each step, and in place."""
     executor = executor_of(version)
     session, geometry = executor.session, executor.geometry
     position = sum(2 * heads * size * 4 for heads, size in geometry.layers)  # bytes that one token adds
@@ -148,7 +148,7 @@ def cache_designs(console: Console, version: Path) -> list[dict[str, Any]]:
 
 
 def limits(console: Console, version: Path) -> dict[str, float]:
-    """Steps against what the machine can do at best: reading all weights once, multiplying them all."""
+    """Measure steps against the machine's limits: reading all weights once, and multiplying them all."""
     executor = executor_of(version)
     weights = (version / "model.onnx").stat().st_size
     products = 12 * (768 * 2304 + 768 * 768 + 2 * 768 * 3072) + 768 * 50257
@@ -175,14 +175,14 @@ def limits(console: Console, version: Path) -> dict[str, float]:
 
 
 def _bandwidth() -> float:
-    """GB/s of reading memory with all threads, the best of several."""
+    """Return the bandwidth of reading memory with all threads in GB/s, the best of several runs."""
     data = torch.ones(1 << 28)  # 1 GB of float32
     best = min(_timed(lambda: data.sum()) for _ in range(5))
     return data.numel() * 4 / best / 1e9
 
 
 def int8_peak() -> float:
-    """GOP/s of ONNX Runtime's own 8-bit product on a large square."""
+    """Return the GOP/s of ONNX Runtime's own 8-bit product on a large square."""
     size = 2048
     weight = numpy_helper.from_array(np.ones((size, size), np.int8), "w")
     graph = helper.make_graph(
@@ -208,7 +208,7 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def prefixes(console: Console, folders: dict[str, Path], work: list[WorkItem]) -> dict[str, Any]:
-    """Twelve requests that share their first 400 tokens or so, one after the other and four at once."""
+    """Measure twelve requests that share about 400 first tokens, one after the other and four at once."""
     longest = max(work, key=lambda request: len(request.prompt))
     begin = longest.text[: len(longest.text) * 400 // max(len(longest.prompt), 400)]
     shared = [WorkItem(f"{begin} {index} {request.text[:60]}", [], 24) for index, request in enumerate(work[:12])]
@@ -229,7 +229,7 @@ def prefixes(console: Console, folders: dict[str, Path], work: list[WorkItem]) -
 
 
 def executors(console: Console, folders: dict[str, Path], work: list[WorkItem]) -> dict[str, Any]:
-    """The same requests through both executors."""
+    """Send the same requests through both executors."""
     figures: dict[str, Any] = {}
     for name, folder in (("in process", folders["prefixes"]), ("BLS", folders["bls"])):
         with running(folder) as server:

@@ -1,7 +1,7 @@
-"""Builds whose temporary folder is on disks of rising size, from one that holds nothing to one that holds all.
+"""Builds whose temporary folder is on disks of rising size, from one that holds nothing to one that holds everything.
 
-Each must end with the repository as it was and one line that says what to do, or publish. The disks are tmpfs of a
-mount namespace of their own, which takes a user who may mount, such as root.
+Each build must either publish, or leave the repository as it was and end with one line that says what to do. The disks
+are tmpfs in a mount namespace of their own, which needs a user who may mount, such as root.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _build(folder: Path, name: str, checkpoint: Path, kilobytes: int) -> bool:
-    """Whether a build on such a disk published; it says why not in a line."""
+    """Return True if a build on a disk of that size published; print the reason in a line if it did not."""
     disk, repository = folder / "disk", folder / "repository"
     disk.mkdir(exist_ok=True)
     before = numbers(repository / name)

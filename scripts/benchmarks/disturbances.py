@@ -1,6 +1,7 @@
-"""What happens to a server while it is under load: its model's process is killed, it is flooded, its versions change.
+"""Disturbances of a server under load: its model's process is killed, it is flooded, its versions change.
 
-Each takes its turn, evenly spread. It says when, so that a request that met one is told from one that failed by itself.
+Each kind takes its turn, evenly spread. Their times are recorded, so that a request that met one is told from one that
+failed by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TYPES = {str: "TYPE_STRING", bool: "TYPE_BOOL", int: "TYPE_INT32", float: "TYPE_
 
 @dataclass
 class Disturbances:
-    """`samples` and what each is answered `alone`; `wrong`: what should not have come."""
+    """Disturbances of a server. `samples`, the answer to each `alone`, and `wrong`: answers that should not come."""
 
     server: Server
     name: str
@@ -49,7 +50,7 @@ class Disturbances:
     recovered_s: list[float] = field(default_factory=list)
 
     def run(self, seconds: float, kinds: Mapping[str, int]) -> None:
-        """So many of each kind in so many seconds."""
+        """Run that many disturbances of each kind in that many seconds."""
         order = [kind for kind, count in kinds.items() for _ in range(count)]
         random.Random(0).shuffle(order)
         begun = time.monotonic()
@@ -57,12 +58,12 @@ class Disturbances:
             time.sleep(max(0.0, begun + number * seconds / (len(order) + 1) - time.monotonic()))
             try:
                 getattr(self, f"_{kind}")(number)
-            except Exception as error:  # of a thread: whoever reads `wrong` says so
+            except Exception as error:  # runs in a thread: the reader of `wrong` reports it
                 self.wrong.append(f"{kind}: {error!r}")
             self.counts[kind] += 1
 
     def explains(self, begun: float, ended: float) -> bool:
-        """Whether a request of that time may have failed because of a kill or a flood."""
+        """Return True if a request of that time may have failed because of a kill or a flood."""
         return any(begin <= ended and begun <= end for begin, end in tuple(self.windows))
 
     def _kill(self, turn: int) -> None:
@@ -79,7 +80,7 @@ class Disturbances:
         self.wrong.append(f"the model did not come back within {RECOVERY_S:g} s")
 
     def processes(self) -> list[int]:
-        """Those of the model: more than one where an earlier version has not ended."""
+        """Return the process ids of the model: more than one while an earlier version has not ended."""
         return [
             pid
             for pid, (dead, what) in children(self.server.process.pid).items()
@@ -119,7 +120,7 @@ class Disturbances:
         return "".join([text async for out in triton.stream(request) for text in out["text_output"].strings()])
 
     def _publish(self, turn: int) -> None:
-        """The same files with another setting, as a new version that takes the place while requests run."""
+        """Publish the same files with another setting as a new version that replaces the old one while requests run."""
         assert self.server.repository is not None
         settings = {"serving.prefill_tokens": PREFILLS[turn % len(PREFILLS)]}
         publish_settings(self.server.repository, self.name, settings, "a soak")
@@ -128,12 +129,12 @@ class Disturbances:
 
 
 def _begun(process: int) -> int:
-    """When a process began, in ticks since the machine did (Linux, proc_pid_stat(5), field 22)."""
+    """Return the start time of a process in ticks since boot (Linux, proc_pid_stat(5), field 22)."""
     return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19])
 
 
 def watched(server: Server, ended: threading.Event) -> Watcher:
-    """What `build-repo serve` does for a server, until `ended`."""
+    """Watch a server as `build-repo serve` does, until `ended`."""
     watcher = Watcher(server, lambda text: print(f"serve: {text}", flush=True))
 
     def look() -> None:

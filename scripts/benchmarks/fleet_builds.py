@@ -1,11 +1,11 @@
 """Many builds: `scripts/bench fleet builds`.
 
-Tiny checkpoints, made by code and all different, encoders of five tasks and four architectures and GPT-2s, are built by
-`build-repo models.yaml` three times: cold, into an empty repository with an empty cache; warm, with nothing changed;
+Code creates tiny checkpoints, all different: encoders of five tasks and four architectures, and GPT-2s. They are built
+by `build-repo models.yaml` three times: cold, into an empty repository with an empty cache; warm, with nothing changed;
 and with one option changed that the exported graphs do not depend on. Each executor has a repository and a cache of its
-own. `process` is one worker, `workers` one for each core, `ray` a cluster on this machine. Seconds are of the whole
-command, and of the processor those of all its processes, which other programs change little; memory is that of all its
-processes together, the most at any time, pages that they share once.
+own. `process` is one worker, `workers` one for each core, `ray` a cluster on this machine. Seconds are those of the
+whole command. Processor seconds are those of all its processes, which other programs change little. Memory is the peak
+of all its processes together, with shared pages counted once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def make_checkpoints(folder: Path, count: int) -> list[Path]:
-    """As many, no two of the same weights: the widths of their feed-forward layers differ."""
+    """Create `count` checkpoints, all with different weights: the widths of their feed-forward layers differ."""
     kinds = itertools.islice(itertools.cycle([*ENCODERS, *DECODERS]), count)
     return [_make(folder / f"{kind}-{number}", kind, 64 + number) for number, kind in enumerate(kinds)]
 
@@ -90,7 +90,7 @@ def _make(folder: Path, kind: str, width: int) -> Path:
 
 
 def measure(folder: Path, executor: str, checkpoints: Sequence[Path]) -> dict[str, Any]:
-    """Cold, warm, and with one option changed."""
+    """Measure cold, warm, and with one option changed."""
     cold = run(folder, executor, checkpoints, OPTIONS, version=1)
     warm = run(folder, executor, checkpoints, OPTIONS, version=1)
     changed = run(folder, executor, checkpoints, {**OPTIONS, **CHANGED}, version=2)
@@ -100,7 +100,7 @@ def measure(folder: Path, executor: str, checkpoints: Sequence[Path]) -> dict[st
 def run(
     folder: Path, executor: str, checkpoints: Sequence[Path], options: dict[str, Any], version: int
 ) -> dict[str, float]:
-    """One `build-repo models.yaml`, after which each model has to be of `version`."""
+    """Run one `build-repo models.yaml`, after which each model must be at `version`."""
     folder.mkdir(exist_ok=True)
     models = folder / "models.yaml"
     slots = {name: {"slots": 2} for name in DECODERS}
@@ -124,13 +124,13 @@ def run(
 
 @dataclass
 class Used:
-    """What a process and all that it started took. `memory`: bytes at once, at the most; `processor_s`: of each."""
+    """Resources that a process and its descendants took. `memory`: peak bytes at once; `processor_s`: of each."""
 
     memory: int = 0
     processor_s: dict[int, float] = field(default_factory=dict)
 
     def watch(self, process: subprocess.Popen[str]) -> None:
-        """Look every `SAMPLE_S`, until it ends."""
+        """Sample every `SAMPLE_S` until the process ends."""
         while process.poll() is None:
             own = family(process.pid)
             self.memory = max(self.memory, sum(map(_resident, own)))
@@ -139,7 +139,7 @@ class Used:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*"):
         if fields := _status(int(status.name)):
@@ -151,7 +151,7 @@ def family(pid: int) -> list[int]:
 
 
 def _status(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on (man proc_pid_stat(5)); none of a process that has ended."""
+    """Return the fields of /proc/PID/stat from the state on (man proc_pid_stat(5)); none if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -159,12 +159,12 @@ def _status(pid: int) -> list[str]:
 
 
 def processor_s(pid: int) -> float:
-    """Its own seconds of the processor, in user mode and in the kernel; 0 where it has ended."""
+    """Return the processor seconds of the process itself, in user mode and in the kernel; 0 if it has ended."""
     return sum(map(int, _status(pid)[11:13])) / TICKS
 
 
 def _resident(pid: int) -> int:
-    """Its own bytes, and its share of those that others have too."""
+    """Return the process's own bytes and its share of the pages that others have too."""
     return counted(f"{pid}/smaps_rollup", "Pss") or 0
 
 
@@ -179,5 +179,5 @@ def show(figures: dict[str, Any], models: int) -> None:
 
 
 def cell(run: dict[str, float]) -> str:
-    """One run in a table."""
+    """Return one run as the text of a table cell."""
     return f"{run['seconds']:.1f} s, {run['processor_s']:.0f} s, {run['memory_mb']:,} MB"

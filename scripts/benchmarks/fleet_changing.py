@@ -1,4 +1,4 @@
-"""A fleet while it is asked: models are rolled back, processes of models are killed, and its memory is measured."""
+"""Changes to a fleet under load: models are rolled back, processes of models are killed, and its memory is measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTED_LOADS = re.compile(r"^build_repo_shared_loads_total\S* (\S+)$", re.MULTIL
 
 @dataclass
 class Fleet:
-    """Which version of each model is served, and since when; what was done to it, and the memory it took."""
+    """State of a fleet: the served version of each model and since when, the changes to it, and its memory."""
 
     order: Sequence[str]  # the model that is asked for most first
     hosts: Mapping[str, Path]  # the repository that each is in
@@ -40,7 +40,7 @@ class Fleet:
     over: threading.Event = field(default_factory=threading.Event)
 
     def sample(self) -> None:
-        """Measure until it is over."""
+        """Measure until the run is over."""
         before = self._hosted()
         while not self.over.wait(SAMPLE_S):
             now = self._hosted()
@@ -51,13 +51,13 @@ class Fleet:
             self.sampled.append((total(usage) / 1e6, held / 1e6, len(usage.models)))
 
     def _hosted(self) -> int:
-        """Models that the shared front has loaded since it began."""
+        """Return the number of models that the shared front has loaded since it started."""
         with urllib.request.urlopen(self.metrics, timeout=10) as response:
             match = HOSTED_LOADS.search(response.read().decode())
         return int(float(match[1])) if match else 0
 
     def disturb(self, every: float, dice: random.Random) -> None:
-        """Roll back a model that is asked for often, kill a process, and so on until it is over."""
+        """Roll back a model that is asked for often, kill a process, and so on until the run is over."""
         try:
             while not self.over.wait(every):
                 self._roll_back(dice.choice(self.order[:POPULAR]))
@@ -67,7 +67,7 @@ class Fleet:
                 victims = sorted(before.keys() & self.processes.usage().models)
                 if victims:
                     self._kill(dice.choice(victims))
-        except Exception as error:  # of a thread: whoever started it says so
+        except Exception as error:  # runs in a thread: the thread that started it reports this
             self.trouble.append(repr(error))
 
     def _roll_back(self, name: str) -> None:
@@ -84,7 +84,7 @@ class Fleet:
 
 
 def rss(process: int) -> int:
-    """Resident bytes, pages that are shared with others included."""
+    """Return the resident bytes, pages that are shared with others included."""
     try:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -92,5 +92,5 @@ def rss(process: int) -> int:
 
 
 def total(usage: Usage) -> int:
-    """Bytes of the server and all models."""
+    """Return the bytes of the server and all models."""
     return usage.server + sum(usage.models.values())

@@ -1,7 +1,7 @@
-"""Thousands of models made of one: copies of a built model under other names, whose answers say which copy they are of.
+"""Thousands of copies of a built model under other names, whose answers say which copy they come from.
 
-Files are hard links; only what holds the name and the labels is written anew. Each copy has two versions, so that it
-can be rolled back, and the labels say the version too.
+Files are hard links; only files with the name and the labels are written anew. Each copy has two versions, so that it
+can be rolled back, and the labels contain the version too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VERSIONS = (1, 2)
 
 
 def build_one(folder: Path, shape: dict[str, Any]) -> Path:
-    """A classifier of that shape, built by the product. Returns its entry."""
+    """Build a classifier of that shape with the product. Return its entry."""
     with tempfile.TemporaryDirectory() as scratch:
         labels = {index: f"label{index}" for index in range(LABELS)}
         checkpoint = make_checkpoint(Path(scratch) / "checkpoint", "bert", "text-classification", labels, **shape)
@@ -57,7 +57,7 @@ def build_one(folder: Path, shape: dict[str, Any]) -> Path:
 
 
 def copy(entry: Path, repository: Path, name: str) -> None:
-    """The model of `entry` as `name`: version 2 is served, version 1 can be gone back to."""
+    """Copy the model of `entry` to `name`: version 2 is served, and version 1 is there for a rollback."""
     for number in VERSIONS:
         folder = repository / name / str(number)
         for source in sorted((entry / "1").rglob("*")):
@@ -73,7 +73,7 @@ def copy(entry: Path, repository: Path, name: str) -> None:
 
 
 def host(entry: Path, repository: Path, front: str, names: Sequence[str], memory_mb: int | None = None) -> None:
-    """Copies of `entry` under `names`, all of them answered for by the shared front `front`."""
+    """Add copies of `entry` under `names` to the shared front `front`."""
     models = repository / front / MODELS
     if not models.exists():
         copy(entry, repository, names[0])
@@ -87,7 +87,7 @@ def host(entry: Path, repository: Path, front: str, names: Sequence[str], memory
 
 
 def label(name: str, number: int, index: int) -> str:
-    """What version `number` of a copy calls its class `index`."""
+    """Return the label of class `index` in version `number` of a copy."""
     return f"{name}/{number}/{index}"
 
 

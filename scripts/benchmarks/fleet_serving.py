@@ -1,12 +1,12 @@
 """Thousands of models from one machine: `scripts/bench fleet serving`.
 
-Copies of a tiny classifier and of one of MiniLM's size, on one embedded Triton whose gateway loads on demand, within a
-budget of a tenth of what all of them would take together. Clients ask by Zipf's law; meanwhile models are rolled back,
-and processes of models are killed. The labels of an answer say which model, and which version of it, has answered: an
-answer of another one is wrong, and so is one of the version before a rollback that was over when the request began.
+Copies of a tiny classifier and of one of MiniLM's size run on one embedded Triton whose gateway loads on demand, within
+a budget of a tenth of what all of them together take. Clients ask by Zipf's law; meanwhile models are rolled back,
+and processes of models are killed. The labels of an answer say which version of which model answered: an answer of
+another model is wrong, and so is one of the version before a rollback that was over when the request began.
 
-A request is cold where it waited for a load: as many as the gateway counted, the slowest; of a shared front, as many as
-it loaded models.
+A request is cold if it waited for a load: the slowest requests, as many as the loads that the gateway counted, or, with
+a shared front, as many as the models that it loaded.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def make_fleet(repository: Path, tiny: int, large: int, shared: bool) -> list[str]:
-    """The models of the fleet; those that are not there yet are made."""
+    """Return the models of the fleet; create those that are missing."""
     wanted = {kind: shape for kind, count, shape in (("tiny", tiny, TINY), ("large", large, MINILM)) if count}
     names = {kind: [f"{kind}{index:04}" for index in range({"tiny": tiny, "large": large}[kind])] for kind in wanted}
     for kind, shape in wanted.items():
@@ -97,7 +97,7 @@ def make_fleet(repository: Path, tiny: int, large: int, shared: bool) -> list[st
 
 @dataclass
 class Seen:
-    """What came of the requests. `ms`: of each that was answered."""
+    """Outcome of the requests. `ms`: the time of each answered request."""
 
     ms: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -136,13 +136,13 @@ def measure(repository: Path, names: Sequence[str], options: argparse.Namespace)
 
 
 def on_demand(server: Server, repository: Path, port: int, budget: float) -> AbstractContextManager[Any]:
-    """A gateway that loads on demand."""
+    """Run a gateway that loads on demand."""
     more = ["--load-on-demand", "--repository", str(repository), "--memory-gb", str(budget / 1e9)]
     return gateway(server.url, "127.0.0.1", port, *more)
 
 
 async def sizes_of(server: Server, repository: Path, names: Sequence[str], shared: bool) -> dict[str, int]:
-    """Bytes of the server, of a shared front without models, and of a model of each kind that has answered."""
+    """Return the bytes of the server, of a shared front without models, and of an answering model of each kind."""
     port, sizes, processes = free_ports().http, {}, Processes(server.url)
     processes.find()
     tiny, large = ([name for name in names if name.startswith(kind)] for kind in ("tiny", "large"))
@@ -169,14 +169,14 @@ def kind_of(name: str) -> str:
 
 
 async def ask(through: Through, name: str, text: str) -> tuple[int, str]:
-    """The status, and the label or the error."""
+    """Return the status, and the label or the error."""
     body = json.dumps({"model": name, "inputs": text, "parameters": {"top_k": 1}}).encode()
     status, content = await through.post(TASK, body)
     return status, json.loads(content)[0][0]["label"] if status == 200 else content.decode()
 
 
 async def one_by_one(through: Through, names: Sequence[str]) -> dict[str, Any]:
-    """Milliseconds of one client that asks one model, and ten by turns, all of them loaded; by turns."""
+    """Return the milliseconds of one client that asks one model and then ten, by turns; all of them are loaded."""
     tiny = [name for name in names if name.startswith("tiny")][-10:]
     for name in tiny:
         assert (await ask(through, name, SHORT[0]))[0] == 200
@@ -237,7 +237,7 @@ async def one(through: Through, fleet: Fleet, name: str, text: str, seen: Seen) 
 
 
 async def counted(through: Through) -> dict[str, float]:
-    """The gateway's own counts."""
+    """Return the gateway's own counters."""
     reader, writer = await asyncio.open_connection("127.0.0.1", through.port)
     writer.write(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
     text = (await reader.read()).decode()

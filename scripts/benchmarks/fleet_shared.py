@@ -1,4 +1,4 @@
-"""What a shared front saves and costs: `scripts/bench fleet shared`.
+"""Savings and cost of a shared front: `scripts/bench fleet shared`.
 
 The same encoder under several names, with fronts of their own and behind a shared one, on one server:
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def make_models(repository: Path, folder: Path, options: argparse.Namespace) -> None:
-    """own-N with fronts of their own, and hosted-N behind `FRONT`."""
+    """Create own-N with fronts of their own, and hosted-N behind `FRONT`."""
     checkpoint, chosen = (
         (make_checkpoint(folder / "tiny", "bert", "feature-extraction"), {})
         if options.tiny
@@ -88,7 +88,7 @@ def make_models(repository: Path, folder: Path, options: argparse.Namespace) -> 
 
 
 def copy_model(model: Path, copy: Path) -> None:
-    """The same build under another name; its large files are links."""
+    """Copy a build under another name; its large files are links."""
     shutil.copytree(model, copy, copy_function=lambda source, target: Path(target).hardlink_to(source))
     for config in (copy / "config.pbtxt", copy / "1" / "config.pbtxt"):
         _rewrite(config, config.read_text().replace(f'name: "{model.name}"', f'name: "{copy.name}"', 1))
@@ -115,7 +115,7 @@ def measure(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def stages(repository: Path) -> dict[str, dict[str, float]]:
-    """Milliseconds of each stage of opening one version, the first of a process and the second; by a process alone."""
+    """Return the milliseconds of each stage of opening a version, the first and the second in one new process."""
     folders = [str(repository / FRONT / "models" / f"hosted-{number}" / "1") for number in range(2)]
     program = [sys.executable, "-m", "scripts.benchmarks.opening", *folders]
     figures: dict[str, dict[str, float]] = json.loads(
@@ -125,7 +125,7 @@ def stages(repository: Path) -> dict[str, dict[str, float]]:
 
 
 def loads(url: str, processes: Processes, count: int) -> dict[str, Any]:
-    """Bytes and seconds of a model by a front of its own, and of a hosted one."""
+    """Measure the bytes and seconds of a model with a front of its own, and of a hosted one."""
     own: list[float] = []
     with grpc.InferenceServerClient(url) as client:
         for number in range(count):
@@ -174,7 +174,7 @@ def ask(client: Any, name: str, model: str | None) -> None:
 
 
 async def throughput(url: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Requests a second, and the median of a request in ms, by side and number of clients; all turns of each."""
+    """Return the requests a second and the median request in ms of every turn, by side and number of clients."""
     triton = Triton(url)
     texts = mixed_texts(lambda text: len(text.split()))
     figures: dict[str, dict[str, list[Any]]] = {side: {str(n): [] for n in CLIENTS} for side in SIDES}

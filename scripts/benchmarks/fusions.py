@@ -1,7 +1,7 @@
-"""What each fusion of ONNX Runtime costs or saves on MiniLM: the whole graph with and without it, one thread.
+"""Cost or gain of each fusion of ONNX Runtime on MiniLM: the whole graph with and without it, one thread.
 
-Prints median milliseconds of a batch of 8 x 64 tokens, sides in turn. The list SLOW_FUSIONS in
-builder/engines/onnxruntime is what this finds on the pinned version.
+Prints the median milliseconds of a batch of 8 x 64 tokens, sides in turn. The list SLOW_FUSIONS in
+builder/engines/onnxruntime is its result on the pinned version.
 """
 
 from __future__ import annotations

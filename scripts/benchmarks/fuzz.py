@@ -1,8 +1,8 @@
-"""Malformed requests by the thousand, over HTTP and gRPC, against the embedded server: who answers, and what is left.
+"""Thousands of malformed requests over HTTP and gRPC to the embedded server: does it still answer, and what leaks.
 
 Wrong dtypes, shapes, sizes, bytes and names, inputs twice or missing, JSON cut off. Afterwards every model must answer
-as before, and memory and shared memory are compared. Shapes that are negative, or of more elements than there can be,
-are left out: they end Triton before 25.06, whatever it serves.
+as before, and memory and shared memory are compared. Shapes that are negative, or that have more elements than
+possible, are left out: they end Triton before 25.06, whatever it serves.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def make_models(scratch: Path) -> Path:
-    """A repository of a classifier and a decoder, both tiny."""
+    """Build a repository with a classifier and a decoder, both tiny."""
     folder = scratch / "repository"
     encoder = make_checkpoint(scratch / "encoder", "bert", "text-classification", {0: "sport", 1: "food"})
     build(make_spec(model=str(encoder), name="encoder", output=folder))
@@ -110,7 +110,7 @@ def _answers(server: Server) -> dict[str, Any]:
 
 
 def _shape(chance: random.Random) -> list[int]:
-    """Of any rank, and no more elements than Triton 24.10 survives."""
+    """Return a shape of any rank, with no more elements than Triton 24.10 survives."""
     shape = [chance.choice((0, 1, 1, 1, 2, 3, 64, 65, 1000)) for _ in range(chance.choice((0, 1, 1, 2, 3)))]
     return [*shape, *[1] * chance.choice((0, 0, 0, 7))]
 
@@ -152,7 +152,7 @@ def _post(server: Server, path: str, body: bytes) -> str:
 
 
 def _cut_off(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
-    """A request whose sender leaves in the middle of it."""
+    """Send a request whose client disconnects in the middle of it."""
     body = _body(names, chance)
     head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     whole = head + body

@@ -1,4 +1,4 @@
-"""What the gateway costs, and what it bears: `scripts/bench gateway`.
+"""Cost and limits of the gateway: `scripts/bench gateway`.
 
 1. Tokens a second of 1, 8 and 32 streams: gRPC directly, and through the gateway, by turns in one run.
 2. One client: the time to the first token, and of an embedding, asked directly and through the gateway by turns.
@@ -88,7 +88,7 @@ async def measure(server: Server, port: int, pid: int, options: argparse.Namespa
 
 
 class Direct:
-    """Triton's gRPC, as the gateway itself speaks it."""
+    """Client of Triton's gRPC, as the gateway itself speaks it."""
 
     def __init__(self, url: str) -> None:
         self.channel = grpc.aio.insecure_channel(url)
@@ -98,7 +98,7 @@ class Direct:
         await self.channel.close()
 
     async def generate(self, tokens: int, begun: Callable[[], None] = lambda: None) -> int:
-        """Stream an answer; its tokens."""
+        """Stream an answer; return its number of tokens."""
         request = service_pb2.ModelInferRequest(model_name="writes")
         for name, kind, value in (
             ("text_input", "TYPE_STRING", PROMPT),
@@ -133,7 +133,7 @@ class Direct:
 
 
 class Through:
-    """The gateway, over connections that are kept, as clients keep them."""
+    """Client of the gateway over keep-alive connections."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -143,7 +143,7 @@ class Through:
         return self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
 
     async def post(self, path: str, body: bytes, begun: Callable[[], None] = lambda: None) -> tuple[int, bytes]:
-        """The status and the body of an answer, chunked or not."""
+        """Return the status and the body of an answer, chunked or not."""
         reader, writer = connection = await self.connect()
         head = (
             f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -163,7 +163,7 @@ class Through:
         return int(headers[9:12]), content
 
     async def generate(self, tokens: int, begun: Callable[[], None] = lambda: None) -> int:
-        """Stream an answer; its tokens."""
+        """Stream an answer; return its number of tokens."""
         usage = {"include_usage": True}
         body = {"model": "writes", "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
         status, content = await self.post(
@@ -186,7 +186,7 @@ class Through:
 
 
 async def _first(generate: Callable[[int, Callable[[], None]], Awaitable[int]]) -> float:
-    """Milliseconds to the first token of a short answer."""
+    """Return the milliseconds to the first token of a short answer."""
     times: list[float] = []
     start = time.perf_counter()
     await generate(2, lambda: times.append(time.perf_counter()))
@@ -194,7 +194,7 @@ async def _first(generate: Callable[[int, Callable[[], None]], Awaitable[int]]) 
 
 
 async def throughput(direct: Direct, through: Through, streams: int, seconds: float) -> dict[str, Any]:
-    """Tokens a second of both, by turns, twice each."""
+    """Return the tokens a second of both, by turns, twice each."""
     rates: dict[str, list[float]] = {"direct": [], "gateway": []}
     for _ in range(2):
         for name, side in (("direct", direct), ("gateway", through)):
@@ -219,7 +219,7 @@ async def _rate(side: Direct | Through, streams: int, seconds: float) -> float:
 async def by_turns(
     direct: Callable[[], Awaitable[float]], through: Callable[[], Awaitable[float]], count: int
 ) -> dict[str, float]:
-    """Medians of both, and of what the second takes more."""
+    """Return the medians of both, and of the extra time of the second."""
     for side in (direct, through):
         for _ in range(5):
             await side()
@@ -229,7 +229,7 @@ async def by_turns(
 
 
 async def crowd(through: Through, pid: int) -> dict[str, Any]:
-    """1,000 connections that say nothing and 200 that stream."""
+    """Open 1,000 idle connections and 200 streams."""
     before = _memory_mb(pid)
     idle = [await asyncio.open_connection("127.0.0.1", through.port) for _ in range(1000)]
     connected = _memory_mb(pid)

@@ -2,11 +2,11 @@
 
 Work: prompts and answers of the lengths in WORKS (log-uniform, seed 0), greedy, past any end token, from
 `concurrency` clients that each send the next request when the last is answered. Real architecture sizes, random
-weights. One side at a time, equal threads, each warmed up. Tokens per second are those that requests asked for; the
-times to the first token and from token to token are medians over requests. Random weights soon repeat themselves, which
-flatters guessing by prompt lookup: of our sides, the share of tokens that were guessed is said. A draft is the first
-layers of the model: of a model with random weights nothing smaller is nearer to it, and what share of its guesses was
-right is said too, for it is no trained draft's.
+weights. One side at a time, equal threads, each warmed up. Tokens per second count the tokens that requests asked for;
+the times to the first token and from token to token are medians over requests. Random weights soon repeat themselves,
+which flatters guessing by prompt lookup: for our sides, the share of guessed tokens is recorded. A draft is the first
+layers of the model, because nothing smaller is nearer to a model with random weights. The share of its guesses that
+were right is recorded too, because it is not that of a trained draft.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 10**6) -> list[WorkItem]:
-    """`count` requests that fit into `positions`; the same for the same count, and the first ones the same for any."""
+    """Create `count` requests that fit into `positions`; any count gives the same requests first."""
     generator = np.random.default_rng(0)
     words = " ".join(TEXTS).split()
     work = []
@@ -184,7 +184,7 @@ def _bench_model(
 
 
 def _key(figures: dict[str, Any]) -> str:
-    """Names a repository that was kept: of other options, or of another version of this project, it is another one."""
+    """Return the name of a cached repository: it differs for other options or another version of this project."""
     path = measurements_of(figures).path
     assert path is not None
     return path.stem[:12]
@@ -200,8 +200,7 @@ def _work_document(work: Sequence[WorkItem], concurrency: int, longest: int) -> 
 
 
 def _counted(server: Server, work: Sequence[WorkItem], concurrency: int) -> dict[str, float]:
-    """What `load` says, the shares of tokens that prompt lookup and a draft had guessed, and of the draft's that were
-    right."""
+    """Return the figures of `load`, the shares of tokens guessed by lookup and draft, and the draft's acceptance."""
     before = counters(server)
     figures = load(server.url, work, concurrency)
     time.sleep(1.5)  # counters are sent once a second
@@ -216,7 +215,7 @@ def _counted(server: Server, work: Sequence[WorkItem], concurrency: int) -> dict
 
 
 def load(url: str, work: Sequence[WorkItem], concurrency: int) -> dict[str, float]:
-    """Clients over one gRPC stream: what `Clock` says of them."""
+    """Run clients over one gRPC stream; return the figures of `Clock`."""
     outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
     waiting = list(enumerate(work))
 

@@ -60,7 +60,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def make_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """A checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
+    """Create a checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
     if (folder / "model.safetensors").exists():
         return folder
     model_type, options = SHAPES[name]
@@ -72,7 +72,7 @@ def make_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32)
 
 
 def first_layers(checkpoint: Path, count: int) -> Path:
-    """The first `count` layers of a checkpoint, with its embeddings and its tokeniser, in a folder beside it."""
+    """Save the first `count` layers of a checkpoint, with its embeddings and its tokeniser, in a folder beside it."""
     folder = checkpoint.with_name(f"{checkpoint.name}-first-{count}-layers")
     if not (folder / "model.safetensors").exists():
         config = AutoConfig.from_pretrained(checkpoint)
@@ -86,7 +86,7 @@ def first_layers(checkpoint: Path, count: int) -> Path:
 
 
 def save_tokenizer(folder: Path, size: int, **special: str) -> None:
-    """A byte-level tokeniser of `size` tokens, most of which no text is made of."""
+    """Save a byte-level tokeniser of `size` tokens, most of which never come from a text."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -107,7 +107,7 @@ def encode_pytorch(device: str, shapes: tuple[tuple[int, int], ...] = SHAPES) ->
 
 
 def encode(device: str, folder: Path, shapes: tuple[tuple[int, int], ...] = SHAPES) -> Times:
-    """The graph of --target cuda; inputs go in and outputs come out through the CPU, as they do in Triton."""
+    """Measure the graph of --target cuda; inputs and outputs pass through the CPU, as they do in Triton."""
     graph = _workshop(folder / "cuda", "cuda").make(Variant("fp16", "onnxruntime", target="cuda")).graph
     session = onnxruntime.InferenceSession(str(graph.path), providers=[PROVIDERS[device]])
 
@@ -118,7 +118,7 @@ def encode(device: str, folder: Path, shapes: tuple[tuple[int, int], ...] = SHAP
 
 
 def encode_tensorrt(folder: Path) -> Times:
-    """The plan of --target tensorrt, as `build-repo compile` makes it."""
+    """Measure the plan of --target tensorrt, as `build-repo compile` makes it."""
     from polygraphy.backend.trt import CreateConfig, Profile, TrtRunner, engine_from_network, network_from_onnx_path
 
     maker = _workshop(folder / "tensorrt", "tensorrt")
@@ -152,7 +152,7 @@ def decode_pytorch(device: str, rows: tuple[int, ...] = ROWS) -> Times:
 def decode(
     device: Literal["cpu", "cuda"], folder: Path, precision: str, few: bool, rows: tuple[int, ...] = ROWS
 ) -> Times:
-    """The executor that --target cuda emits; `few`: only the highest logits are copied."""
+    """Measure the executor that --target cuda emits; `few`: only the highest logits are copied."""
     exported = export_decoder(_gpt2(), folder, 2 * CONTEXT)
     graph = fuse(exported.graph, folder)
     if precision != "fp16":
@@ -169,7 +169,7 @@ def decode(
 
 
 def serve(executor: str, folder: Path) -> float:
-    """Tokens a second of one client."""
+    """Return the tokens a second of one client."""
     checkpoint, output = folder / "gpt2", folder / executor
     make_checkpoint("gpt2", checkpoint)
     options = {"target": "cuda", "precision": "fp16", "executor": executor, "slots": 8, "max_length": 2 * CONTEXT}

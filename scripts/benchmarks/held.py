@@ -1,4 +1,4 @@
-"""What a server and the processes of its models hold of memory, read from /proc and /dev/shm."""
+"""Memory of a server and of the processes of its models, read from /proc and /dev/shm."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Held:
 
     @property
     def resident(self) -> float:
-        """Of all processes. What they share is counted in each."""
+        """Megabytes of all processes. Shared memory is counted in each."""
         return self.triton + sum(self.processes)
 
 
 def held(server: Server) -> Held:
-    """What `server` holds at this moment."""
+    """Return the memory of `server` at this moment."""
     own, processes = 0.0, []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -43,7 +43,7 @@ def held(server: Server) -> Held:
 
 
 def _shared(command: object) -> float:
-    """Of the regions that the Python backend has in /dev/shm for this server, whose command names them."""
+    """Return the megabytes of the Python backend's regions in /dev/shm for this server, whose command names them."""
     named = REGION.search(" ".join(map(str, command)) if isinstance(command, Sequence) else "")
     if named is None:
         return 0.0

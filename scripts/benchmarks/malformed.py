@@ -1,7 +1,7 @@
-"""Malformed requests by the thousand to the gateway over a real Triton: `scripts/bench malformed`.
+"""Thousands of malformed requests to the gateway over a real Triton: `scripts/bench malformed`.
 
-They are made of the OpenAPI document that the gateway serves: nearly what it allows, with fields of another type, out
-of range, missing or too many. None may be answered by a fault (500 and above), and afterwards every slot must be free.
+They follow the OpenAPI document that the gateway serves: nearly what it allows, with fields of another type, out of
+range, missing or too many. No answer may be a server error (500 and above), and afterwards every slot must be free.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure(port: int, count: int, number: int) -> dict[str, Any]:
-    """Statuses by route, the faults, and how long every slot takes to answer afterwards."""
+    """Return the statuses by route, the server errors, and the time in which every slot answers afterwards."""
     statuses: Counter[str] = Counter()
     faults: list[Any] = []
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -81,7 +81,7 @@ def measure(port: int, count: int, number: int) -> dict[str, Any]:
 
 
 async def _all_slots(port: int) -> int:
-    """How many of as many answers as there are slots come at once."""
+    """Return how many answers succeed at once when as many are requested as there are slots."""
     body = {"model": "decoder", "prompt": "The", "max_tokens": 8, "ignore_eos": True}
 
     def one() -> int:

@@ -15,7 +15,7 @@ from builder.tasks.base import encoder_task
 
 
 def naive_repository(folder: Path, repository: Path, real: bool) -> Path:
-    """Tokeniser, fp32 ONNX of small operators and an ensemble, all with max_batch_size 0."""
+    """Write a tokeniser, an fp32 ONNX graph of small operators and an ensemble, all with max_batch_size 0."""
     spec = make_spec(model=str(folder), task="feature-extraction", name="encoder", pooling=None if real else "mean")
     checkpoint = resolve(spec)
     names = [

@@ -1,6 +1,6 @@
-"""Where the time goes when a version of an encoder is opened: python -m scripts.benchmarks.opening FOLDER FOLDER.
+"""Time of each stage of opening a version of an encoder: python -m scripts.benchmarks.opening FOLDER FOLDER.
 
-The first of a process, and one after it. A program of its own, so that nothing is imported before.
+It opens the first version of a process and then another. It is a program of its own, so nothing is imported before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from builder.runtime.shared.emitted import package_of
 
 
 def opened(folders: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Milliseconds of each stage, by which of them it is."""
+    """Return the milliseconds of each stage, for the first and the later one."""
     figures = {}
     for which, folder in zip(("first", "later"), map(Path, folders), strict=True):
         times = [time.perf_counter()]

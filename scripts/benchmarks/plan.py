@@ -1,4 +1,4 @@
-"""What `plan` says of the p50 and the p99 of MiniLM at some rates, beside what a load test measures.
+"""p50 and p99 of MiniLM at some rates: those that `plan` predicts, beside those that a load test measures.
 
 The model is built first, which gives `plan` its speeds, and served with the settings of the plan for the highest rate.
 """
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def compared(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """By rate: p50 and p99 in milliseconds, planned, and measured in each repeat."""
+    """Return by rate the p50 and p99 in milliseconds, planned, and measured in each repeat."""
     version, levels = served_version(repository / NAME), rates(options.rates)
     plans = {level.value: planned(repository, version, level.value) for level in levels}
     settings = {name: plans[max(plans)].settings[name] for name in ENCODER if name in plans[max(plans)].settings}
@@ -78,7 +78,7 @@ def compared(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def planned(repository: Path, version: Path, rate: float) -> Plan:
-    """The plan of that many of the texts of a load test a second, on this machine."""
+    """Return the plan for that many texts of a load test a second on this machine."""
     tokenizer = Tokenizer.from_file(str(version / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -80,7 +80,7 @@ def main() -> None:
 
 @dataclass
 class Seen:
-    """What came of the requests to one model. `ms`: of each, with the second it began."""
+    """Outcome of the requests to one model. `ms`: the time of each, with the second it started."""
 
     versions: list[int] = field(default_factory=lambda: [0, 0])
     ms: list[tuple[float, float]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Change:
-    """One version that took the place of another, and when."""
+    """Change of one version for another, and its time."""
 
     model: str
     kind: str
@@ -100,7 +100,7 @@ class Change:
 
 
 def measure(repository: Path, builds: Mapping[str, Pair], options: argparse.Namespace) -> dict[str, Any]:
-    """Publish and roll back `builds` in `repository` under load, and count what came of it."""
+    """Publish and roll back `builds` in `repository` under load, and count the answers."""
     for pair in builds.values():
         publish(repository, pair[1], keep=3)
         publish(repository, pair[0], keep=3)
@@ -124,7 +124,7 @@ def measure(repository: Path, builds: Mapping[str, Pair], options: argparse.Name
 
 
 def pairs(folder: Path) -> dict[str, Pair]:
-    """Two builds that can be published under one name, for each model."""
+    """Return two builds that can be published under one name, for each model."""
     options: Mapping[str, Mapping[str, Any]] = {**ENCODERS, STREAM: {}}
     return {
         name: (one_build(name, folder, options[name], 0), one_build(name, folder, options[name], 1)) for name in options
@@ -132,7 +132,7 @@ def pairs(folder: Path) -> dict[str, Pair]:
 
 
 def one_build(name: str, scratch: Path, options: Mapping[str, Any], turn: int) -> Verified:
-    """The first or the second of a pair."""
+    """Create the first or the second build of a pair."""
     folder = scratch / f"{name}-{turn}"
     if name == STREAM:
         checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama", intermediate_size=SIZES[turn])
@@ -148,7 +148,7 @@ def one_build(name: str, scratch: Path, options: Mapping[str, Any], turn: int) -
 
 
 def answers(url: str, repository: Path, name: str) -> list[Sequence[Any]]:
-    """What each of the two builds answers alone, from the version of each that is there. The first serves after."""
+    """Return the answers of each of the two builds alone, from its published version. The first serves afterwards."""
     answers_seen: list[Sequence[Any]] = []
     with Control(url, repository) as control:
         for number in (1, 2):
@@ -178,7 +178,7 @@ def change(
     """Publish and roll back each model in turn, and have the server change each time."""
     try:
         change_all(url, repository, builds, rounds, until, done)
-    except Exception as error:  # of a thread: whoever started it says so
+    except Exception as error:  # runs in a thread: the thread that started it reports this
         failures.append(repr(error))
 
 
@@ -189,7 +189,7 @@ def change_all(
         for _, name in itertools.product(range(rounds), builds):
             if time.monotonic() > until:
                 return
-            before = served(repository / name)  # of the first build, for it is gone back to
+            before = served(repository / name)  # of the first build, because it is rolled back to
             for kind in ("publish", "rollback"):
                 begun = time.monotonic()
                 if kind == "publish":
@@ -264,7 +264,7 @@ async def write(triton: Triton, index: int, expected: list[Sequence[Any]], seen:
 
 
 def judge(fits: Sequence[bool], what: str, seen: Seen) -> None:
-    """Count an answer for the build that it is of; one of none, or of half of each, is wrong."""
+    """Count an answer for the build that gave it; an answer of neither, or half of each, is wrong."""
     if sum(fits) != 1:
         seen.wrong.append(what)
     else:

@@ -1,11 +1,12 @@
-"""What Ray costs: `scripts/bench ray`.
+"""Cost of Ray: `scripts/bench ray`.
 
 Embeddings of all-MiniLM-L6-v2 in int8, asked by clients that each wait for their answer: through the gateway over one
 Triton, and through Ray Serve with 1, 2 and 4 replicas of a Triton each, by turns. On a machine whose cores one Triton
 keeps busy this shows the overhead and how fair it is to the clients, and not how it scales.
 
-With --grow instead: how replicas come and go. Clients ask one replica for more at once than it is to have until Ray has
-started another and the model is loaded there too; then they ask no more until Ray has ended it. No request may fail.
+With --grow instead: how replicas start and stop. Clients send one replica more requests at once than it should have
+until Ray has started another and the model is loaded there too; then they stop until Ray has ended it. No request may
+fail.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ PATIENCE_S = 240.0  # for a replica to come or to go
 
 @dataclass(frozen=True)
 class Turn:
-    """What came of one side for a while: requests of each client, and the milliseconds of each request."""
+    """Requests of each client to one side in one turn, and the milliseconds of each request."""
 
     counts: list[int]
     ms: list[float]
@@ -76,7 +77,7 @@ def main() -> None:
 
 
 def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The gateway and `replicas`, by turns."""
+    """Measure the gateway and `replicas` by turns."""
     deployed = Options(
         repository=str(folder.resolve()), min_replicas=replicas, max_replicas=replicas, busy=BUSY, cores=0.25
     )
@@ -96,8 +97,10 @@ def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace)
 
 
 def grow(folder: Path, clients: int) -> dict[str, Any]:
-    """Seconds until another replica ran, until it was asked too, and until it was gone after the last request; how many
-    requests were answered meanwhile, all of them."""
+    """Return the seconds until another replica ran, until it was asked, and until it was gone after the last request.
+
+    Also return how many requests were answered meanwhile; all of them must be.
+    """
     asked = Options(
         repository=str(folder.resolve()), max_replicas=2, busy=BUSY, shrink_after_s=SHRINK_AFTER_S, cores=0.25
     )
@@ -124,14 +127,14 @@ def _seconds_until(there: Callable[[], bool], meanwhile: Callable[[], object]) -
 
 
 def replicas() -> dict[str, int]:
-    """How many replicas there are, by state."""
+    """Return the number of replicas by state."""
     from ray import serve
 
     return dict(serve.status().applications[NAME].deployments["Triton"].replica_states)
 
 
 async def turn(port: int, clients: int, seconds: float) -> Turn:
-    """Clients that ask one request after the other."""
+    """Run clients that ask one request after the other."""
     side, ms, begun = Through(port), list[float](), time.perf_counter()
 
     async def client() -> int:
@@ -148,7 +151,7 @@ async def turn(port: int, clients: int, seconds: float) -> Turn:
 
 
 def fairness(counts: list[int]) -> float:
-    """Jain's index: 1 where all clients had the same, 1/n where one had all (R. Jain et al., DEC-TR-301, 1984)."""
+    """Return Jain's index: 1 if all clients had the same, 1/n if one had all (R. Jain et al., DEC-TR-301, 1984)."""
     return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
 
 

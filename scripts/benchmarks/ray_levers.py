@@ -1,10 +1,10 @@
-"""What settings of Ray Serve do to a request: `scripts/bench ray_levers`.
+"""Effect of Ray Serve's settings on a request: `scripts/bench ray_levers`.
 
 `build-repo serve` on all-MiniLM-L6-v2 in int8, through the gateway alone and through Ray with one replica, once with
-each of the settings: one side after the other, as often as --rounds says, for what an idle cluster does would disturb
-the others. Beside the latency of one client and the rate of several stand the milliseconds of the processor that each
-program takes for a request, which depend less on what else the machine does. The settings are those of Ray 2.60
-(ray/serve/_private/constants.py).
+each of the settings: one side after the other, as often as --rounds says, because the work of an idle cluster would
+disturb the others. Besides the latency of one client and the rate of several, it reports the processor milliseconds
+that each program takes for a request, which depend less on the other load of the machine. The settings are those of
+Ray 2.60 (ray/serve/_private/constants.py).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def measure(folder: Path, lever: Mapping[str, str] | None, options: argparse.Namespace) -> dict[str, Any]:
-    """One client, then several. Milliseconds, requests a second, and milliseconds of the processor a request."""
+    """Measure one client, then several: milliseconds, requests a second, and processor milliseconds per request."""
     with served(folder, lever) as (process, port):
         asyncio.run(turn(port, options.clients, 2))  # nothing is asked for the first time afterwards
         alone = asyncio.run(turn(port, 1, options.seconds))
@@ -110,7 +110,7 @@ def measure(folder: Path, lever: Mapping[str, str] | None, options: argparse.Nam
 
 @contextmanager
 def served(folder: Path, lever: Mapping[str, str] | None) -> Iterator[tuple[int, int]]:
-    """The process of `build-repo serve`, and the port on which it answers."""
+    """Run `build-repo serve`; yield its process and the port on which it answers."""
     port, own = free_ports().http, free_ports()
     command = [BUILD_REPO, "serve", str(folder), "--openai-port", str(port)]
     ports = [f"--http-port={own.http}", f"--grpc-port={own.grpc}", f"--metrics-port={own.metrics}"]
@@ -142,7 +142,7 @@ async def _answers(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _used(process: int) -> dict[str, float]:
-    """Seconds of the processor by program, of a process and all that it has started."""
+    """Return the processor seconds by program, of a process and its descendants."""
     used: defaultdict[str, float] = defaultdict(float)
     for pid in family(process):
         used[_program(pid)] += processor_s(pid)

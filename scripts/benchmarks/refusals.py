@@ -76,7 +76,7 @@ def main() -> None:
 
 @contextmanager
 def served(repository: Path, log: Path) -> Iterator[Stress]:
-    """Run `build-repo serve` on `repository`, with its gateway, until the end. What it writes goes to `log`."""
+    """Run `build-repo serve` on `repository`, with its gateway, until the end. It writes its output to `log`."""
     ports, gateway = free_ports(), free_ports().http
     options = [word for kind, port in vars(ports).items() for word in (f"--{kind}-port", str(port))]
     command = [sys.executable, "-c", PROGRAM, "serve", str(repository), *options, "--openai-port", str(gateway)]
@@ -175,7 +175,7 @@ class Stress:
         return PROMPTS[0] in self.expected
 
     async def _encode_until(self, decoding: asyncio.Future[Any], client: int) -> None:
-        """Be one client of the encoder until `decoding` is over."""
+        """Run one client of the encoder until `decoding` is over."""
         text = TEXTS[client % len(TEXTS)]
         while not decoding.done():
             self.counts["sent"] += 1
@@ -203,7 +203,7 @@ class Stress:
         return str(sorted(entry["label"] for entry in json.loads(content)))
 
     async def _decode(self, prompts: Sequence[str], learn: bool = False) -> None:
-        """Send all `prompts` on one stream, and read it to its end. `learn`: the answers are what is expected later."""
+        """Send all `prompts` on one stream, and read it to its end. `learn`: its answers are those expected later."""
         async with grpc.aio.insecure_channel(self.url) as channel:
             call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
             self.counts["sent"] += len(prompts)
@@ -261,13 +261,13 @@ async def _write(call: Any, prompts: Sequence[str]) -> None:
 
 
 def _triton(parent: int) -> int | None:
-    """The tritonserver that `parent` has started last and that runs."""
+    """Return the process id of the tritonserver that `parent` started last and that runs."""
     found = [pid for pid, words in _children(parent) if words[0].endswith("/tritonserver")]
     return max(found, default=None)
 
 
 def _children(parent: int) -> Iterator[tuple[int, list[str]]]:
-    """The process id and the command of each child."""
+    """Yield the process id and the command of each child."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
             if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:

@@ -1,8 +1,8 @@
-"""Guided answers of JSON schemas by the thousand: `scripts/bench schemas`.
+"""Thousands of answers guided by JSON schemas: `scripts/bench schemas`.
 
 Every pair of keywords of draft 2020-12, schemas drawn at random, and schemas of the shapes of JSONSchemaBench. Each is
-refused by name, or all random walks through what its guide allows end in documents that are valid under it. The process
-that bounds the time of checking an expression is left out: it would take a quarter of a second for each schema.
+either refused by name, or all random walks through what its guide allows end in documents that are valid under it. The
+process that bounds the time of checking an expression is left out: it would take a quarter of a second for each schema.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What beam search adds to a step of the model: `scripts/bench search --before REVISION`.
+"""Time that beam search adds to a step of the model: `scripts/bench search --before REVISION`.
 
 Random logits of real widths, searches of 4 beams, with and without a token that no answer may have (as OPUS-MT's
 checkpoints say of padding). This checkout and `REVISION` by turns, each in a process of its own; between them ONNX
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _checked_out(revision: str, folder: Path) -> Path:
-    """The package as it was at `revision`."""
+    """Extract the package as it was at `revision` into `folder`."""
     archive = subprocess.run(["git", "archive", revision, "builder"], cwd=ROOT, capture_output=True, check=True)
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as packed:
         packed.extractall(folder, filter="data")
@@ -73,7 +73,7 @@ def _checked_out(revision: str, folder: Path) -> Path:
 
 
 def _by_turns(sides: Mapping[str, Path], work: tuple[int, ...], turns: int) -> dict[str, dict[str, float]]:
-    """Least and median of each side's steps, in ms."""
+    """Return the least and median of each side's steps in ms."""
     times: dict[str, list[float]] = {name: [] for name in (*sides, GRAPH)}
     graph = _graph(*work[:2])
     for _ in range(turns):
@@ -92,7 +92,7 @@ def _side(root: Path, work: tuple[int, ...]) -> list[float]:
 
 
 def _graph(rows: int, vocabulary: int) -> Callable[[], float]:
-    """The milliseconds of one run over logits that lie in memory already."""
+    """Return a function that returns the milliseconds of one run over logits that lie in memory already."""
     count = helper.make_tensor("count", TensorProto.INT64, [1], [2 * BEAMS])
     nodes = [
         helper.make_node("LogSoftmax", ["logits"], ["logprobs"]),

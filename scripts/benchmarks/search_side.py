@@ -1,4 +1,4 @@
-"""One side of `scripts/bench search`: steps of beam search by the `builder` that PYTHONPATH has.
+"""One side of `scripts/bench search`: steps of beam search by the `builder` on PYTHONPATH.
 
 Takes rows, vocabulary, steps, and the tokens that no answer may have; prints the milliseconds of each step as JSON.
 """

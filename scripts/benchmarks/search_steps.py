@@ -1,6 +1,6 @@
-"""Whole steps of searches, by the emitted engine over int8 graphs of a real size that are made as a build makes them.
+"""Whole steps of searches, by the emitted engine over int8 graphs of a real size that are created as a build does.
 
-With all logits read, and with the most probable tokens that the graph finds, step by step by turns. Random weights, 8
+Searches read all logits, or the most probable tokens that the graph finds, step by step by turns. Random weights, 8
 searches of 4 beams.
 """
 
@@ -35,8 +35,10 @@ MODEL, ALL, FEW = "the model alone", "all logits read", "the most probable token
 
 
 class Alternating:
-    """Lets searches read all logits and the most probable tokens by turns, and times what is between two calls of all
-    rows: a step of the model, and what the searches make of it."""
+    """Executor that lets searches read all logits and the most probable tokens by turns.
+
+    It times the span between two calls of all rows: a step of the model, and the search's work on it.
+    """
 
     def __init__(self, executor: CrossAttending) -> None:
         self.executor = executor
@@ -74,13 +76,13 @@ def _ms_since(start: float) -> float:
 def whole_steps(
     name: str, folder: Path, forbidden: Mapping[str, tuple[int, ...]], turns: int
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Of the model `name` with each of the `forbidden` tokens: least and median of each side's steps, in ms."""
+    """Return the least and median of each side's steps in ms, for `name` with each of the `forbidden` tokens."""
     graphs = _graphs(name, folder)
     return {f"{name}{title}": _by_turns(graphs, tokens, turns) for title, tokens in forbidden.items()}
 
 
 def _by_turns(graphs: Graphs, forbidden: tuple[int, ...], turns: int) -> dict[str, dict[str, float]]:
-    """A turn reads eight short texts and answers them."""
+    """Run turns that each read eight short texts and answer them."""
     executor = graphs.executor(SEARCHES * BEAMS, ANSWER + 1, SOURCE, available_cores())
     rules = Rules(
         Options(temperature=0.0, num_beams=BEAMS), (), tuple((token,) for token in forbidden), max_tokens=ANSWER

@@ -83,7 +83,7 @@ PEERS = (
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One request: its text, and the same as tokens."""
+    """One request: its text, and its tokens."""
 
     text: str
     source: list[int]
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
-    """A checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
+    """Create a checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
     if (folder / "model.safetensors").exists():
         return folder
     model_type, options = SHAPES[name]
@@ -132,7 +132,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
 
 
 def make_work(tokenizer: Any, count: int) -> list[WorkItem]:
-    """`count` texts; the same for the same count, and the first ones the same for any."""
+    """Create `count` texts; any count gives the same texts first."""
     generator = np.random.default_rng(0)
     words = " ".join(TEXTS).split()
     work = []
@@ -199,7 +199,7 @@ def _bench_model(
 
 
 def work_document(work: Sequence[WorkItem], concurrency: int, beams: int) -> dict[str, Any]:
-    """What a peer reads."""
+    """Return the document that a peer reads."""
     return {
         "concurrency": concurrency,
         "beams": beams,
@@ -209,7 +209,7 @@ def work_document(work: Sequence[WorkItem], concurrency: int, beams: int) -> dic
 
 
 def load(url: str, work: Sequence[WorkItem], clients: int, beams: int) -> dict[str, Any]:
-    """So many clients, each on its own stream: tokens per second, and the median time of an answer."""
+    """Run that many clients, each on its own stream; return the tokens per second and the median time of an answer."""
     times: list[float] = []
 
     def serve(mine: Sequence[WorkItem]) -> int:

@@ -44,7 +44,7 @@ BAD = (
     {"text_input": "word " * 40_000},
 )
 LAST_LINES = 60  # of the log of a Triton that ended
-TIMEOUT_S = 20.0  # of a request: of streams that ran in a process which was killed Triton says nothing
+TIMEOUT_S = 20.0  # of a request: Triton reports nothing about streams in a process that was killed
 
 
 @quiet_libraries()

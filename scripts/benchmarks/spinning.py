@@ -1,9 +1,9 @@
-"""What an encoder's threads do between two calls: `scripts/bench spinning`.
+"""Activity of an encoder's threads between two calls: `scripts/bench spinning`.
 
-all-MiniLM-L6-v2 in int8, in process, three times in one server: with threads that spin after a call as ONNX Runtime's
-do by themselves, that rest when it ends, as build-repo has it, and that never spin. All are asked the samples in short
-turns, in an order drawn anew, with pauses between them that are longer than threads spin. The processor's time is that
-of the model's process, from /proc.
+all-MiniLM-L6-v2 in int8, in process, three times in one server: with threads that spin after a call, which is ONNX
+Runtime's default, that rest when it ends, which is build-repo's default, and that never spin. All are asked the samples
+in short turns, in an order drawn anew, with pauses between them that are longer than threads spin. The processor time
+is that of the model's process, from /proc.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def make_models(folder: Path) -> None:
-    """The same model under the name of each side."""
+    """Build the same model under the name of each side."""
     for name, entries in SIDES.items():
         if not (folder / name).exists():
             build(make_spec(model=str(minilm()), name=name, output=folder, precision="int8"))
@@ -94,7 +94,7 @@ async def measure(url: str, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 async def _turn(ask: Any, name: str, clients: int, process: int) -> tuple[float, float, float]:
-    """Requests a second, median milliseconds of one, and milliseconds of the processor for one and what follows it."""
+    """Return the requests a second, the median ms of one, and the processor ms of one and of what follows it."""
     latencies: list[float] = []
     texts, cpu, start = _texts(), _cpu_s(process), time.perf_counter()
 
@@ -129,7 +129,7 @@ def _summary(turns: Mapping[tuple[str, int], Any], name: str, clients: int) -> d
 
 
 def _process(folder: Path, name: str) -> int:
-    """The process of a model: its stub has the model's folder on its command line."""
+    """Return the process id of a model: its stub has the model's folder on its command line."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and entry.name != str(os.getpid()):
             command = _command(entry)
@@ -146,7 +146,7 @@ def _command(process: Path) -> str:
 
 
 def _cpu_s(process: int) -> float:
-    """Seconds of the processor that a process has used: utime and stime of proc_pid_stat(5)."""
+    """Return the processor seconds of a process: utime and stime of proc_pid_stat(5)."""
     fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

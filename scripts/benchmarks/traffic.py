@@ -1,4 +1,4 @@
-"""The traffic of the benchmarks, English texts of mixed length, the same for every side; and what a server counted."""
+"""Traffic of the benchmarks, English texts of mixed length, the same for every side; and the counters of a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORDS = " ".join(TEXTS).split()
 
 
 def mixed_texts(tokens: Callable[[str], int], count: int = 256, least: int = 8, most: int = 256) -> list[str]:
-    """`count` texts of `least` to `most` tokens: log-normal lengths with a mean near 48 words, seed 0."""
+    """Return `count` texts of `least` to `most` tokens: log-normal lengths with a mean near 48 words, seed 0."""
     generator = np.random.default_rng(0)
     texts: list[str] = []
     while len(texts) < count:
@@ -27,7 +27,7 @@ def mixed_texts(tokens: Callable[[str], int], count: int = 256, least: int = 8, 
 
 
 def counters(server: Server) -> dict[str, float]:
-    """What the emitted models counted so far, from /metrics, by name; nothing of a layout that does not count."""
+    """Return the counters of the emitted models from /metrics, by name; empty for a layout that does not count."""
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     lines = urllib.request.urlopen(url).read().decode().splitlines()
     return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("build_repo_")}

@@ -1,1 +1,1 @@
-"""What the documentation says of the code and of recorded figures, written by `scripts/docs`."""
+"""Documentation of the code and of recorded figures that `scripts/docs` writes."""

@@ -1,4 +1,4 @@
-"""Tables of what the code knows: tasks, request options, architectures, Triton releases."""
+"""Tables of facts in the code: tasks, request options, architectures, Triton releases."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MEANINGS = {  # of each request option of a generating model
 
 
 def tasks() -> str:
-    """Each encoder task with the tensors of its front model; optional inputs in italics."""
+    """Return each encoder task with the tensors of its front model; optional inputs in italics."""
     rows = []
     for task in all_tasks().values():
         if isinstance(task, EncoderTask):
@@ -78,7 +78,7 @@ def tasks() -> str:
 
 
 def generating_tasks() -> str:
-    """Each generating task with the inputs that it has beyond those of all."""
+    """Return each generating task with its inputs besides the common ones."""
     rows = []
     for task in all_tasks().values():
         if not isinstance(task, EncoderTask):
@@ -103,7 +103,7 @@ def _type(field: Field) -> str:
 
 
 def request_options() -> str:
-    """Every option of a request to a generating model. Raises SystemExit for one that nobody has described."""
+    """Return every option of a request to a generating model. Raises SystemExit for an option without a description."""
     defaults = {field.name: field.default for field in fields(Options) if field.name != "temperature"}
     rows = []
     for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES):
@@ -127,7 +127,7 @@ def _default(value: Any) -> str:
 
 
 def metrics(families: Sequence[tuple[str, str, str]]) -> str:
-    """What a model says of itself on Triton's /metrics."""
+    """Return the metrics of a model on Triton's /metrics."""
     rows = []
     for name, kind, meaning in families:
         suffix = "_total" if kind == "COUNTER" else ""
@@ -136,29 +136,29 @@ def metrics(families: Sequence[tuple[str, str, str]]) -> str:
 
 
 def encoders() -> str:
-    """Each tested encoder with how its attention is exported."""
+    """Return each tested encoder and how its attention is exported."""
     rows = ((n, "fused" if a.fused else "separate operators", a.note) for n, a in ARCHITECTURES.items())
     return table(("model type", "attention", "note"), rows)
 
 
 def decoders() -> str:
-    """Each tested decoder."""
+    """Return each tested decoder."""
     return table(("model type", "note"), ((name, decoder.note) for name, decoder in DECODERS.items()))
 
 
 def seq2seqs() -> str:
-    """Each tested encoder-decoder."""
+    """Return each tested encoder-decoder."""
     return table(("model type", "note"), ((name, model.note) for name, model in SEQ2SEQS.items()))
 
 
 def cards() -> str:
-    """The cards of --gpu."""
+    """Return the cards of --gpu."""
     rows = ((f"`{name}`", card.compute_capability, f"{card.memory_mb >> 10} GB") for name, card in CARDS.items())
     return table(("card", "compute capability", "memory"), rows)
 
 
 def releases() -> str:
-    """What each Triton release carries, the newest first."""
+    """Return the contents of each Triton release, the newest first."""
     heads = ("Triton", "ONNX Runtime", "opset, IR", "in process", "TensorRT", "CUDA", "OpenVINO", "vLLM", "Python")
     rows = []
     for name, r in reversed(RELEASES.items()):

@@ -1,4 +1,4 @@
-"""Tables of recorded figures: what `scripts/bench` wrote into docs/*.json."""
+"""Tables of the figures that `scripts/bench` recorded in docs/*.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _figures(name: str) -> dict[str, Any]:
 
 
 def _ran(bench: str, figures: dict[str, Any], name: str | None = None, options: str = "") -> str:
-    """What was run, and where; `name`: of the file, where that is another than the benchmark's."""
+    """Return what was run, and where; `name`: of the file, if it differs from the benchmark's."""
     name = name or bench
     command = f"scripts/bench {bench} {options}--output docs/{name}.json"
     when = f" on {figures['date']}" if "date" in figures else ""
@@ -30,7 +30,7 @@ def _ran(bench: str, figures: dict[str, Any], name: str | None = None, options: 
 
 
 def results() -> str:
-    """The README's one table: this project beside what it replaces, one row a kind of model."""
+    """Return the README's one table: this project beside what it replaces, one row per kind of model."""
     encoders, generation, seq2seq = (_figures(name) for name in ("encoders", FASTEST_PEER, "seq2seq"))
     rows = [
         *(
@@ -78,7 +78,7 @@ def _result(what: str, unit: str, peer: tuple[str, float], here: tuple[str, floa
 
 
 def encoders() -> str:
-    """Texts a second through servers, side by side."""
+    """Return the texts a second through servers, side by side."""
     figures = _figures("encoders")
     rows = []
     for model, result in figures.items():
@@ -94,7 +94,7 @@ def encoders() -> str:
 
 
 def _in_process(figures: dict[str, Any]) -> list[str]:
-    """What the emitted code does without a server, and what a server adds to it: a table, where that was measured."""
+    """Return a table of the emitted code without a server and what a server adds to it, if that was measured."""
     rows = []
     for model, result in figures.items():
         for side, cell in result.get("in_process", {}).items() if isinstance(result, dict) else ():
@@ -116,17 +116,17 @@ def _times(speed: float, base: float | None) -> str:
 
 
 def generation() -> str:
-    """Tokens a second of decoders, beside other engines."""
+    """Return the tokens a second of decoders, beside other engines."""
     return _generation("generation")
 
 
 def fastest_peer() -> str:
-    """The same beside the fastest of them."""
+    """Return the tokens a second of decoders beside the fastest peer."""
     return _generation(FASTEST_PEER)
 
 
 def long_prompts() -> str:
-    """The same with prompts as long as a model takes, up to 2,000 tokens."""
+    """Return the tokens a second of decoders with prompts as long as a model takes, up to 2,000 tokens."""
     return _generation("generation-long", "--work long ")
 
 
@@ -155,7 +155,7 @@ def _first(cell: dict[str, float]) -> str:
 
 
 def seq2seq() -> str:
-    """Tokens a second of encoder-decoders, beside other engines."""
+    """Return the tokens a second of encoder-decoders, beside other engines."""
     figures = _figures("seq2seq")
     parts = [f"{_ran('seq2seq', figures)} Tokens a second; in brackets, times transformers eager."]
     for model, sides in figures["models"].items():
@@ -176,7 +176,7 @@ def _cell(cell: dict[str, float], base: dict[str, float]) -> str:
 
 
 def decoding() -> str:
-    """What one decode step costs, and what the prefix cache and the executors change."""
+    """Return the cost of one decode step, and the effect of the prefix cache and the executors."""
     figures = _figures("decoding")
     designs = ("numpy", "binding", "in place")
     heads = ("tokens in the cache", "session.run with numpy", "I/O binding, a new cache each step", "in place")
@@ -205,7 +205,7 @@ def decoding() -> str:
 
 
 def soak() -> str:
-    """Minutes of traffic of every kind, with kills, floods and publishes in it, and what memory did meanwhile."""
+    """Return minutes of traffic of every kind, with kills, floods and publishes in it, and the memory meanwhile."""
     f = _figures("soak")
     disturbed = " ".join(f"--{plural} {f[kind]}" for kind, plural in DISTURBANCES)
     command = f"scripts/bench soak --minutes {f['minutes']:g} --clients {f['clients']} {disturbed}"
@@ -237,7 +237,7 @@ DISTURBANCES = (("kill", "kills"), ("flood", "floods"), ("publish", "publishes")
 
 
 def fleet_builds() -> str:
-    """Many builds: cold, with nothing changed and with one option changed, by executor."""
+    """Return many builds: cold, with nothing changed and with one option changed, by executor."""
     f = _figures("fleet")
     names = {"process": "one process", "workers": "a worker for each core", "ray": "Ray, on this machine"}
     phases = list(next(iter(f["builds"].values())))
@@ -255,7 +255,7 @@ def _build_cell(run: dict[str, float]) -> str:
 
 
 def post(key: str) -> str:
-    """One table of `scripts/bench posts`."""
+    """Return one table of `scripts/bench posts`."""
     figures = _figures("posts")
     figures_of_post = figures["posts"][key]
     rows = []
@@ -266,5 +266,5 @@ def post(key: str) -> str:
 
 
 def posts_machine() -> str:
-    """What ran the posts' techniques, and where."""
+    """Return what ran the posts' techniques, and where."""
     return _ran("posts", _figures("posts"))

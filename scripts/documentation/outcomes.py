@@ -1,8 +1,7 @@
-"""What became of architectures: all of transformers' in a build, and the tested ones on each release's ONNX Runtime;
-and of clients against the gateway.
+"""Outcomes of architectures in a build and on each release's ONNX Runtime, and of clients against the gateway.
 
-docs/architectures.json is written by scripts/architectures, docs/releases.json by scripts/releases, docs/interop.json
-by scripts/interop.
+A build tries all architectures of transformers; the releases try the tested ones. scripts/architectures writes
+docs/architectures.json, scripts/releases docs/releases.json, and scripts/interop docs/interop.json.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _read(name: str) -> dict[str, Any] | None:
 
 
 def every_architecture() -> str:
-    """What a build does with each architecture that transformers has a head for, by head."""
+    """Return the outcome of a build for each architecture that transformers has a head for, by head."""
     document = _read("architectures")
     if document is None:
         return "Not recorded yet: run `scripts/architectures`."
@@ -76,7 +75,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def release_matrix() -> str:
-    """Each tested architecture and precision on the ONNX Runtime of each release."""
+    """Return each tested architecture and precision on the ONNX Runtime of each release."""
     document = _read("releases")
     if document is None:
         return "Not recorded yet: run `scripts/releases`."
@@ -104,7 +103,7 @@ def _mark(runtimes: Mapping[str, str], version: str, reasons: list[str]) -> str:
 
 
 def clients() -> str:
-    """Each client with its version, what passed, and what did not."""
+    """Return each client with its version, the checks that passed, and those that did not."""
     document = _read("interop")
     if document is None:
         return "Not recorded yet: run `scripts/interop`."
@@ -122,5 +121,5 @@ def clients() -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that a table takes as it is."""
+    """Return a text that a table takes as it is."""
     return text.replace("|", "\\|").replace("<", "&lt;")

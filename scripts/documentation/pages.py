@@ -1,4 +1,4 @@
-"""Write the generated parts of README.md and docs/*.md: what stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""Write the generated parts of README.md and docs/*.md, which stand between `<!-- NAME -->` and `<!-- /NAME -->`.
 
 `scripts/docs` writes them; `scripts/docs --check` only says whether they are up to date.
 """
@@ -52,12 +52,12 @@ MARK = re.compile(r"(<!-- (?P<name>[a-z0-9-]+) -->\n).*?(<!-- /(?P=name) -->)", 
 
 
 def pages() -> list[Path]:
-    """Every page of the documentation, the README first."""
+    """Return every page of the documentation, the README first."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def rendered(text: str) -> str:
-    """`text` with its generated parts made anew. Raises SystemExit for a name that is not one of PARTS."""
+    """Return `text` with its generated parts rendered again. Raises SystemExit for a name that is not in PARTS."""
 
     def part(match: re.Match[str]) -> str:
         if match["name"] not in PARTS:

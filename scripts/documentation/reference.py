@@ -21,7 +21,7 @@ HEADS = ("key", "values", "meaning")
 
 
 def configuration() -> str:
-    """Every key of a models.yaml entry: those of a build, then a section for each group of keys."""
+    """Return every key of a models.yaml entry: those of a build, then a section for each group of keys."""
     options = [item for item in BuildSpec.model_fields.items() if not _groups(item[1].annotation)]
     groups = [item for item in BuildSpec.model_fields.items() if _groups(item[1].annotation)]
     parts = ["## Options of a build", table(HEADS, (_row(*item) for item in options))]
@@ -31,7 +31,7 @@ def configuration() -> str:
 
 
 def _sections(path: str, model: type[BaseModel]) -> list[str]:
-    """The section of `model`, then those of the models inside it."""
+    """Return the section of `model`, then those of the models inside it."""
     parts = [f"## `{path}`", _text(model.__doc__), table(HEADS, (_row(*item) for item in model.model_fields.items()))]
     for name, field in model.model_fields.items():
         for inner in _groups(field.annotation):
@@ -40,7 +40,7 @@ def _sections(path: str, model: type[BaseModel]) -> list[str]:
 
 
 def _groups(annotation: Any) -> list[type[BaseModel]]:
-    """The models in an annotation: itself, or what a tuple holds."""
+    """Return the models in an annotation: itself, or the members of a tuple."""
     parts = typing.get_args(annotation) or (annotation,)
     return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
 
@@ -93,7 +93,7 @@ def _text(documented: str | None) -> str:
 
 
 def commands() -> str:
-    """The options of every verb; those of a build are keys of the configuration too."""
+    """Return the options of every verb; those of a build are keys of the configuration too."""
     parts = []
     for verb in VERBS:
         parser: argparse.ArgumentParser = importlib.import_module(f"builder.commands.{verb.replace('-', '_')}").parser()
@@ -110,7 +110,7 @@ def _invocation(action: argparse.Action) -> str:
 
 
 def _meaning(action: argparse.Action) -> str:
-    """Its help, as argparse shows it, and what it may be."""
+    """Return the help of an option as argparse shows it, and its choices."""
     text = (action.help or "").replace("%%", "%")
     choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
     return f"{text} ({choices})" if choices else text

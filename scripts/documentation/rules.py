@@ -1,4 +1,4 @@
-"""The rules of `build-repo check`, from their own words."""
+"""The rules of `build-repo check`, from their own texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from builder.lint.rule import Rule, all_rules
 
 
 def rules() -> str:
-    """A section for each topic, and in it one for each rule."""
+    """Return a section for each topic, and in it one for each rule."""
     topics = sorted(all_rules(), key=lambda rule: (_first(rule), rule.code))
     parts = []
     for topic, rules_of_it in groupby(topics, key=lambda rule: rule.topic):
@@ -18,7 +18,7 @@ def rules() -> str:
 
 
 def _first(rule: Rule) -> str:
-    """The first code of its topic."""
+    """Return the first code of the rule's topic."""
     return min(other.code for other in all_rules() if other.topic == rule.topic)
 
 

@@ -1,4 +1,4 @@
-"""Build small models, serve them, let every client do its work, and write down what passed."""
+"""Build small models, serve them, run every client on them, and record what passed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def record(file: Path, outcomes: dict[str, Any]) -> None:
 
 
 def make_models(scratch: Path) -> tuple[Path, Path]:
-    """A repository of a decoder that chats and calls tools, embeddings and a reranker; and the decoder's checkpoint."""
+    """Build a chat decoder with tools, embeddings and a reranker; return the repository and the first's checkpoint."""
     folder = scratch / "repository"
     decoder = make_decoder_checkpoint(scratch / "writes", "llama", chat=True, max_position_embeddings=LENGTH)
     settings = decoder / "tokenizer_config.json"
@@ -85,7 +85,7 @@ def make_models(scratch: Path) -> tuple[Path, Path]:
 
 
 def attempt(name: str, python: Path, work: dict[str, Any]) -> dict[str, Any]:
-    """What a client did: its version, and each check with what became of it."""
+    """Run a client. Return its version, and each check with its outcome."""
     program = [str(python), str(FOLDER / "clients" / f"{name}_client.py"), json.dumps(work)]
     try:
         done = subprocess.run(program, capture_output=True, text=True, timeout=LONGEST_S, check=False)
@@ -99,7 +99,7 @@ def attempt(name: str, python: Path, work: dict[str, Any]) -> dict[str, Any]:
 
 
 def version(name: str, python: Path) -> str:
-    """The client's own version, as its environment has it."""
+    """Return the version of the client in its environment."""
     package = CLIENTS[name][0].split("==")[0].split("[")[0]
     program = f"import importlib.metadata as m; print(m.version({package!r}))"
     return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()

@@ -29,7 +29,7 @@ class Disk(NamedTuple):
 
 @pytest.fixture
 def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entries:
-    """An empty cache."""
+    """Return an empty cache."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(MOST, raising=False)
     monkeypatch.setattr("builder.cache.entries.SPARED", 0.0)  # however full this disk is
@@ -50,7 +50,7 @@ def _kept(entries: Entries) -> set[str]:
 def test_a_build_ends_with_as_much_as_may_be_kept(
     fails: bool, entries: Entries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were used last; what failed has kept its stages too."""
+    """The entries used last stay; a failed build keeps its stages too."""
     monkeypatch.setenv(MOST, str(2.5 * SIZE / 1e9))
     try:
         with bounded_cache():

@@ -1,4 +1,4 @@
-"""What is kept is whole or not there, whoever writes, reads and removes at the same time."""
+"""Cache entries are whole or absent while other processes write, read and remove at the same time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_stage_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_comes_back_by_half_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes it anew would write into a link to what the cache has."""
+    """A stage that runs again would otherwise write into a link to the cache's file."""
     entries, made = Entries(tmp_path / "cache"), tmp_path / "made"
     made.mkdir()
     for name in ("model.onnx", "model.onnx.data"):
@@ -249,7 +249,7 @@ def test_the_command_shows_and_prunes(
 def test_fetched_programs_are_shown_and_pruned_before_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that were not used for longest first, and none that may be in use."""
+    """Programs unused for longest go first, and none that may be in use."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path))
     kept = ((ENGINES, "onnxruntime-1.0"), (PROGRAMS, "tritonclient-1.0"), (ENGINES, "openvino-1.0"))
     for age, (kind, name) in zip((3, 2, 0), kept, strict=True):

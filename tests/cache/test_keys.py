@@ -1,4 +1,4 @@
-"""What the key of a build depends on: all that changes what is built, and nothing else."""
+"""The key of a build depends on everything that changes the result, and on nothing else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files that look like a checkpoint's."""
+    """Return a folder with files that look like a checkpoint's."""
     checkpoint = tmp_path / "checkpoint"
     (checkpoint / "1_Pooling").mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "1_Pooling/config.json"):
@@ -92,9 +92,9 @@ def test_the_users_own_files_count(folder: Path, tmp_path: Path) -> None:
 
 
 def _unchanged_for_long(file: Path) -> None:
-    """Its times are in the past, as far as the file system lets them be set: that of its inode cannot be.
+    """Set the times of a file to the past, as far as the file system allows: the time of its inode cannot be set.
 
-    A change after this one shows: the file system's clock, of several milliseconds a step, has gone on.
+    A change after this one shows, because the file system's clock, which steps by several milliseconds, has gone on.
     """
     os.utime(file, ns=(10**18, 10**18))
     changed, clock = file.stat().st_ctime_ns, file.parent.parent / "clock"

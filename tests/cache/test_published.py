@@ -1,4 +1,4 @@
-"""What is the same in two models of a repository is stored once, and changing one of them changes no other."""
+"""Equal files of two models in a repository are stored once, and a change to one model does not change another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage is done once for what it depends on, and again for anything else."""
+"""A stage runs once for its inputs, and again for any others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Counted = Callable[..., tuple[BuildReport, list[str]]]
 
 @pytest.fixture(scope="module")
 def first(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
-    """The cache after one build of `topics`, and the repository beside it."""
+    """Return the cache after one build of `topics`, and the repository beside it."""
     folder = module_folder("first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUILD_REPO_CACHE", str(folder / "cache"))
@@ -44,7 +44,7 @@ def first(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path
 
 @pytest.fixture
 def again(first: Path, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Builds `topics` after that build; says which stages were done."""
+    """Return a function that builds `topics` after that build and returns the stages that ran."""
     shutil.copytree(first / "cache", tmp_path / "cache")
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     done: list[str] = []
@@ -106,7 +106,7 @@ def test_an_option_costs_what_depends_on_it(
 def test_what_is_chosen_by_time_is_not_compared_with_a_time_of_a_build_that_chose_nothing(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """That time is a rough one. All of these judge on other samples than those that are fitted to."""
+    """The time of a build without a choice is a rough one. All of these judge on samples that no fit has seen."""
     options: dict[str, Any] = {"model": str(checkpoint("topics")), "output": tmp_path}
     chosen, stated = ({**options, "precision": one} for one in ("auto", "int8-static"))
     for engine in ({}, {"engine": "auto"}):
@@ -155,7 +155,7 @@ def test_what_is_damaged_is_made_again(again: Counted, tmp_path: Path) -> None:
 
 
 def test_what_is_kept_is_compared_again(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That an earlier build let it through is no reason to publish it."""
+    """A verdict of an earlier build is not a reason to publish."""
     monkeypatch.setattr(encoder, "TOLERANCE", -1.0)
     with pytest.raises(VerificationError, match="the error of the fused graph"):
         again()
@@ -203,7 +203,7 @@ def test_a_stage_reads_no_option_that_its_key_leaves_out(
 
 
 def _recording(read: set[str]) -> type[BuildSpec]:
-    """A specification that notes which of its options are read."""
+    """Return a specification class that records which of its options are read."""
 
     class RecordedServing(Serving):
         def __getattribute__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What generation_config.json of a checkpoint means to a request that says nothing."""
+"""A checkpoint's generation_config.json gives the defaults of a request."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_lengths_of_an_encoder_decoder_count_its_start() -> None:
 
 
 def test_tokens_of_an_answer_take_the_place_of_its_length() -> None:
-    """Where a checkpoint states both, as in transformers, which says so in a warning."""
+    """If a checkpoint sets both, as in transformers, which says so in a warning."""
     model, source = make_seq2seq("bart"), torch.tensor([[5, 6, 7]])
     everything = [token for token in range(model.config.vocab_size) if token != 3]
     config = GenerationConfig(
@@ -94,7 +94,7 @@ def test_sampling_with_its_own_filters() -> None:
     ],
 )
 def test_a_greedy_checkpoint_may_say_anything_of_sampling_and_search(values: dict[str, Any]) -> None:
-    """transformers does not read it where do_sample is false; such checkpoints were refused."""
+    """If do_sample is false, transformers does not read it; such checkpoints were refused."""
     config = GenerationConfig(do_sample=False)
     for name, value in values.items():
         setattr(config, name, value)
@@ -309,7 +309,7 @@ def test_searches_are_those_of_generate(fields: dict[str, Any], ends: tuple[int,
 
 
 def test_the_reference_takes_nothing_of_the_checkpoint() -> None:
-    """What generate would refuse, or answer otherwise: graphs are compared without the checkpoint's rules."""
+    """Graphs are compared without the checkpoint's rules, which generate would refuse or answer otherwise."""
     model = make_decoder("gpt2")
     plain = greedy_tokens(model, [5, 6, 7], 8)
     model.generation_config.update(num_beams=3, num_return_sequences=2, exponential_decay_length_penalty=(2, 1.5))

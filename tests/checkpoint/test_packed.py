@@ -53,7 +53,7 @@ def test_weights_are_read_as_they_were_written(form: dict[str, Any], tmp_path: P
 def served(
     request: pytest.FixtureRequest, module_folder: Callable[[str], Path]
 ) -> tuple[BuildReport, onnx.ModelProto, dict[str, Any]]:
-    """A checkpoint of AWQ's with zero points, built in its own 4 bits."""
+    """Build an AWQ checkpoint with zero points in its own 4 bits."""
     folder, codes = decoder(module_folder("awq") / "checkpoint", **FORMS["awq"])
     output = folder.parent / "repository"
     options: dict[str, Any] = {"precision": "int4-weights", "quality": 0.0, "perplexity": 9.0, "target": request.param}
@@ -64,7 +64,7 @@ def served(
 def test_a_packed_checkpoint_is_served_code_for_code(
     served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
 ) -> None:
-    """Of every matrix: the codes, scales and zero points in the graph are those in the checkpoint."""
+    """For every matrix, the codes, scales and zero points in the graph are those in the checkpoint."""
     report, model, written = served
     assert report.chosen is not None
     assert report.chosen.startswith("int4-weights")

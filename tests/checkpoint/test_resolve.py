@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be served rightly are refused, each by its reason."""
+"""Checkpoints that cannot be served correctly are refused, each with its reason."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_label_map_that_does_not_match(labels: dict[str, str], copy: Callable[
 
 
 def test_weights_that_transformers_does_not_read_are_none(copy: Callable[[str], Path]) -> None:
-    """Those of another format, consolidated.safetensors, were widened to fp32 beside the others."""
+    """Regression: weights of another format, consolidated.safetensors, were widened to fp32 beside the others."""
     folder = copy("topics")
     (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     source = make_spec(model=str(folder)).source
@@ -158,7 +158,7 @@ def test_weights_that_transformers_does_not_read_are_none(copy: Callable[[str], 
 
 
 def test_special_tokens_that_are_to_be_split_are_refused(copy: Callable[[str], Path]) -> None:
-    """transformers makes text of "[MASK]" in a text; the emitted code made the token."""
+    """Regression: transformers makes text of "[MASK]" in a text; the emitted code made the token."""
     folder = copy("masks")
     _edit(folder / "tokenizer_config.json", split_special_tokens=True)
     with pytest.raises(CheckpointError, match="says split_special_tokens: special tokens in a text would be text"):
@@ -260,7 +260,7 @@ def test_a_module_that_cannot_be_honoured_is_refused(tmp_path: Path) -> None:
 
 
 def _process_wide() -> dict[str, Any]:
-    """What of logging, warnings and progress bars belongs to whoever calls the builder."""
+    """Return the state of logging, warnings and progress bars that belongs to the builder's caller."""
     return {
         "disabled": logging.root.manager.disable,
         "root": (logging.root.level, list(logging.root.handlers)),

@@ -43,7 +43,7 @@ def _edit(path: Path, **changes: Any) -> None:
 
 @pytest.fixture(scope="module")
 def embedder(module_folder: Callable[[str], Path]) -> Path:
-    """A tiny BERT with modules.json: mean pooling, then nothing."""
+    """Create a tiny BERT with modules.json: mean pooling, then nothing."""
     folder = make_checkpoint(module_folder("sentence") / "embedder", "bert", "feature-extraction")
     kinds = {"": "Transformer", "1_Pooling": "Pooling"}
     _write(

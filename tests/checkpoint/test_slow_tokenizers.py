@@ -31,9 +31,9 @@ OTHER_SCRIPT = {ord(letter): chr(0x410 + index) for index, letter in enumerate("
 def make_marian_tokenizer(
     folder: Path, kind: str = "unigram", script: Mapping[int, str] = MappingProxyType({})
 ) -> MarianTokenizer:
-    """Two SentencePiece models of the packaged samples, and a vocab.json that numbers their pieces in its own order.
+    """Write two SentencePiece models of the packaged samples, and a vocab.json with its own order of their pieces.
 
-    The language of the answers is written in capitals, each as `script` has it.
+    The language of the answers is written in capitals, each as `script` writes it.
     """
     folder.mkdir()
     lines = {"source": TEXTS[:26], "target": [text.upper().translate(script) for text in TEXTS[:20]]}

@@ -1,4 +1,4 @@
-"""Which marks a chat template has around reasoning."""
+"""The marks of a chat template around reasoning are found."""
 
 from __future__ import annotations
 

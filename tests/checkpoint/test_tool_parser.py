@@ -1,4 +1,4 @@
-"""Which notation of calls a chat template has: what it renders is read by the parser that is found."""
+"""The notation of calls in a chat template is found: the parser reads the text that the template renders."""
 
 from __future__ import annotations
 

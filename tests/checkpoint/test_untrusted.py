@@ -1,4 +1,4 @@
-"""Checkpoints that mean harm: each attack is tried, and ends in one line that names it."""
+"""Malicious checkpoints: each attack is tried, and ends in one line that names it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from builder.tasks.base import encoder_task
 
 @pytest.fixture
 def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A sound checkpoint, to be made unsound."""
+    """Copy a sound checkpoint, for a test to make it unsound."""
     return Path(shutil.copytree(checkpoint("topics"), tmp_path / "topics"))
 
 

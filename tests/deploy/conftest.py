@@ -30,7 +30,7 @@ WEIGHTS, CACHE = 1_000_000, 5_000_000
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`minilm`, whose engine has 2 instances of 3 threads, as version 2; `writes`, a decode loop of 4, as version 1."""
+    """Publish `minilm`, an engine of 2 instances with 3 threads, as version 2; `writes`, a loop of 4, as version 1."""
     monkeypatch.setattr(versions, "OVERLAP_S", 0.0)
     repository = tmp_path / "model_repository"
     for _ in range(2):
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def store(folder: Path, tmp_path: Path) -> str:
-    """The same models in an object store."""
+    """Push the same models to an object store."""
     url = f"file://{tmp_path / 'store'}"
     for name in ("minilm", "writes"):
         push(folder, name, open_store(url))

@@ -1,4 +1,4 @@
-"""Deployments as nobody had to build them: an encoder and a decode loop, from a store and from a folder."""
+"""Deployments that need no build: an encoder and a decode loop, from a store and from a folder."""
 
 from __future__ import annotations
 

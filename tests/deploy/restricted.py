@@ -22,7 +22,7 @@ SECCOMP = {"RuntimeDefault", "Localhost"}
 
 
 def violations(pod: dict[str, Any]) -> list[str]:
-    """What of a pod's spec the standard forbids, a line each."""
+    """Return the violations of the standard in a pod's spec, one line each."""
     problems = [f"{name} is set" for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
     for volume in pod.get("volumes", ()):
         problems += [f"the volume {volume['name']} is a {kind}" for kind in set(volume) - {"name"} - VOLUMES]

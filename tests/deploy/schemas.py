@@ -1,5 +1,7 @@
-"""What is valid: Kubernetes' own objects by the schemas that kubernetes-validate carries, those of its operators by the
-ones that scripts/cluster_schemas.py took from their repositories.
+"""Validation of Kubernetes' own objects and of those of its operators.
+
+Kubernetes' schemas come from kubernetes-validate; scripts/cluster_schemas.py took the operators' schemas from their
+repositories.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ CUSTOM = {path.stem: json.loads(path.read_text("utf-8")) for path in DEFINITIONS
 
 
 def refuse_invalid(document: dict[str, Any], version: str) -> None:
-    """Raise an error that names what a cluster of `version` would refuse, or drop because it does not know it."""
+    """Raise an error that names what a cluster of `version` would refuse, or drop as unknown."""
     custom = CUSTOM.get(document["kind"])
     if custom is None:
         validate(document, version, strict=True)
@@ -29,7 +31,7 @@ def refuse_invalid(document: dict[str, Any], version: str) -> None:
 
 
 def _strict(schema: Any) -> Any:
-    """No fields but those that are named: a cluster drops others, unless the schema says that there are some."""
+    """Allow named fields only: a cluster drops others, unless the schema allows them."""
     if isinstance(schema, list):
         return [_strict(entry) for entry in schema]
     if not isinstance(schema, dict):

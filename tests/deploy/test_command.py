@@ -1,4 +1,4 @@
-"""The command, as a user gives it: what it reads of a repository, what it writes, and what it refuses."""
+"""The deploy command: the files that it reads of a repository, those that it writes, and its refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def deploy(*options: str, output: Path) -> dict[str, Any]:
-    """The files that are written, YAML read."""
+    """Return the files that the command writes, with YAML parsed."""
     assert main(["deploy", "--output", str(output), "--registry", "registry.example", *options]) == 0
     files = {path.relative_to(output).as_posix(): path.read_text() for path in output.rglob("*") if path.is_file()}
     return {name: yaml.safe_load(text) if name.endswith(".yaml") else text for name, text in files.items()}
@@ -113,7 +113,7 @@ def test_replicas_pull_what_was_signed_alone(
 
 
 def _keys(folder: Path) -> tuple[Path, Path]:
-    """A private key and its public one."""
+    """Write a private key and its public key."""
     key = ec.generate_private_key(ec.SECP256R1())
     private, public = folder / "private.pem", folder / "public.pem"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

@@ -1,4 +1,4 @@
-"""What a cluster gets is what docker-compose.yml and the Dockerfiles have: one server, described twice."""
+"""A cluster gets what docker-compose.yml and the Dockerfiles have: one server, described twice."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_nothing_is_installed_when_a_replica_starts() -> None:
 
 
 def test_a_planned_replica_has_the_numbers_that_compose_gets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of the models and the load of one models.yaml."""
+    """The models and their load come from one models.yaml."""
     text = """
 defaults: {machine: {cores: 8, memory_gb: 16}}
 models:

@@ -1,5 +1,7 @@
-"""The images: that of Triton in the Pythons of its releases; those of the gateway and the pull have what these import,
-and no more of the project's own requirements. They are built where an engine can fetch what they begin with.
+"""Container images: Triton's in the Pythons of its releases, and those of the gateway and the pull.
+
+The gateway and the pull have the packages that they import, and no more of the project's own requirements. Images are
+built if a container engine can fetch their base images.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from builder.triton.releases import RELEASES
 from tests.deploy.deployments import ENCODER, IN_IMAGE, STORED
 
 ROOT = Path(__file__).parent.parent.parent
-# By the image: its requirements, and what is imported when its command runs.
+# By the image: its requirements, and the modules that its command imports.
 IMAGES = {
     "gateway": ("gateway", "builder.cli, builder.commands.gateway, builder.gateway.access, builder.gateway.server"),
     "pull": ("stores", "builder.cli, builder.commands.pull, builder.stores.pull, builder.triton.publish"),
 }
-# Says which packages the project's own modules import; those import others where they find them.
+# Prints the packages that the project's own modules import; those import others if they find them.
 PROGRAM = """
 import builtins, json
 found, load = set(), builtins.__import__
@@ -53,7 +55,7 @@ def _requirements(image: str) -> list[str]:
 
 
 def _closure(lines: list[str]) -> set[str]:
-    """The distributions that an installation of these brings, as far as they are here."""
+    """Return the distributions that an installation of these brings, as far as they are installed here."""
     closure: set[str] = set()
     waiting = [Requirement(line) for line in lines]
     while waiting:
@@ -85,7 +87,7 @@ def test_an_image_has_all_that_its_command_imports(image: str) -> None:
 
 
 def test_the_image_of_the_pull_can_verify() -> None:
-    """What verifies is imported when a key is given, so that the imports of the command do not show it."""
+    """The verifier is imported when a key is given, so the imports of the command do not show it."""
     assert {"model-signing", "pyopenssl"} <= _closure(_requirements("pull"))
 
 
@@ -106,7 +108,7 @@ def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["24.10", "26.08"])
 def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(release: str, tmp_path: Path) -> None:
-    """What the Containerfile runs, where scripts/pythons has done it with the Python of that release."""
+    """Run the Containerfile's step, if scripts/pythons has made an environment with the Python of that release."""
     version = RELEASES[release].python
     python = fetched(ENGINES, f"python-{version}") / "bin" / "python"
     if not python.exists():
@@ -138,7 +140,7 @@ def test_the_image_is_pushed_before_a_cluster_asks_for_it(target: str) -> None:
 
 
 def _engine() -> str:
-    """A program that builds images, and runs."""
+    """Return a program that builds images and runs here."""
     for name in ("docker", "podman", "buildah"):
         if shutil.which(name) and not subprocess.run([name, "info"], capture_output=True, check=False).returncode:
             return name
@@ -161,7 +163,7 @@ def test_an_image_is_built_and_says_what_it_does(file: str) -> None:
 
 
 def _image(kind: str) -> tuple[Path, dict[str, str]]:
-    """The Python of an image's environment, and a place for the project in it."""
+    """Return the Python of an image's environment, and environment variables that make the project importable."""
     python = fetched(ENGINES, f"image-{kind}") / "bin" / "python"
     if not python.exists():
         pytest.skip("scripts/pythons makes the environments of the images, where Python 3.12 is installed")

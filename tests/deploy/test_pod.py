@@ -1,4 +1,4 @@
-"""A replica: what it may do, what it is given, how it is asked and how it stops, against those who know."""
+"""A replica's rights, resources, probes and end, checked against the tools that know."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.deploy.test_targets import documents
 
 
 def _kserve(deployment: Deployment) -> dict[str, Any]:
-    """The pod that KServe makes of a runtime and a service."""
+    """Return the pod that KServe makes of a runtime and a service."""
     written = documents(deployment, "kserve")
     runtime = written["serving-runtime.yaml"]["spec"]
     predictor = written["inference-service.yaml"]["spec"]["predictor"]
@@ -119,7 +119,7 @@ def test_the_pull_understands_its_arguments_and_brings_one_version_of_each() -> 
 
 
 def _on_ray() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod of KubeRay's leading node, and what it trusts."""
+    """Return the pod of KubeRay's head node, and its trusted keys."""
     written = documents(replace(ALL, monitored=False, probed=()), "ray")
     head = written["rayservice.yaml"]["spec"]["rayClusterConfig"]["headGroupSpec"]
     return head["template"]["spec"], written["trusted.yaml"]

@@ -1,4 +1,4 @@
-"""The target ray: what KubeRay and Serve take, and that it is what the application takes."""
+"""The target ray: its files are valid for KubeRay and Serve, and for the application."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster asks of replicas, asked of a real Triton and of the gateway's own metrics."""
+"""A cluster's probes and metrics, against a real Triton and the gateway's own metrics."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from builder.triton.liveness import ask_command
 from tests.deploy.deployments import STORED
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "kubernetes.md").read_text()
-PICKED = re.findall(r'RequestsSpec: "([\w:]+)"', PAGE)  # what the page tells an endpoint picker to ask for
+PICKED = re.findall(r'RequestsSpec: "([\w:]+)"', PAGE)  # the metrics that the page tells an endpoint picker to ask for
 
 
 def _names(exposed: str) -> dict[str, set[str]]:
-    """The labels of each name, as Prometheus keeps both: as they are exposed."""
+    """Return the labels of each name, as Prometheus keeps both: as they are exposed."""
     names: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", exposed, re.MULTILINE):
         names.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
@@ -48,7 +48,7 @@ def _of(repository: Path) -> Deployment:
 
 
 def _asks(query: str) -> dict[str, set[str]]:
-    """The labels by which a query groups, or chooses beside those that Prometheus adds, by the name of a metric."""
+    """Return by metric the labels that a query groups by or selects on, beside those that Prometheus adds."""
     grouped = set(re.findall(r"by \((\w+)\)", query)) - {"pod"}
     return {
         name: (grouped | set(re.findall(r"(\w+)=~?\"", matchers))) - {"namespace", "pod"}
@@ -77,7 +77,7 @@ def test_every_metric_that_is_asked_for_is_there(
 
 
 def _run(command: list[str], ports: Ports) -> int:
-    """What a kubelet runs in the container, whose ports are others here; without gRPC where there is none."""
+    """Run a kubelet's command with the ports of this machine; skip gRPC if there is none."""
     if not ports.grpc:
         command = [word.replace(ask_command("127.0.0.1:8001", ANSWER_S), "true") for word in command]
     for usual, here in ((8000, ports.http), (8001, ports.grpc), (8002, ports.metrics)):
@@ -97,7 +97,7 @@ def test_models_that_are_well_answer_the_probes(repository: Path, server: Server
 
 
 def _refusal(server: Server, model: Model) -> str:
-    """What is wrong with the request of a probe; it must come from the model, not from the server before it."""
+    """Return the error of a probe's request; it must come from the model, not from the server before it."""
     url = f"http://{server.host}:{server.ports.http}/v2/models/{model.name}/generate"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data=model.request.encode()), timeout=300):
@@ -124,7 +124,7 @@ def test_a_model_whose_process_died_is_found_by_its_probe_alone(small_repository
 
 @contextmanager
 def _fake_triton(answers: dict[str, tuple[int, str]]) -> Iterator[Ports]:
-    """A server that says what a Triton would, by the end of a path."""
+    """Run a server that answers as Triton would, by the end of a path."""
 
     class Fake(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

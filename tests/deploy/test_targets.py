@@ -1,4 +1,4 @@
-"""Every target: the registry, what it writes, and that it is what the orchestrator takes."""
+"""Every target: the registry, the files that it writes, and that the orchestrator accepts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSIONS = (SINCE, "1.33", "1.37")
 
 
 def documents(deployment: Deployment, target: str = "kubernetes") -> dict[str, Any]:
-    """What a target writes, read again."""
+    """Return the files that a target writes, parsed."""
     written = find_target(target).files(deployment)
     return {name: yaml.safe_load(text) for name, text in written.items() if name.endswith(".yaml")}
 
@@ -122,9 +122,9 @@ def test_replicas_of_another_deployment_do_not_scale_this_one(pod: str, of_it: b
 
 
 class Renderer:
-    """Go's templates as far as the charts here use them: a value, a name of the release, and a function of it.
+    """Renderer of the Go templates that the charts here use: a value, the release's name, and a function of it.
 
-    A small one, for where no Helm is; it refuses whatever else stands in braces.
+    It is small and for machines without Helm; it refuses anything else in braces.
     """
 
     EXPRESSION = re.compile(r"\{\{ \.(Values|Release)\.(\w+)(?: \| (toJson|quote))? \}\}")

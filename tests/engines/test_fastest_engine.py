@@ -1,4 +1,4 @@
-"""--engine auto for decoders: every engine that can is built for and measured, one is served."""
+"""--engine auto for decoders: every possible engine is built for and measured, and one is served."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_engine_that_cannot_is_left_out_by_name(tmp_path: Path) -> None:
 
 
 def test_both_are_measured_and_another_option_chooses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one build keeps of two engines is nothing to a build that has one, nor the other way round."""
+    """The cache of a build with two engines does not serve a build with one engine, nor the other way round."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     both, serving = built(tmp_path)
     assert both.kept == {}
@@ -88,7 +88,7 @@ def test_options_that_no_engine_has_are_refused(tmp_path: Path) -> None:
 def test_that_no_engine_is_left_is_an_error_of_all_their_reasons(
     refused: dict[str, str], errors: list[BuilderError], kind: type[BuilderError]
 ) -> None:
-    """Of no type that only one of them has."""
+    """The error is not of a type that belongs to only one of them."""
     results = dict(zip(["onnxruntime", "openvino"][-len(errors) :], errors, strict=True))
 
     def failing(engine: str) -> Callable[[BuilderError], None]:

@@ -27,28 +27,28 @@ from builder.verify.runtimes import replayed
 BUILDER = Path(engines.__file__).parent.parent
 ROOMS = Path(__file__).parent / "rooms"
 NAMING = {  # the files beside the engines' own that may name one
-    "lint/repository.py",  # Triton's backends, in repositories that anybody wrote
+    "lint/repository.py",  # Triton's backends, in repositories of any author
     "lint/rules/fronts.py",
     "lint/rules/plans.py",
     "lint/rules/structure.py",
     "lint/rules/versions.py",
     "triton/releases.py",  # and in its releases
     "triton/stock.py",
-    "spec/build_spec.py",  # which engines can be asked for, and with which target
+    "spec/build_spec.py",  # the engines that can be requested, and with which target
     "spec/choices.py",
-    "onnx/graph.py",  # what an export is for, where nothing is said
+    "onnx/graph.py",  # the default target of an export
     "report/record.py",
-    "report/provenance.py",  # the libraries whose versions are noted
-    "runtime/contract.py",  # the engine of a decode loop, where nothing is said
+    "report/provenance.py",  # the libraries whose versions are recorded
+    "runtime/contract.py",  # the default engine of a decode loop
     "runtime/recipe/compile.py",  # plans, which have a verb
     "commands/compile.py",
-    "families/decoder/drafted.py",  # whose 8-bit cache guesses nothing
+    "families/decoder/drafted.py",  # whose 8-bit cache does not guess
 }
 
 
 @pytest.fixture
 def identity(tmp_path: Path) -> Graph:
-    """A graph for the new engine, which answers what it is given."""
+    """Return a graph for the new engine, which returns its input."""
     sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 3]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", sides[:1], sides[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)

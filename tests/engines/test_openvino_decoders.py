@@ -82,7 +82,7 @@ def test_no_thread_is_bound_to_a_core_that_the_server_needs(tmp_path: Path) -> N
 
 
 def test_a_step_like_the_one_before_sets_nothing_anew(tmp_path: Path) -> None:
-    """What it reads is filled in place, and is this step's own all the same: two rows, then one of them alone."""
+    """A step fills its inputs in place, and they are still its own: two rows, then one of them alone."""
     exported, graph = paged("gpt2", tmp_path)
     executor, other = (executor_of(exported, graph, 2) for _ in range(2))
     rows = [prompts()[0], prompts()[2]]
@@ -201,7 +201,7 @@ def test_rows_over_keys_that_are_rounded_together_guess_nothing(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def built(module_folder: Callable[[str], Path]) -> Path:
-    """A repository with `writes`: 8-bit weights and cache, and blocks for a text and a half."""
+    """Build a repository with `writes`: 8-bit weights and cache, and blocks for a text and a half."""
     folder = module_folder("openvino")
     checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama")
     options = {"precision": "int8", "cache": "int8", "cache_gb": 0.00002, "max_length": 128, "quality": 0.5}

@@ -1,4 +1,4 @@
-"""An engine is a room: what is in its folder is all that the families know of it."""
+"""An engine is a package: the families know nothing of it but what is in its folder."""
 
 from __future__ import annotations
 

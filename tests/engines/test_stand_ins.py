@@ -55,7 +55,7 @@ def accelerator(name: str, *parameters: str) -> str:
     return f"optimization {{ execution_accelerators {{ {text} }} }}"
 
 
-# In what OpenVINO computes in on this processor: without it, it loads nothing here.
+# In the precision that OpenVINO uses on this processor: without it, it loads nothing here.
 OF_THIS_CPU = replace(graph("openvino"), arithmetic=openvino.arithmetic_on(cpu()["flags"]))
 WRITTEN = {
     "onnxruntime": onnxruntime.parameters(graph("onnxruntime"), 1, 1),
@@ -66,7 +66,7 @@ AS_WRITTEN = {name: "".join(parameter(*pair) for pair in pairs.items()) for name
 
 @pytest.fixture(scope="module")
 def files(module_folder: Callable[[str], Path]) -> Path:
-    """The smallest graph that takes rows of tokens, as each engine has it."""
+    """Return the smallest graph that takes rows of tokens, in each engine's format."""
     folder = module_folder("graphs")
     tensors = [
         helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["rows", "tokens"]),

@@ -1,4 +1,4 @@
-"""What Triton's own backends refuse is refused here, by the same rules, each of which names its source."""
+"""Models that Triton's own backends refuse are refused here by the same rules, each of which names its source."""
 
 from __future__ import annotations
 

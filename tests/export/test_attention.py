@@ -1,4 +1,4 @@
-"""What the fused attention of encoders is given is what its operator takes."""
+"""The fused attention of encoders gets inputs that its operator takes."""
 
 from __future__ import annotations
 

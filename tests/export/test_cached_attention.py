@@ -1,4 +1,4 @@
-"""What the cache that is handed to transformers at export cannot hold is refused by name."""
+"""A layer that the cache of an export cannot hold is refused by name."""
 
 from __future__ import annotations
 

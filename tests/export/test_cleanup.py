@@ -71,7 +71,7 @@ def test_unused_weights_and_nodes_go() -> None:
 
 
 def test_a_squeeze_leaves_a_batch_of_one_row() -> None:
-    """mBART's shift of tokens squeezes what is one wide: ONNX's Squeeze took the batch of a single text away too."""
+    """Regression: mBART's token shift squeezes an axis of 1; ONNX's Squeeze also removed the batch of a single text."""
     nodes = [
         helper.make_node("ReduceMax", ["x", "last"], ["a"]),
         helper.make_node("Squeeze", ["a"], ["y"]),

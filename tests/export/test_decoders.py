@@ -45,7 +45,7 @@ def prompts() -> list[list[int]]:
 
 
 def exported(model_type: str, folder: Path, **options: object) -> tuple[Graph, list[list[int]], list[list[int]]]:
-    """The fused graph, what it says after the prompts in 4 slots, and what transformers says in its place."""
+    """Return the fused graph, its text after the prompts in 4 slots, and transformers' text instead."""
     model = make_decoder(model_type, **options)
     result = export_decoder(model, folder, 128)
     graph = fuse(result.graph, folder)
@@ -55,9 +55,9 @@ def exported(model_type: str, folder: Path, **options: object) -> tuple[Graph, l
 
 
 def best_tokens(model: PreTrainedModel, prompt: list[int], text: list[int]) -> list[int]:
-    """The most probable token at each place of `text`, after `prompt` and what of `text` comes before, in one run.
+    """Return the most probable token at each place of `text`, after `prompt` and the text before it, in one run.
 
-    They are `text` itself where, and only where, that is what greedy decoding gives.
+    The tokens equal `text` if and only if greedy decoding gives `text`.
     """
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False).logits[0]
@@ -123,8 +123,10 @@ def test_experts_are_transformers_own_again_after_an_export() -> None:
 def test_what_an_architecture_adds_is_in_its_graph_and_shows(
     model_type: str, additions: list[dict[str, object]], tmp_path: Path
 ) -> None:
-    """By probabilities, on a row past the window: the same weights without an addition are another model. Greedy text
-    would not tell of them all: to cap the last scores changes no order of theirs."""
+    """Compare probabilities on a row past the window: the same weights without an addition are another model.
+
+    Greedy text would not show them all: a cap on the last scores does not change their order.
+    """
     model = make_decoder(model_type)
     result = export_decoder(model, tmp_path, 128)
     executor = InProcess(result.graph.path, geometry_of(result.caches, 1, 128, VOCABULARY), Session(threads=1))
@@ -251,7 +253,7 @@ SEARCHES: tuple[dict[str, Any], ...] = (
 
 
 def searched(model: PreTrainedModel, prompt: tuple[int, ...], options: Options) -> list[list[int]]:
-    """What transformers says."""
+    """Return the beam search of transformers."""
     ids = torch.tensor([prompt])
     with torch.no_grad():
         rows = model.generate(

@@ -1,4 +1,4 @@
-"""What cannot be exported is refused in one line that says why, never with PyTorch's page of advice."""
+"""A model that cannot be exported is refused in one line with the reason, never with PyTorch's page of advice."""
 
 from __future__ import annotations
 

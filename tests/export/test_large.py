@@ -1,6 +1,6 @@
 """Weights too large for one protobuf file, with the limit lowered to the size of a test.
 
-Builds share a cache: what one exports is there for the next, by another name of the same file.
+Builds share a cache: the next build gets an export of the one before, by another name of the same file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _cached(module_folder: Callable[[str], Path]) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def encoders(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
-    """A repository of one encoder in several precisions."""
+    """Build a repository of one encoder in several precisions."""
     model, output = str(checkpoint("pooled")), module_folder("encoders") / "model_repository"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
@@ -98,14 +98,14 @@ def test_an_encoder_and_a_decoder_read_one_table(
 
 
 def _built(checkpoint: Path, output: Path, **options: Any) -> Path:
-    """The version of a generating model, of whose quality nothing is asked."""
+    """Build a generating model without a limit on its quality; return its version folder."""
     build(make_spec(model=str(checkpoint), name="m", output=output, **LENIENT, **options))
     assert check(output) == []
     return output / "m" / "1"
 
 
 def _answered(version: Path) -> int:
-    """How many tokens the emitted code answers with, where five are the most."""
+    """Return how many tokens the emitted code answers with, where five are the most."""
     service, answers = Service(version), list[Any]()
     request = {"text_input": np.array([b"A fox"], np.object_), "max_tokens": np.array([5])}
     service.submit(request, {}, lambda answer, last: answers.append(answer))

@@ -1,4 +1,4 @@
-"""What a decoder's graph finds in its logits for searches, by themselves."""
+"""The most probable tokens that a decoder's graph finds for searches in its logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCABULARY = 40
 
 @pytest.fixture(scope="module")
 def session() -> onnxruntime.InferenceSession:
-    """A graph that returns the logits it is given."""
+    """Return a session of a graph that returns the logits it is given."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, VOCABULARY]) for name in ("x", "logits")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["logits"])], "given", values[:1], values[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)

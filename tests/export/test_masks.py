@@ -1,4 +1,4 @@
-"""Which masks the fused attention over a cache can do, and which are refused."""
+"""The fused attention over a cache can do some masks; the others are refused."""
 
 from __future__ import annotations
 

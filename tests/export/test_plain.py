@@ -54,7 +54,7 @@ def test_the_same_answers_without_operators_of_onnx_runtime(model_type: str, tmp
 
 
 def _exactly(graph: Graph) -> Infer:
-    """OpenVINO in fp32 on any CPU, as Triton cannot have it: what is compared is the conversion, not the rounding."""
+    """Run OpenVINO in fp32 on any CPU, as Triton cannot have it: this compares the conversion, not the rounding."""
     model = openvino.Core().compile_model(str(graph.path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda feed: {name: model(feed)[name] for name in graph.outputs}
 

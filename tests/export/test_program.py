@@ -25,7 +25,7 @@ SOURCE = "pkg.torch.onnx.stack_trace"  # of a node: the lines of source that it 
 
 
 class Casts(torch.nn.Module):
-    """A cast, and one that changes nothing."""
+    """Module with a cast, and one that changes nothing."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -34,7 +34,7 @@ class Casts(torch.nn.Module):
 
 
 class Returns(torch.nn.Module):
-    """Its output is its input, by an operator that torch's table lacks."""
+    """Module whose output is its input, by an operator that torch's table lacks."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -42,7 +42,7 @@ class Returns(torch.nn.Module):
 
 
 class Squares(torch.nn.Module):
-    """ONNX has no square."""
+    """Module that squares, for which ONNX has no operator."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -50,7 +50,7 @@ class Squares(torch.nn.Module):
 
 
 class Writes(torch.nn.Module):
-    """Writes into a tensor that nothing else shares; compares by an operator of two names; detaches a constant."""
+    """Module that writes into an unshared tensor, compares by an operator of two names, and detaches a constant."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -60,7 +60,7 @@ class Writes(torch.nn.Module):
 
 
 class Shares(torch.nn.Module):
-    """Writes into a tensor of which another is a part."""
+    """Module that writes into a tensor of which another is a part."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -71,7 +71,7 @@ class Shares(torch.nn.Module):
 
 
 class Widens(torch.nn.Module):
-    """Writes double precision into a tensor that stays in single precision."""
+    """Module that writes double precision into a tensor that stays in single precision."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -81,7 +81,7 @@ class Widens(torch.nn.Module):
 
 
 class Fixes(torch.nn.Module):
-    """Makes a number of its rows, as code does that counts them outside of tensors."""
+    """Module that makes a Python number of its rows, as code does that counts them outside of tensors."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -89,7 +89,7 @@ class Fixes(torch.nn.Module):
 
 
 class Joins(torch.nn.Module):
-    """Adds (batch, sequence) to (batch, sequence, sequence), as an attention does with a mask that is not its own."""
+    """Module that adds (batch, sequence) to (batch, sequence, sequence), as attention does with a mask not its own."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -138,7 +138,7 @@ def test_axes_that_became_one_are_refused() -> None:
 
 
 class Mixes(torch.nn.Module):
-    """Numbers of several types meet in operators that have one type in ONNX; a reshape that does nothing is dropped."""
+    """Module where numbers of several types meet in operators of one type in ONNX, and a reshape does nothing."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -147,8 +147,10 @@ class Mixes(torch.nn.Module):
 
 
 def test_exporting_without_repetition_gives_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte what torch.onnx makes by itself, but for the lines of source that its nodes come from; and nothing
-    of torch or onnxscript stays replaced."""
+    """Equal torch.onnx's own output byte for byte, but for the source lines of nodes.
+
+    Nothing of torch or onnxscript stays replaced.
+    """
     owners = (ONNXRegistry, OnnxDecompMeta, TracedOnnxFunction, _TypePromotionInterpreter, RewriteRule, tracing)
     before = [dict(vars(owner)) for owner in owners]
     axes = [{0: torch.export.Dim("batch")}]
@@ -182,7 +184,7 @@ def _implementations(table: ONNXRegistry) -> dict[object, list[object]]:
 
 
 class Changes(torch.nn.Module):
-    """Takes another child for good with its first text, as BigBird does."""
+    """Module that takes another child for good with its first text, as BigBird does."""
 
     def __init__(self) -> None:
         super().__init__()

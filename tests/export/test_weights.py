@@ -113,7 +113,7 @@ def test_what_lies_in_the_file_of_a_graph_stays_there_and_the_rest_follows(
 
 
 def test_a_file_that_others_have_too_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier build of the same folder left may be in the cache under another name: a hard link."""
+    """A file of an earlier build in the same folder may be in the cache under another name: a hard link."""
     monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
     exported = export_decoder(make_decoder("llama"), tmp_path, 128).graph
     (tmp_path / "others").mkdir()
@@ -139,7 +139,7 @@ def _read(graph: Graph) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """Two weights, which `many` of a test are."""
+    """Return two weights, which are `many` of a test."""
     monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
     return {name: np.full(1 << 16, number, np.float32) for number, name in enumerate(("first", "second"))}
 

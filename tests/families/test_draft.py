@@ -37,7 +37,7 @@ TEXTS = ("The museum in Oslo", "Water expands when it freezes, which is why", "M
 
 @pytest.fixture(scope="module")
 def folder(module_folder: Callable[[str], Path]) -> Path:
-    """Checkpoints with one tokeniser: a target, and a smaller one that knows nothing of it."""
+    """Create checkpoints with one tokeniser: a target, and a smaller draft that knows nothing of it."""
     folder_of_drafts = module_folder("drafts")
     make_decoder_checkpoint(folder_of_drafts / "large", "llama")
     make_decoder_checkpoint(folder_of_drafts / "small", "gpt2", num_hidden_layers=1)
@@ -53,7 +53,7 @@ def built(folder: Path, checkpoint: Path, draft: Path, **options: Any) -> BuildR
 
 
 def said(version: Path, **options: Any) -> tuple[list[list[str]], Stats]:
-    """The answers to TEXTS, which run together, the last alone in the end; and what the loop counted."""
+    """Return the answers to TEXTS, which run together, the last alone in the end; and the loop's counters."""
     service = Service(version)
     answers: dict[str, Any] = {}
     for number, text in enumerate(TEXTS, 1):
@@ -135,7 +135,7 @@ def _counted(url: str, name: str) -> float:
 
 
 def _is_said(report: BuildReport, draft: Path, version: Path, precision: str) -> None:
-    """What report, repository and plan say of the draft."""
+    """Check the draft in the report, the repository and the plan."""
     files = {name for name in report.files["writes"] if name.startswith(f"1/{DRAFT}/")}
     assert files == {f"1/{DRAFT}/model.onnx", f"1/{DRAFT}/serving.json"}
     assert report.draft is not None

@@ -1,4 +1,4 @@
-"""How much memory a build takes: about its weights once, beside what the libraries take."""
+"""Memory of a build: about one copy of its weights, besides the libraries' own memory."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ WIDTH = 4096
 
 
 def product(path: Path) -> Graph:
-    """A product by a square matrix of 64 MiB."""
+    """Return a product by a square matrix of 64 MiB."""
     value = helper.make_tensor_value_info
     matrix = numpy_helper.from_array(np.ones((WIDTH, WIDTH), np.float32), "w")
     sides = (value("x", TensorProto.FLOAT, ["rows", WIDTH]), value("y", TensorProto.FLOAT, ["rows", WIDTH]))
@@ -147,7 +147,7 @@ print(json.dumps({
 
 
 def test_what_only_judges_or_rounds_a_large_graph_takes_no_memory_for_its_weights(tmp_path: Path) -> None:
-    """What serves it multiplies by a copy in another order. In a process of its own: nothing was freed there before."""
+    """The serving session multiplies by a copy in another order. A process of its own has freed nothing before."""
     command = [sys.executable, "-c", TAKEN, str(tmp_path)]
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=root)
@@ -161,7 +161,7 @@ def test_what_only_judges_or_rounds_a_large_graph_takes_no_memory_for_its_weight
 def test_fp32_is_judged_over_its_file_and_anew_where_it_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the first build has verified, the second takes from the cache."""
+    """The second build takes from the cache what the first has verified."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builder.engines.LARGE", 10_000)
     sessions: list[tuple[str, bool]] = []
@@ -196,8 +196,10 @@ def test_a_large_graph_that_is_served_in_fp32_is_judged_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it is served, where this machine has the memory for that; over its file, with a warning, where it has not:
-    that is done again by the next build, which may find the memory."""
+    """Judge it as it is served if this machine has the memory; otherwise over its file, with a warning.
+
+    The next build judges it again in the second case, because it may find the memory.
+    """
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builder.engines.LARGE", 10_000)
     monkeypatch.setattr("builder.engines.available_memory", lambda: free)

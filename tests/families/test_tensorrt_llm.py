@@ -34,7 +34,7 @@ class TritonPythonModel:
     answer = helpers.ANSWER
 """
 
-# What the requests of its template mean, and how one ends another that streams: by its id, and the input `stop`.
+# The meaning of its template's requests, and how one ends another that streams: by its id, and the input `stop`.
 STAND_IN = """
 import threading
 import numpy as np

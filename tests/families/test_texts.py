@@ -1,4 +1,4 @@
-"""What a checkpoint says of texts and answers, taken as transformers takes it: beginnings, prefixes, lengths, beams."""
+"""A checkpoint's settings of texts and answers, read as transformers does: beginnings, prefixes, lengths, beams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXT = "The train leaves."
 
 
 def _read(folder: Path, task: str | None = None) -> tuple[Checkpoint, Settings, SourceTexts]:
-    """The checkpoint, what it says, and the emitted code that reads its texts."""
+    """Return the checkpoint, its settings, and the emitted code that reads its texts."""
     checkpoint = resolve(make_spec(model=str(folder), name="m", task=task, max_length=64))
     settings = read_settings(checkpoint, task, slots=4, asked_beams=None, max_answer=None)
     source = source_of(checkpoint, settings, [], token_budget=64)
@@ -67,7 +67,7 @@ def _of_25_languages() -> MBartTokenizer:
 
 
 def test_an_answer_that_starts_with_its_language_is_not_forced_to_say_it_again(tmp_path: Path) -> None:
-    """mBART of 25 languages: `generate` is given decoder_start_token_id, and nothing is forced after it."""
+    """In mBART of 25 languages, `generate` is given decoder_start_token_id, and nothing is forced after it."""
     tokenizer = _of_25_languages()
     romanian, german = tokenizer.convert_tokens_to_ids(["ro_RO", "de_DE"])
     own = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": romanian}

@@ -24,7 +24,7 @@ from builder.fleet.view import Lines
 
 
 class Killing(Lines):
-    """A view that kills the worker of the model `killed` in the midst of it."""
+    """View that kills the worker of the model `killed` during its build."""
 
     def say(self, message: Progress | Outcome) -> None:
         super().say(message)
@@ -33,7 +33,7 @@ class Killing(Lines):
 
 
 def _worker(parent: int, name: str) -> int:
-    """The process of a worker of `parent`."""
+    """Return the process id of a worker of `parent`."""
     (result,) = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
@@ -51,7 +51,7 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a run of `models` ended: its status, standard output and standard error, and the environment that it had."""
+    """Result of a run of `models`: its status, standard output and standard error, and its environment."""
 
     models: Path
     output: Path
@@ -63,7 +63,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def ran(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Ran:
-    """Four models on one worker: one is killed, one cannot be built, one is good, and one is nowhere."""
+    """Build four models on one worker: one is killed, one cannot be built, one is good, and one does not exist."""
     folder = module_folder("fleet")
     (folder / "broken").mkdir()
     (folder / "broken" / "config.json").write_text("{}")
@@ -112,7 +112,7 @@ def test_a_run_leaves_no_worker_and_no_file_behind(ran: Ran) -> None:
 
 @pytest.fixture
 def later(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
-    """Commands of this process after the run, with its environment and the cores that its workers had."""
+    """Set the environment and cores of that run for later commands of this process."""
     for name in ("BUILD_REPO_CACHE", "HF_HUB_OFFLINE", "TMPDIR"):
         monkeypatch.setenv(name, ran.environment[name])
     monkeypatch.setattr(os, "sched_getaffinity", posix.sched_getaffinity)

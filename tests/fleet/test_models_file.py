@@ -1,4 +1,4 @@
-"""models.yaml with includes, patterns and matrices: what comes of it, and what is said of what cannot be meant."""
+"""models.yaml with includes, patterns and matrices: its entries, and the errors of entries that make no sense."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from builder.tune.winner import write_settings
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where files and checkpoints are named from."""
+    """Return the folder that paths of files and checkpoints are relative to."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""What a plan says of models before anything is built, and in which order and on how many cores they are."""
+"""A plan says before any build which models are built, in which order and on how many cores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(small_repository: Path, checkpoint: Callable[[str], Path]) -> Make:
-    """The model of `small_repository`, with other options."""
+    """Return a function that specifies the model of `small_repository` with other options."""
 
     def spec(**options: Any) -> BuildSpec:
         built = {"model": str(checkpoint("topics")), "name": "topics", **options_of("topics")}
@@ -124,7 +124,7 @@ def test_where_what_is_published_cannot_be_looked_at_the_build_says_so(
 
 @dataclass(frozen=True)
 class Said:
-    """An Executor that only says how builds ended."""
+    """Executor that only records how builds ended."""
 
     outcomes: tuple[Outcome, ...]
 
@@ -254,7 +254,7 @@ def test_the_screen_has_a_line_for_each_worker_and_a_bar_for_all(make: Make, mon
 
 
 def _text(shown: Screen) -> list[str]:
-    """The lines of the live part; of the bar only how many builds have ended."""
+    """Return the lines of the live part; of the bar only how many builds have ended."""
     console = Console(width=120, record=True, file=StringIO())
     console.print(shown._render())
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]

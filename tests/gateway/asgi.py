@@ -1,4 +1,4 @@
-"""A request to an ASGI application without a network, whose client may leave."""
+"""Request to an ASGI application without a network, whose client may disconnect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 
 @dataclass
 class Answer:
-    """What came back: the status, the headers, and the body in the pieces in which it was sent."""
+    """Response: the status, the headers, and the body in the pieces in which it was sent."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The data of server-sent events; the last is [DONE] as it stands."""
+        """Return the data of server-sent events; the last is [DONE] as it stands."""
         lines = b"".join(self.pieces).decode().split("\n\n")
         data = [line.removeprefix("data: ") for line in lines if line]
         return [text if text == "[DONE]" else json.loads(text) for text in data]
@@ -43,7 +43,7 @@ async def ask(
     method: str | None = None,
     leave_after: int | None = None,
 ) -> Answer:
-    """Send `body`, JSON unless it is bytes, and read the answer; leave after so many pieces of it (0: at once)."""
+    """Send `body`, JSON unless it is bytes, and read the answer; disconnect after `leave_after` pieces (0: at once)."""
     stated = {"content-type": "application/json", **(headers or {})}
     scope = {
         "type": "http",

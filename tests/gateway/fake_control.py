@@ -27,7 +27,7 @@ SIZE = 1000  # bytes of the files of a model
 
 
 def make_models(repository: Path, *names: str, versions: int = 1, engine: bool = False) -> None:
-    """Models of a kind of fake_triton.MODELS, which is their name up to a dash; the last version is served."""
+    """Create models of a kind of fake_triton.MODELS, which is their name up to a dash; the last version is served."""
     for name in names:
         for number in range(1, versions + 1):
             (repository / name / str(number)).mkdir(parents=True)
@@ -40,7 +40,7 @@ def make_models(repository: Path, *names: str, versions: int = 1, engine: bool =
 
 
 def serve(repository: Path, name: str, number: int) -> None:
-    """Have a version served, in one rename, as a rollback does."""
+    """Serve a version by one rename, as a rollback does."""
     config = asyncio.run(FakeTriton().config(kind(name), "1"))
     config.name = name
     config.version_policy.specific.versions.append(number)
@@ -50,17 +50,17 @@ def serve(repository: Path, name: str, number: int) -> None:
 
 
 def kind(name: str) -> str:
-    """Its kind of model; an engine is of none."""
+    """Return the kind of a model; an engine has none."""
     return name if name.endswith("_model") else name.split("-")[0]
 
 
 class FakeServer(FakeTriton):
-    """`tried`, `loads`, `unloads`: in their order. `broken`: what does not load, and why; `dead`: without process."""
+    """Triton with model control. `tried`, `loads`, `unloads`: in order. `broken`: failing loads; `dead`: no process."""
 
     def __init__(self, repository: Path) -> None:
         super().__init__()
         self.repository = repository
-        self.may_load: asyncio.Event | None = None  # which loads wait for
+        self.may_load: asyncio.Event | None = None  # loads wait for this
         self.loaded: dict[str, str] = {}
         self.tried: list[str] = []
         self.loads: list[str] = []

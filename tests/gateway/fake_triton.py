@@ -1,4 +1,4 @@
-"""A stand-in for gateway.triton.Triton, as strict about its requests as the models that it stands for."""
+"""A stand-in for gateway.triton.Triton, as strict about its requests as the models that it replaces."""
 
 from __future__ import annotations
 
@@ -93,15 +93,15 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
 
 
 class FakeTriton(Backend, Server):
-    """Answers by rules: a text generates numbers, its vector is its length, a document's score its share of "x".
+    """Triton that answers by rules: a text gives numbers, a vector is a text's length, a score the share of "x".
 
     `returned`: the num_return_sequences of the checkpoints of models that generate.
     """
 
     def __init__(self, slots: int = 4, step_s: float = 0.0, returned: int = 1) -> None:
         self.slots, self.step_s, self.returned = slots, step_s, returned
-        self.may_answer: asyncio.Event | None = None  # which requests wait for that come while there is one
-        self.said = ""  # by models that generate; empty: what the rules say
+        self.may_answer: asyncio.Event | None = None  # requests that come while this is set wait for it
+        self.said = ""  # of models that generate; empty: the rules' answers
         self.running = 0
         self.requests: list[dict[str, Any]] = []
         self.metadata: list[Metadata] = []
@@ -186,9 +186,9 @@ class FakeTriton(Backend, Server):
         if self.running >= self.slots:
             raise ApiError(429, "4 sequences wait already and the limit is 4", code="queue_full", retry_after=1)
         texts, opened = [f"{step} " for step in range(length)], False
-        if "guide" in values and "tools" in values:  # what a guide would let it say, in two pieces
+        if "guide" in values and "tools" in values:  # the text that a guide would allow, in two pieces
             texts = [CALL[:9], CALL[9:], *[""] * (length - 2)] if length > 1 else [CALL[:9]]
-        elif "tools" in values or request.model_name == "thinks":  # of its own accord
+        elif "tools" in values or request.model_name == "thinks":  # without a request for it
             said = SPOKEN if "tools" in values else "It is not."
             opened = values.get("reasoning_effort") == ["high"]  # then a template begins the reasoning
             if request.model_name == "thinks":
@@ -221,7 +221,7 @@ class FakeTriton(Backend, Server):
             self.running -= 1
 
     def _read(self, request: service_pb2.ModelInferRequest, metadata: Metadata) -> dict[str, Any]:
-        """The inputs of a request, refused where Triton would refuse them."""
+        """Return the inputs of a request; raise an error where Triton would."""
         fields = {field.name: field for field in MODELS[request.model_name][1]}
         values = {}
         for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
@@ -238,7 +238,7 @@ class FakeTriton(Backend, Server):
 
 
 def _told(values: dict[str, Any]) -> dict[str, Output]:
-    """The text and the tokens of a prompt: characters after a special token of number 1."""
+    """Return the text and the tokens of a prompt: characters after a special token of number 1."""
     prompt = values.get("text_input", values.get("messages", [""]))[0]
     ids = values.get("input_ids") or [1, *map(ord, prompt)]
     if not all(0 <= token < 128 for token in ids):

@@ -1,4 +1,4 @@
-"""Requests that an OpenAPI document allows, nearly: some fields of another type, some missing, some too many."""
+"""Requests that an OpenAPI document nearly allows: some fields of another type, some missing, some too many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANYTHING = st.recursive(
     max_leaves=5,
 )
 MOST = 3  # of a list, where it may be long
-LONG = {"max_tokens": 8, "max_completion_tokens": 8, "max_length": 8}  # what would take a model's time
+LONG = {"max_tokens": 8, "max_completion_tokens": 8, "max_length": 8}  # fields that would take a model's time
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Sent:
 
 
 def requests(document: Mapping[str, Any], models: Sequence[str], tasks: Sequence[str]) -> st.SearchStrategy[Sent]:
-    """Requests of every route of `document` that takes a body; `models` and `tasks` are names that exist."""
+    """Return requests of every route of `document` that takes a body; `models` and `tasks` are existing names."""
     components = document["components"]["schemas"]
     names = sorted({name for schema in _objects(document) for name in schema["properties"]})
 
@@ -51,14 +51,14 @@ def requests(document: Mapping[str, Any], models: Sequence[str], tasks: Sequence
 
 
 def _objects(node: Any) -> list[Mapping[str, Any]]:
-    """Every schema in a document that has properties."""
+    """Return every schema in a document that has properties."""
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
     result = [schema for child in children for schema in _objects(child)]
     return [node, *result] if isinstance(node, Mapping) and isinstance(node.get("properties"), Mapping) else result
 
 
 def _valid(schema: Mapping[str, Any], components: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """What pydantic's part of JSON Schema says."""
+    """Return values that are valid under pydantic's part of JSON Schema."""
     if "$ref" in schema:
         return _valid(components[schema["$ref"].rsplit("/", 1)[1]], components)
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""The gateway on a port, in a thread: what official clients ask."""
+"""The gateway on a port, in a thread, for official clients."""
 
 from __future__ import annotations
 

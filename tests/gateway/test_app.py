@@ -1,4 +1,4 @@
-"""The gateway over a stand-in for Triton: every route, every refusal, and what a client that leaves leaves behind."""
+"""The gateway over a stand-in for Triton: every route, every refusal, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_chat_whole_and_in_chunks() -> None:
     ],
 )
 def test_every_chunk_counts_where_that_is_asked_for(path: str, body: dict[str, Any]) -> None:
-    """vLLM's continuous_usage_stats, which guidellm asks for."""
+    """Serve vLLM's continuous_usage_stats, which guidellm asks for."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     *chunks, usage, _done = asked(path, body).events
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks][-1] == usage["usage"]["completion_tokens"] == 3
@@ -295,7 +295,7 @@ def test_a_field_of_another_route_is_not_ignored() -> None:
 
 
 def test_one_answer_where_a_request_does_not_say_how_many() -> None:
-    """Of a checkpoint with num_return_sequences: the answers of several prompts ran into one another."""
+    """Regression: with num_return_sequences in the checkpoint, the answers of several prompts ran into one another."""
     app = gateway(FakeTriton(returned=2))
     (choice,) = asked("/v1/chat/completions", CHAT, app).json["choices"]
     assert choice["message"]["content"] == "0 1 2 "
@@ -886,7 +886,7 @@ def test_metrics_of_a_triton_that_ends_in_the_midst_of_them_are_none() -> None:
 
         def end_early() -> None:
             connection, _ = server.accept()
-            with connection, contextlib.suppress(OSError):  # who asked may have left
+            with connection, contextlib.suppress(OSError):  # the client may have disconnected
                 connection.recv(1 << 16)
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nbuild_repo_cache_usage{} 0.5\n")
 

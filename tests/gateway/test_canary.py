@@ -1,4 +1,4 @@
-"""A share of a model's requests for its candidate: who gets them, what is counted, and that no client notices."""
+"""A share of a model's requests goes to its candidate: the clients that get it, the counters, and no visible trace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHAT: dict[str, Any] = {"model": "writes", "messages": [{"role": "user", "conten
 
 
 class WithCandidates(FakeTriton):
-    """It has a candidate for each of two models, which fails after so many answers of a request, or never."""
+    """Triton with a candidate for each of two models, which fails after that many answers of a request, or never."""
 
     def __init__(self, fails_after: int | None = None, status: int = 500) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class WithCandidates(FakeTriton):
 
 @pytest.fixture(autouse=True)
 def _no_order_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the requests of a test take."""
+    """Let no lease end by itself, however long the requests of a test take."""
     monkeypatch.setattr(canary, "LEASE_S", 3600.0)
 
 

@@ -1,4 +1,4 @@
-"""Models that are away for a while, and names that were never those of a model."""
+"""Models that are away for a while, and names that no model ever had."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.gateway.test_hosted import CONFIG
 
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request that misses a model reads the list."""
+    """Make each request that misses a model read the list."""
     monkeypatch.setattr(catalogue, "LEAST_S", 0.0)
     monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
 
@@ -59,7 +59,7 @@ def test_gateway_says_404_for_a_name_without_a_model(name: str) -> None:
 
 
 class WithFront(FakeTriton):
-    """It has a shared front, "encoders"."""
+    """Triton with a shared front, "encoders"."""
 
     hosts: tuple[str, ...] = ("one", "two")
 

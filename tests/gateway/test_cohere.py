@@ -1,4 +1,4 @@
-"""Cohere's embeddings: types of numbers, kinds of input, and what is refused. Its own client: tests/served."""
+"""Cohere's embeddings: number types, input kinds, and refusals. Its own client: tests/served."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Requests of every kind of nonsense: each is answered, none by a fault of the gateway's, and no slot stays taken.
+"""Malformed requests of every kind: each is answered, without a server error, and no slot stays taken.
 
-`scripts/bench malformed` sends 10,000 of them to the real thing.
+`scripts/bench malformed` sends 10,000 of them to a real server.
 """
 
 from __future__ import annotations

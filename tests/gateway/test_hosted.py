@@ -39,7 +39,7 @@ def _host(repository: Path, **models: HostedModel) -> None:
 
 @pytest.fixture
 def offered(tmp_path: Path) -> Offered:
-    """Two models of a shared front, and one with a front of its own."""
+    """Return two models of a shared front, and one with a front of its own."""
     make_models(tmp_path, "embeds-own")
     (tmp_path / "encoders" / "1").mkdir(parents=True)
     (tmp_path / "encoders" / "config.pbtxt").write_text(CONFIG)

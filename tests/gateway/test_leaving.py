@@ -1,4 +1,4 @@
-"""Callers who leave a call: what its server, a small gRPC one, sees of that."""
+"""Clients that disconnect from a call, as seen by its server, a small gRPC one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ REQUEST = service_pb2.ModelInferRequest(model_name="embeds")
 class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # of generated code
     """A Triton of a version, whose model answers when it is `released`; `seen`: how its requests ended.
 
-    `looks`: what it said of whether its model is ready, which a gateway asks where a call takes long."""
+    `looks`: its answers to whether its model is ready, which a gateway asks if a call takes long.
+    """
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -62,7 +63,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 class FakeStreams(FakeServer):
-    """Its model says "1" and goes on for ever, unless it is asked for "once". `reaction`: to being told to end."""
+    """Model that says "1" and goes on for ever, unless it is asked for "once". `reaction`: to a request to end."""
 
     def __init__(self, reaction: str) -> None:
         super().__init__("2.51.0")
@@ -96,7 +97,7 @@ class FakeStreams(FakeServer):
 
 
 def _stopped(request: service_pb2.ModelInferRequest) -> str:
-    """The request that one of TensorRT-LLM's is to end: it has the same id."""
+    """Return the id of the TensorRT-LLM request to end: this request has the same id."""
     return str(request.id) if any(sent.name == "stop" for sent in request.inputs) else ""
 
 
@@ -128,7 +129,7 @@ async def serving(fake: FakeServer) -> AsyncIterator[tuple[FakeServer, Triton]]:
 
 
 async def left(fake: FakeServer, triton: Triton) -> None:
-    """Ask, and leave once the server has the request."""
+    """Ask, and disconnect once the server has the request."""
     asking = asyncio.ensure_future(triton.infer(REQUEST))
     await fake.requested.wait()
     asking.cancel()
@@ -197,8 +198,10 @@ def test_what_is_never_answered_counts_no_more_after_a_while(monkeypatch: pytest
 
 
 class FakeDying(FakeServer):
-    """Its process dies of the first `deaths` requests: its model is not ready at the look after each, and then it is.
-    They are answered where it only `drains`: a version that is unloaded first answers what it has."""
+    """Server whose process dies of the first `deaths` requests: after each, its model is not ready at one look.
+
+    The requests are answered if it only `drains`: an unloaded version first answers the requests that it has.
+    """
 
     def __init__(self, deaths: int, drains: bool = False) -> None:
         super().__init__("2.59.0")
@@ -322,8 +325,10 @@ def test_a_stream_whose_last_response_has_come_is_closed() -> None:
 
 
 class FakeDyingStreams(FakeStreams):
-    """Its process dies of the first `deaths` requests, after `pieces` of its answer; at two looks after each its model
-    is not ready, and then it is."""
+    """Server whose process dies of the first `deaths` requests, after `pieces` of its answer.
+
+    At two looks after each its model is not ready, and then it is.
+    """
 
     def __init__(self, deaths: int, pieces: int) -> None:
         super().__init__("ends")
@@ -378,7 +383,7 @@ def test_a_stream_that_its_model_has_lost_is_asked_once_more_unless_it_has_begun
 
 
 async def read(triton: Triton, model: str = "for ever", streaming: bool = False) -> list[str]:
-    """All that a model says; `streaming`: as TensorRT-LLM's is asked."""
+    """Return all texts of a model's answer; `streaming`: ask as TensorRT-LLM's clients do."""
     request = service_pb2.ModelInferRequest(model_name=model, id="of the client")
     if streaming:
         request.inputs.add(name="streaming", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)

@@ -1,4 +1,4 @@
-"""Which calls are held to be lost, by a clock that the looks turn."""
+"""Lost calls are recognised, on a clock that the looks advance."""
 
 from __future__ import annotations
 

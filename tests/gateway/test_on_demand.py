@@ -1,4 +1,4 @@
-"""Loading on demand over a stand-in for Triton: what is loaded when, what goes, who waits, and what is refused."""
+"""Loading on demand over a stand-in for Triton: loads, unloads, waiting requests and refusals."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from tests.gateway.asgi import Answer, ask
 from tests.gateway.fake_control import SIZE, FakeServer, make_models, serve
 
 ONE = PROCESS + SIZE
-NOWHERE = "127.0.0.1:1"  # no process listens there: what models take is estimated
+NOWHERE = "127.0.0.1:1"  # no process listens there: the memory of models is estimated
 
 Ask = Callable[..., Awaitable[Answer]]
 
 
 class Case:
-    """A gateway over a FakeServer with room for so many models."""
+    """A gateway over a FakeServer with memory for that many models."""
 
     def __init__(self, repository: Path, room: float = 3, pins: tuple[str, ...] = (), **settings: Any) -> None:
         self.triton = FakeServer(repository)
@@ -579,7 +579,7 @@ def test_what_cannot_be_read_for_a_moment_is_not_called_unknown(
 
 
 class Slow:
-    """A Loading whose loads take five seconds on a clock of its own."""
+    """Loading whose loads take five seconds on a clock of its own."""
 
     def __init__(self) -> None:
         self.clock = 0.0

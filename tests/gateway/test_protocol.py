@@ -1,4 +1,4 @@
-"""Which connections are closed, on real sockets."""
+"""Some connections are closed, on real sockets, and the others stay open."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _answers(port: int) -> bool:
 
 
 class Application:
-    """Reads a whole request and answers; not before `may_answer`, if there is one."""
+    """Application that reads a whole request and answers; not before `may_answer`, if there is one."""
 
     def __init__(self) -> None:
         self.may_answer: asyncio.Event | None = None

@@ -1,4 +1,4 @@
-"""Reasoning before an answer: told apart from it, however the text is cut."""
+"""Reasoning before an answer is told apart from it, however the text is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model writes of its own accord, in each notation, split at every position: calls, and the text around them."""
+"""Tool calls that a model writes unasked, in each notation, split at every position, and the text around them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SPOKEN = [(name, write) for name, writers in WRITERS.items() for write in writer
 
 
 def merged(parts: list[Part]) -> list[Part]:
-    """`parts` with neighbouring texts as one."""
+    """Merge neighbouring texts of `parts` into one."""
     whole: list[Part] = []
     for part in parts:
         if whole and isinstance(part, str) and isinstance(before := whole[-1], str):
@@ -73,7 +73,7 @@ def read(name: str, *pieces: str) -> list[Part]:
 
 
 def read_all_ways(name: str, text: str) -> list[Part]:
-    """What `text` is, which must not depend on where it is cut."""
+    """Return the parts of `text`, which must not depend on where it is cut."""
     whole = read(name, text)
     assert read(name, *text) == whole, "a character at a time"
     for position in range(1, len(text)):

@@ -1,4 +1,4 @@
-"""vLLM's routes of models that do not generate: pairs of texts, labels, and what a model pools."""
+"""vLLM's routes of models that do not generate: pairs of texts, labels, and pooling."""
 
 from __future__ import annotations
 

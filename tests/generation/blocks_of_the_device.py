@@ -1,8 +1,8 @@
-"""The rules of ONNX Runtime's PagedAttention, for the device that is not there: what it refuses, and what it trusts.
+"""The rules of ONNX Runtime's PagedAttention for the stand-in device: what it refuses, and what it trusts.
 
 Refused: onnxruntime/contrib_ops/cpu/bert/paged_attention_helper.h (shapes, sizes of blocks) and
-contrib_ops/cuda/bert/paged_attention.cc ("must be the same buffer"). Trusted, so that wrong numbers come of what is not
-so: lengths, the blocks of a table, the bounds in `attention_metadata`, and that no row writes what another reads.
+contrib_ops/cuda/bert/paged_attention.cc ("must be the same buffer"). Trusted, so that an error gives wrong numbers:
+lengths, the blocks of a table, the bounds in `attention_metadata`, and that no row writes what another reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.generation.device_fault import DeviceFault
 def refuse_blocks(
     tables: Mapping[str, np.ndarray], shapes: Mapping[str, Sequence[int]], addresses: Mapping[str, int]
 ) -> None:
-    """`tables`: int32, as bound; `addresses`: of what is on the device. Raises DeviceFault."""
+    """Raise DeviceFault for wrong blocks. `tables`: int32, as bound; `addresses`: of the values on the device."""
     begins, past, table = (tables[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table"))
     caches = sorted(name for name in shapes if "_cache." in name)
     for name in caches:

@@ -1,10 +1,11 @@
-"""A device that is not there: the part of onnxruntime that device.py uses, with CUDA's rules about memory.
+"""A stand-in for a device: the part of onnxruntime that device.py uses, with CUDA's rules about memory.
 
 Its memory has addresses of its own, which no process can read; a host buffer that is bound to an input is copied when
 it is bound; an address must lie, with all of the tensor, in one allocation that is still held; element types and shapes
 must be the graph's; nothing is on the device before the libraries are loaded. Underneath, ONNX Runtime's CPU runs.
 
-A graph with PagedAttention, of which a CPU has no kernel, is run by what that means (builder/engines/cuda/on_cpu.py).
+A graph with PagedAttention, for which a CPU has no kernel, runs as the standard operators that it means
+(builder/engines/cuda/on_cpu.py).
 
 Rules: onnxruntime/core/session/IOBinding.cc (BindInput copies across devices at once, BindOutput at the end of a run),
 onnxruntime/python/onnxruntime_pybind_iobinding.cc (bind_input), onnxruntime/__init__.py (preload_dlls),
@@ -45,7 +46,7 @@ class _Allocation:
 
 
 class CopyingDevice:
-    """Stands for the module `onnxruntime` where device.py reads it."""
+    """Stand-in for the module `onnxruntime` in device.py."""
 
     __version__ = onnxruntime.__version__
     SessionOptions = onnxruntime.SessionOptions
@@ -90,7 +91,7 @@ class CopyingDevice:
         return allocation
 
     def memory(self, address: int, size: int) -> np.ndarray:
-        """The bytes of the device at `address`, a view."""
+        """Return the bytes of the device at `address` as a view."""
         for allocation in self.allocations.values():
             start = address - allocation.address
             if start >= 0 and start + size <= len(allocation.content):
@@ -193,7 +194,7 @@ class _Binding:
             raise DeviceFault("batch_size must be 1 when sequence_length > 1 and past context is given")
 
     def _check(self, value: Any, element: Any, shape: tuple[int, ...]) -> int:
-        """The bytes of such a tensor, where it is what the graph takes."""
+        """Return the bytes of that tensor. Raises DeviceFault unless it is what the graph takes."""
         number = element if isinstance(element, int) else _number(element)
         if TYPES[number] != value.type:
             raise DeviceFault(f"{value.name} is {value.type}, and {TYPES[number]} is bound to it")
@@ -206,13 +207,13 @@ class _Binding:
 
 
 def _number(kind: Any) -> int:
-    """The number of numpy's `kind` among ONNX's types."""
+    """Return the number of numpy's `kind` among ONNX's types."""
     names = {"float32": "float", "float16": "float16", "int32": "int32", "int64": "int64"}
     return ELEMENTS[f"tensor({names[np.dtype(kind).name]})"]
 
 
 def _host(address: int, size: int) -> np.ndarray:
-    """The bytes of this process at `address`."""
+    """Return the bytes of this process at `address`."""
     if address >= BEGIN:
         raise DeviceFault(f"{address:#x} is on the device: the host cannot read it")
     return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)

@@ -1,5 +1,5 @@
-"""What the device that is not there raises."""
+"""The error that the stand-in device raises."""
 
 
 class DeviceFault(Exception):
-    """What CUDA would answer with an error, with wrong numbers, or by ending the process."""
+    """Error where CUDA would report an error, return wrong numbers, or end the process."""

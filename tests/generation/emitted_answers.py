@@ -1,4 +1,4 @@
-"""What emitted code answers in the interpreter that runs this: python emitted_answers.py REPOSITORY, JSON out.
+"""Answers of emitted code in the interpreter that runs this: python emitted_answers.py REPOSITORY, JSON out.
 
 Needs what builder/runtime/requirements.txt pins, nothing of this project; keeps to Python 3.10.
 """
@@ -23,7 +23,7 @@ def text(value: str) -> "np.ndarray":
 
 
 def emitted(repository: Path, name: str, module: str) -> Any:
-    """A module of a version's folder, which is the package "1" as it is in Triton."""
+    """Return a module of a version's folder, which is the package "1" as it is in Triton."""
     for known in [key for key in sys.modules if key.split(".")[0] == "1"]:
         del sys.modules[known]
     sys.path[0] = str(repository / name)
@@ -31,7 +31,7 @@ def emitted(repository: Path, name: str, module: str) -> Any:
 
 
 def written(repository: Path, name: str) -> str:
-    """The greedy answer of a decode loop."""
+    """Return the greedy answer of a decode loop."""
     service = emitted(repository, name, "generation.service").Service(repository / name / "1")
     done = threading.Event()
     answers: list[dict[str, np.ndarray] | Exception] = []
@@ -56,7 +56,7 @@ def written(repository: Path, name: str) -> str:
 
 
 def scored(repository: Path, name: str) -> "list[float]":
-    """Every number of the answer of an encoder in the front's own process."""
+    """Return every number of the answer of an encoder in the front's own process."""
     folder = repository / name / "1"
     pipeline = emitted(repository, name, "encoder.pipeline")
     serving = importlib.import_module("1.contract").load_encoder(folder)

@@ -1,5 +1,7 @@
-"""When each request was sent and its tokens came: what every side of a table is judged by. Imports nothing but Python's
-own library, for it runs in the environments of the peers."""
+"""Times at which each request was sent and its tokens came: every side of a table is judged by them.
+
+Imports only Python's own library, because it runs in the environments of the peers.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from statistics import median
 
 
 class Clock:
-    """`tokens` of a request may come together; one that takes a whole group at once says each of its members."""
+    """Clock of requests. `tokens` of a request may come together; for a group at once, report each member."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -21,14 +23,16 @@ class Clock:
         self._sent[request] = time.perf_counter()
 
     def tokens(self, request: Hashable, count: int = 1) -> None:
-        """`count` more tokens of `request` are here."""
+        """Record `count` more tokens of `request`."""
         now, before = time.perf_counter(), self._last.get(request, (0.0, 0))[1]
         self._first.setdefault(request, (now, count))
         self._last[request] = (now, before + count)
 
     def figures(self) -> dict[str, float]:
-        """Tokens a second from the start to the last token, and the medians over requests: milliseconds to the first
-        token, and from each to the next after that."""
+        """Return the tokens a second from the start to the last token, and two medians over requests in milliseconds.
+
+        The medians are the time to the first token, and the time from each token to the next after that.
+        """
         end = max(at for at, _ in self._last.values())
         counted = sum(count for _, count in self._last.values())
         between = []

@@ -1,5 +1,7 @@
-"""CTranslate2: WORK.json CHECKPOINT TYPE, with TYPE int8 or float32. Groups of `concurrency` prompts, as its
-generate_batch takes them; only the tokens a request asked for count."""
+"""CTranslate2: WORK.json CHECKPOINT TYPE, with TYPE int8 or float32.
+
+Groups of `concurrency` prompts, as its generate_batch takes them; only the tokens a request asked for count.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""CTranslate2's Translator: WORK.json CHECKPOINT int8|float32. Groups of `concurrency` texts, as translate_batch takes
-them."""
+"""CTranslate2's Translator: WORK.json CHECKPOINT int8|float32.
+
+Groups of `concurrency` texts, as translate_batch takes them.
+"""
 
 from __future__ import annotations
 

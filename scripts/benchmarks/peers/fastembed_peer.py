@@ -1,5 +1,8 @@
-"""FastEmbed on an ONNX model: WORK.json FOLDER. In this process: it is a library, without a server. WORK has texts,
-threads and seconds; out come milliseconds a text alone and texts a second in sorted batches of 32."""
+"""FastEmbed on an ONNX model: WORK.json FOLDER.
+
+It runs in this process: it is a library, without a server. WORK has texts, threads and seconds; the output has
+milliseconds per text alone and texts per second in sorted batches of 32.
+"""
 
 from __future__ import annotations
 

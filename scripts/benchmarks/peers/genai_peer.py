@@ -1,5 +1,7 @@
-"""onnxruntime-genai: WORK.json CHECKPOINT int4|fp32. Its Generator for one request at a time; for more its
-Engine, which batches continuously."""
+"""onnxruntime-genai: WORK.json CHECKPOINT int4|fp32.
+
+Its Generator for one request at a time; for more its Engine, which batches continuously.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""llama.cpp: WORK.json CHECKPOINT TYPE, with TYPE Q8_0 or Q4_0. A continuous batch over its own batch interface,
-in this process: no server, no text, so faster than its server would be."""
+"""llama.cpp: WORK.json CHECKPOINT TYPE, with TYPE Q8_0 or Q4_0.
+
+A continuous batch over its own batch interface, in this process: without a server and text, so faster than its server
+would be.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ BATCH = 512
 
 
 def convert(checkpoint: Path, kind: str) -> Path:
-    """The checkpoint as GGUF, all matrices in `kind`; the output matrix of Q4_0 in Q6_K is left to Q8_0."""
+    """Convert the checkpoint to GGUF, all matrices in `kind`; the output matrix of Q4_0 in Q6_K is left to Q8_0."""
     path = checkpoint / f"{kind}.gguf"
     if path.exists():
         return path
@@ -112,11 +115,11 @@ def main() -> None:
     batch = llama.llama_batch_init(BATCH, 0, 1)
 
     def serve(requests: list[tuple[list[int], int]]) -> tuple[Clock, list[list[int]]]:
-        """Clients that send one request after the other: `slots` of them."""
+        """Run `slots` clients that each send one request after the other."""
         clock, waiting, running, generated = Clock(), list(enumerate(requests)), {}, [[] for _ in requests]
 
         def step(members: list[int]) -> None:
-            """One call: what is pending of `members`, then a token for each whose prompt is through."""
+            """Run one call: the pending tokens of `members`, then a token for each whose prompt is through."""
             wanted, size = {}, 0
             for slot in members:
                 state = running[slot]

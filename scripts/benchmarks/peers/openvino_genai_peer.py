@@ -1,5 +1,8 @@
-"""openvino-genai's ContinuousBatchingPipeline: WORK.json CHECKPOINT int8|int4. Weights in that many bits, converted by
-Optimum; the cache in the 8 bits that it has by default. In this process: no server, no text."""
+"""openvino-genai's ContinuousBatchingPipeline: WORK.json CHECKPOINT int8|int4.
+
+Weights in that many bits, converted by Optimum; the KV cache in its default 8 bits. It runs in this process, without a
+server and text.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def main() -> None:
     )
 
     def serve(requests: list[dict]) -> Clock:
-        """Clients that send one request after the other."""
+        """Run clients that send one request after the other."""
         clock, waiting, running = Clock(), list(enumerate(requests)), {}
         while waiting or running:
             while waiting and len(running) < work["concurrency"]:

@@ -1,6 +1,8 @@
-"""Optimum's ORTModelForSeq2SeqLM: WORK.json CHECKPOINT fp32|O3|int8. Exported by Optimum with a cache; O3 is its own
-optimisation level, int8 its own dynamic quantisation for AVX512-VNNI, of each of the exported files. Groups of
-`concurrency` texts, padded."""
+"""Optimum's ORTModelForSeq2SeqLM: WORK.json CHECKPOINT fp32|O3|int8.
+
+Exported by Optimum with a cache; O3 is its own optimisation level, int8 its own dynamic quantisation for AVX512-VNNI,
+of each of the exported files. Groups of `concurrency` texts, padded.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """transformers' GPT-2 tokeniser written in Python, which transformers 5 no longer has: TEXT.txt TOKENIZER.json.
 
-Prints the milliseconds for the text with its cache of words, and with that emptied before each text.
+Prints the milliseconds for the text with the tokeniser's cache of words, and with that cache emptied before each text.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""transformers' generate in fp32: WORK.json CHECKPOINT cache|no-cache. Groups of `concurrency` prompts, padded on the
-left; only the tokens a request asked for count."""
+"""transformers' generate in fp32: WORK.json CHECKPOINT cache|no-cache.
+
+Groups of `concurrency` prompts, padded on the left; only the tokens a request asked for count.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from transformers.utils import logging
 
 
 class Watch(StoppingCriteria):
-    """Never stops; says each token that a request asked for."""
+    """Stopping criterion that never stops, and records each token that a request asked for."""
 
     def __init__(self, clock: Clock, requests: list[tuple[int, dict]]) -> None:
         self.clock, self.left = clock, {name: request["new_tokens"] for name, request in requests}

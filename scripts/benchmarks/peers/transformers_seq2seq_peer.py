@@ -1,5 +1,7 @@
-"""transformers' generate on an encoder-decoder: WORK.json CHECKPOINT eager|dynamic-int8. Groups of `concurrency` texts,
-padded; dynamic-int8 is torch.ao.quantization.quantize_dynamic over all linear layers."""
+"""transformers' generate on an encoder-decoder: WORK.json CHECKPOINT eager|dynamic-int8.
+
+Groups of `concurrency` texts, padded; dynamic-int8 is torch.ao.quantization.quantize_dynamic over all linear layers.
+"""
 
 from __future__ import annotations
 

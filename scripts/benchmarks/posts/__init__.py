@@ -1,7 +1,7 @@
 """The posts that this project grew out of, technique by technique, on this machine: `scripts/bench posts`.
 
-Each row is one technique: what the post says it gained, and what it gains here. Sides are timed one after the other,
-each in a process of its own, with equal threads.
+Each row is one technique: the gain that the post claims, and the gain here. Sides are timed one after the other, each
+in a process of its own, with equal threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from builder.checkpoint.libraries import quiet_libraries
 
 @dataclass(frozen=True)
 class Row:
-    """One technique. `claim`: the post's own words, empty where it has none; `base`: the row that `ratio` is to."""
+    """One technique. `claim`: the post's own words, empty if it makes none; `base`: the row that `ratio` refers to."""
 
     technique: str
     value: str
@@ -29,7 +29,7 @@ class Row:
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `function` in a fresh process: no other engine's threads are there."""
+    """Call `function` in a fresh process, without the threads of other engines."""
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=fresh) as pool:
         return pool.submit(_quietly, function, *arguments).result()
@@ -41,7 +41,7 @@ def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def median_ms(run: Callable[[], object], least: int = 5, seconds: float = 1.0) -> float:
-    """The median of at least `least` runs and at most `seconds`, after one to warm up."""
+    """Return the median of at least `least` runs, or as many as fit into `seconds`, after one run to warm up."""
     run()
     times: list[float] = []
     while len(times) < least or (sum(times) < seconds and len(times) < 100):

@@ -1,4 +1,4 @@
-"""A question-answering endpoint as the posts write it: MODEL=folder ENGINE=pytorch|GRAPH.onnx uvicorn ...:app
+"""Serve question answering as the posts write it: MODEL=folder ENGINE=pytorch|GRAPH.onnx uvicorn ...:app.
 
 With a graph, ONNX Runtime runs it through I/O binding.
 """
@@ -56,7 +56,7 @@ run = with_pytorch() if os.environ["ENGINE"] == "pytorch" else with_binding()
 
 
 async def answer(request: Request) -> dict[str, Any]:
-    """One request at a time, as in the post: the likeliest start and the likeliest end."""
+    """Answer one request at a time, as in the post, with the likeliest start and the likeliest end."""
     encoded = tokenizer(request.question, request.context, return_tensors="np", return_offsets_mapping=True)
     offsets = encoded.pop("offset_mapping")[0]
     start, end = (int(logits[0].argmax()) for logits in run(encoded))

@@ -27,7 +27,7 @@ CONTEXT = 256
 
 
 def accelerated_inference(folder: Path, environments: Path) -> list[Row]:
-    """A text of 32 tokens continued by 224, one client, greedy; tokens a second from text to text."""
+    """Continue a text of 32 tokens by 224, one client, greedy; tokens a second from text to text."""
     checkpoint = make_checkpoint("gpt2", folder / "gpt2")
     for precision in ("fp32", "int8"):
         _build(checkpoint, folder, precision)
@@ -55,7 +55,7 @@ def accelerated_inference(folder: Path, environments: Path) -> list[Row]:
 
 
 def onnx_runtime(folder: Path, environments: Path) -> list[Row]:
-    """One more token after 256: what each way to run GPT-2 takes, and what it moves beside attention's own reading."""
+    """Measure one more token after 256: the time of each way to run GPT-2, and the bytes besides attention's."""
     checkpoint = make_checkpoint("gpt2", folder / "gpt2")
     _build(checkpoint, folder, "fp32")
     without, with_cache = alone(_pytorch_step, checkpoint)
@@ -115,7 +115,7 @@ def _generate(checkpoint: Path, cached: bool) -> float:
 
 
 def _serve(version: Path) -> float:
-    """Through the emitted decode loop, in this process."""
+    """Measure the emitted decode loop in this process."""
     service = Service(version)
     service.engine.start()
     prompt = _prompt(version.parent.parent.parent / "gpt2")

@@ -44,7 +44,7 @@ RUNGS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def static_and_dynamic(folder: Path, environments: Path) -> list[Row]:
-    """The real MiniLM, 8 texts of 128 tokens: milliseconds and mean cosine to PyTorch."""
+    """Measure the real MiniLM on 8 texts of 128 tokens: milliseconds and mean cosine to PyTorch."""
     rows: list[Row] = []
     for title, options in RUNGS:
         spec = make_spec(model=str(minilm()), name="minilm", output=folder / "minilm", quality=0.9, **options)
@@ -60,7 +60,7 @@ def static_and_dynamic(folder: Path, environments: Path) -> list[Row]:
 
 
 def arithmetic(folder: Path, environments: Path) -> list[Row]:
-    """The real MiniLM, 32 rows of 64 tokens: its products' 8-bit operations a second, of those this CPU reaches."""
+    """Measure the 8-bit operations a second of MiniLM's products (32 rows of 64 tokens) and the share of the peak."""
     peak = alone(int8_peak)
     rows = [Row("one large 8-bit product, ONNX Runtime", f"{peak:.0f} GOP/s")]
     first = None
@@ -73,7 +73,7 @@ def arithmetic(folder: Path, environments: Path) -> list[Row]:
 
 
 def _timed(scratch: Path, variant: Variant) -> tuple[float, float]:
-    """(operations of the products with weights, ms)."""
+    """Return the operations of the products with weights, and the ms."""
     rows, length = 32, 64
     spec = make_spec(model=str(minilm()), name="minilm")
     checkpoint = resolve(spec)
@@ -91,7 +91,7 @@ def _timed(scratch: Path, variant: Variant) -> tuple[float, float]:
 
 
 def encoder_decoders(folder: Path, environments: Path) -> list[Row]:
-    """One client, greedy, tokens a second; recorded by `scripts/bench seq2seq`."""
+    """Return the recorded tokens a second of one greedy client, as measured by `scripts/bench seq2seq`."""
     claims = {("mbart-large-50", "transformers dynamic int8"): "3.7x", ("t5-small", "ours fp32"): "2.7x by Optimum O3"}
     rows = []
     for model, sides in json.loads(RECORDED.read_text())["models"].items():
@@ -107,7 +107,7 @@ def encoder_decoders(folder: Path, environments: Path) -> list[Row]:
 
 
 def optimum_level(folder: Path, environments: Path) -> list[Row]:
-    """t5-small's shape with random weights, one client, greedy: what Optimum's own export and its O3 make of it."""
+    """Measure Optimum's own export and its O3 on t5-small's shape with random weights, one client, greedy."""
     checkpoint = seq2seq.make_checkpoint("t5-small", folder / "t5-small")
     work = seq2seq.make_work(AutoTokenizer.from_pretrained(checkpoint), 8)
     path = folder / "work.json"

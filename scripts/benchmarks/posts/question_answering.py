@@ -2,7 +2,7 @@
 
 Size and latency are of the BERT-large shape with random weights, of which 40 % of the heads and 80 % of the neurons
 are then emptied, as block movement pruning leaves them. F1 is of a small BERT that the tests train, taken through the
-same steps; it is pruned by --prune 0.4 instead, for it has nothing empty.
+same steps; it is pruned by --prune 0.4 instead, because nothing in it is empty.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STEPS: tuple[
 
 
 def five_steps(folder: Path, environments: Path) -> list[Row]:
-    """Size, latency at one row of 384 tokens, and F1."""
+    """Measure size, latency at one row of 384 tokens, and F1."""
     checkpoint = make_large(folder / "bert-large")
     base = alone(_pytorch, checkpoint)
     size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) / 1e6
@@ -73,7 +73,7 @@ def five_steps(folder: Path, environments: Path) -> list[Row]:
 
 
 def served(folder: Path, environments: Path) -> list[Row]:
-    """Mean and deviation of 50 requests one after the other, at each length; ratios are to FastAPI with PyTorch."""
+    """Return mean and deviation of 50 serial requests at each length; ratios are to FastAPI with PyTorch."""
     checkpoint = make_large(folder / "bert-large")
     graph = alone(_fused, checkpoint, folder)
     figures: dict[str, dict[int, tuple[float, float]]] = {}
@@ -99,7 +99,7 @@ def served(folder: Path, environments: Path) -> list[Row]:
 
 
 def make_large(folder: Path) -> Path:
-    """BERT-large with random weights, 40 % of its heads and 80 % of its neurons empty."""
+    """Create BERT-large with random weights, 40 % of its heads and 80 % of its neurons empty."""
     if (folder / "model.safetensors").exists():
         return folder
     torch.manual_seed(0)
@@ -132,7 +132,7 @@ def _exported(checkpoint: Path, folder: Path, level: str) -> tuple[Any, Graph]:
 
 
 def _step(checkpoint: Path, scratch: Path, level: str, variant: Variant, emptied: bool) -> tuple[float, float]:
-    """(MB, ms) of one variant of the large shape."""
+    """Return (MB, ms) of one variant of the large shape."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         spec, graph = _exported(checkpoint, Path(folder), level)
         if emptied:
@@ -150,7 +150,7 @@ def _step(checkpoint: Path, scratch: Path, level: str, variant: Variant, emptied
 
 
 def _fused(checkpoint: Path, scratch: Path) -> Path:
-    """The graph that the FastAPI side serves: exported and fused, nothing removed, nothing rounded."""
+    """Return the graph that the FastAPI side serves: exported and fused, nothing removed, nothing rounded."""
     folder = scratch / "fastapi-graph"
     folder.mkdir(exist_ok=True)
     spec, graph = _exported(checkpoint, folder, "O2")
@@ -158,7 +158,7 @@ def _fused(checkpoint: Path, scratch: Path) -> Path:
 
 
 def _small_f1(folder: Path, options: dict[str, Any] | None) -> float:
-    """F1 of the small trained model after a step; of PyTorch itself for None."""
+    """Return F1 of the small trained model after a step, or of PyTorch itself for None."""
     model, samples = question_answering()
     wanted = {"samples": samples, **(options or {})}
     with tempfile.TemporaryDirectory(dir=folder) as output:
@@ -168,7 +168,7 @@ def _small_f1(folder: Path, options: dict[str, Any] | None) -> float:
 
 
 def _few_samples(folder: Path) -> Path:
-    """Short samples: PyTorch answers each of them at every build."""
+    """Write short samples: PyTorch answers each of them at every build."""
     path = folder / "few.jsonl"
     lines = [{"question": "What happened?", "context": text} for text in TEXTS[:24]]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -176,7 +176,7 @@ def _few_samples(folder: Path) -> Path:
 
 
 def _lengths(ask: Callable[[dict[str, Any]], Any], checkpoint: Path) -> dict[int, tuple[float, float]]:
-    """Milliseconds, mean and deviation, of random questions of each length."""
+    """Return the milliseconds, mean and deviation, of random questions of each length."""
     tokenizer = make_tokenizer("wordpiece", type_ids=True)
     words = [word for word in " ".join(TEXTS).split() if len(tokenizer(word)["input_ids"]) == 3]  # one token each
     generator = np.random.default_rng(0)

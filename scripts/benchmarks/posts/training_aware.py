@@ -1,9 +1,9 @@
 """Training-aware against post-training quantisation (post 4): F1 of a small BERT that the tests train.
 
-Post-training: the weights of the trained model are rounded. Training-aware: it is trained on for a while with that
+Post-training: the weights of the trained model are rounded. Training-aware: it is trained for a while with that
 rounding in every linear layer and with 8-bit inputs (fake quantisation with a straight-through gradient; Jacob et al.,
 2018), then rounded. Both go through the same calibrated quantiser (--precision int8-static). Eight bits cost this model
-nothing, so the weights are rounded to fewer as well, and stored in eight.
+nothing, so the weights are rounded to fewer bits as well, and stored in eight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS, RATE = 200, 3e-4
 
 
 class Rounded(torch.nn.Module):
-    """A matrix as `bits` hold it, a scale a row; its gradient passes as if nothing was rounded."""
+    """Matrix rounded to `bits` with one scale per row; its gradient passes as if nothing was rounded."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Rounded(torch.nn.Module):
 
 
 def eight_bit_input(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Round what goes into a linear layer to 256 steps over its own range."""
+    """Round the input of a linear layer to 256 steps over its own range."""
     (values,) = arguments
     low, high = values.detach().amin(), values.detach().amax()
     step = ((high - low) / 255).clamp(min=1e-12)
@@ -46,7 +46,7 @@ def eight_bit_input(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]
 
 
 def training_aware(folder: Path, environments: Path) -> list[Row]:
-    """F1 after rounding without and with training for it."""
+    """Return F1 after rounding without and with training for it."""
     rows = []
     for bits in BITS:
         for title, steps in (("after training", 0), ("in training", STEPS)):
@@ -56,7 +56,7 @@ def training_aware(folder: Path, environments: Path) -> list[Row]:
 
 
 def _f1(scratch: Path, bits: int, steps: int) -> float:
-    """F1 of the served int8 graph, on questions that were in no training."""
+    """Return F1 of the served int8 graph on questions that were not in the training."""
     checkpoint, samples = question_answering()
     model, tokenizer = (
         AutoModelForQuestionAnswering.from_pretrained(checkpoint),

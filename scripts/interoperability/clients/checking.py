@@ -1,4 +1,4 @@
-"""What the programs share: checks by name, each of which passes or says why not. Standard library only."""
+"""Checks by name that the client programs share; each passes or gives a reason. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHECKS: dict[str, str] = {}
 
 
 def check(name: str) -> Callable[[Callable[[], None]], None]:
-    """Run what it decorates, now, and note what became of it."""
+    """Run the decorated function now, and record its outcome."""
 
     def run(work: Callable[[], None]) -> None:
         try:
@@ -28,5 +28,5 @@ def check(name: str) -> Callable[[Callable[[], None]], None]:
 
 
 def report() -> None:
-    """Say what became of all checks; the last thing that a program does."""
+    """Print the outcome of all checks; the last thing that a program does."""
     print(json.dumps({"checks": CHECKS}))

@@ -1,4 +1,4 @@
-"""An engine that no other file names: ONNX files under a name of their own, for a backend that no Triton has."""
+"""An engine that no other file names: ONNX files under its own name, for a backend that Triton does not have."""
 
 from __future__ import annotations
 
