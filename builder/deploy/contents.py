@@ -1,4 +1,4 @@
-"""What a repository holds that can be deployed: the served version of each model, read from a folder or a store."""
+"""Models of a repository that can be deployed: the served version of each, read from a folder or a store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from builder.stores.store import Store, is_store, open_store
 from builder.triton.hosting import config_of
 from builder.triton.versions import CONFIG, REPORT, entries, is_front
 
-OUTLINE = (CONFIG, REPORT, FILE)  # the files that say what a version is
+OUTLINE = (CONFIG, REPORT, FILE)  # the files that describe a version
 
 
 def contents(repository: str, wanted: Sequence[str] = ()) -> tuple[Model, ...]:
-    """The models of a folder or an object store; where any are `wanted`, as NAME or NAME@VERSION, those.
+    """Return the models of a folder or an object store, or only those `wanted`, as NAME or NAME@VERSION.
 
     Raises SpecError and RepositoryError.
     """
@@ -36,7 +36,7 @@ def contents(repository: str, wanted: Sequence[str] = ()) -> tuple[Model, ...]:
 
 
 def outline(store: Store, versions: dict[str, int | None], folder: Path) -> None:
-    """Write to `folder` what says what the versions of a store are: the newest of each model, or the `versions`."""
+    """Write to `folder` the files that describe versions of a store: the newest of each model, or the `versions`."""
     for name in versions or store.models():
         manifest = store.manifest(name, versions.get(name))
         for path, blob in manifest.files.items():
@@ -89,7 +89,7 @@ def _model(folder: Path, name: str) -> Model:
 
 
 def _request(entry: Path, generates: bool) -> str:
-    """A short text in each input that must be there."""
+    """Return a request as JSON, with a short text in each required input."""
     config = config_of(entry)
     texts = {tensor.name: "a" for tensor in config.input if not tensor.optional}
     return json.dumps({**texts, "max_tokens": 1} if generates else texts)

@@ -1,4 +1,4 @@
-"""What is to be deployed, as every target is told."""
+"""A deployment: the models and options that every target gets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from builder.errors import SpecError
 from builder.plan.lines import Plan
 from builder.report.record import BuildReport
 
-# What Kubernetes takes: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # with room for what names are made of it
+# Names that Kubernetes accepts: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # short enough for the names derived from it
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SECRET = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 # A host and a path, as in the names of images: https://pkg.go.dev/github.com/distribution/reference
@@ -25,15 +25,17 @@ REGISTRY = re.compile(r"[A-Za-z0-9][-.A-Za-z0-9]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the repository. `plan`: what it takes; `generates`: whether it has a decode loop, with a queue of its
-    own; `request`: the JSON of a small one, for Triton's generate endpoint; `digest`: of its files and
-    configurations, or of those that a shared front answers for.
+    """Model of the repository.
+
+    `plan`: the resources that it takes; `generates`: it has a decode loop, with a queue of its own; `request`: the JSON
+    of a small one, for Triton's generate endpoint; `digest`: of its files and configurations, or of those that a shared
+    front answers for.
     """
 
     name: str
     version: int
-    entries: tuple[str, ...]  # its folders: the front and, where that is one, the engine
-    release: str  # of Triton, that it was built for
+    entries: tuple[str, ...]  # its folders: the front and, if it is a model of its own, the engine
+    release: str  # Triton release that it was built for
     target: str  # cpu, cuda or tensorrt
     generates: bool
     request: str
@@ -42,8 +44,9 @@ class Model:
 
 
 def digest(reports: Iterable[BuildReport], configs: Sequence[ModelConfig]) -> str:
-    """One hash of all files that are served, and of what `configs` say but for their version_policy: another version,
-    another build of the same number, and another number of instances have another.
+    """Return one hash of all served files and of `configs` without their version_policy.
+
+    Another version, another build of the same number, and another number of instances have another hash.
     """
     files = [report.files for report in sorted(reports, key=lambda report: report.name)]
     said = [_without_policy(config).SerializeToString(deterministic=True).hex() for config in configs]
@@ -59,7 +62,7 @@ def _without_policy(config: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Size:
-    """What one replica takes. `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes; `gpus`: cards."""
+    """Resources of one replica. `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes; `gpus`: cards."""
 
     cores: int
     memory: int
@@ -70,7 +73,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Up to `most` replicas, by the milliseconds that requests wait, as the Prometheus at `prometheus` says."""
+    """Up to `most` replicas, by the milliseconds that requests wait, as the Prometheus at `prometheus` reports them."""
 
     most: int
     prometheus: str
@@ -79,7 +82,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Secrets:
-    """Names of the cluster's own secrets: `keys`, who may ask the gateway; `store`, environment for the pull."""
+    """Names of the cluster's own secrets: `keys`, of the gateway's clients; `store`, environment for the pull."""
 
     keys: str | None = None
     store: str | None = None
@@ -87,15 +90,17 @@ class Secrets:
 
 @dataclass(frozen=True)
 class Deployment:
-    """`repository`: a folder, or the address of an object store; `registry`: where the images are, None where no target
-    asked; `endpoint`: of the object store, where it is not the scheme's own; `trusted`: the public key, or the
-    certificates, that pulled models must be signed with (PEM); `probed`: models that replicas are asked for;
-    `monitored`: whether Prometheus' operator is there; `pooled`: whether an inference gateway chooses the replica.
+    """Deployment of models.
+
+    `repository`: a folder, or the address of an object store; `registry`: where the images are, None if no target
+    asked; `endpoint`: of the object store, if it is not the scheme's own; `trusted`: the public key, or the
+    certificates, that pulled models must be signed with (PEM); `probed`: models whose replicas are probed; `monitored`:
+    Prometheus' operator is there; `pooled`: an inference gateway chooses the replica.
     """
 
     name: str
     repository: str
-    stored: bool  # in an object store
+    stored: bool  # True if it is in an object store
     models: tuple[Model, ...]
     size: Size
     replicas: int = 2
@@ -111,7 +116,7 @@ class Deployment:
 
     @property
     def release(self) -> str:
-        """The Triton release of all its models."""
+        """Triton release of all its models."""
         return self.models[0].release
 
     @property
@@ -120,7 +125,7 @@ class Deployment:
 
 
 def check(deployment: Deployment) -> Deployment:
-    """`deployment` as it is. Raises SpecError for options that are wrong, or contradict one another."""
+    """Return `deployment` unchanged. Raises SpecError for options that are wrong, or contradict one another."""
     _check_names(deployment)
     releases = sorted({model.release for model in deployment.models})
     if len(releases) > 1:

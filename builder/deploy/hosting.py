@@ -1,4 +1,4 @@
-"""A shared front, as what is deployed: one process that answers for encoders which have no front of their own."""
+"""A shared front as a deployed model: one process that answers for encoders which have no front of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from builder.triton.hosting import MODELS, NAMES_THE_MODEL, config_of, hosted_re
 
 
 def shared_fronts(folder: Path) -> Iterator[Model]:
-    """Those of a repository, without any that answers for nobody. Raises RepositoryError and SpecError."""
+    """Yield the shared fronts of a repository that host models. Raises RepositoryError and SpecError."""
     for repository in hosted_repositories(folder):
         try:
             hosted = dict(read_hosted(repository))
@@ -48,12 +48,12 @@ def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) ->
 
 
 def _plan(repository: Path, name: str, memory: int, hosted: Mapping[str, HostedModel]) -> Plan:
-    """The memory that it was given, and the largest region of shared memory that one of its models would have."""
+    """Return a plan with the memory that the front was given, and the largest shared-memory region of its models."""
     shm = max(plan_built(repository, model).shm for model in hosted)
     return Plan(name, (Line("memory", "--memory-mb of build-repo share", megabytes(memory)),), {}, memory, shm)
 
 
 def _request(name: str, model: HostedModel) -> str:
-    """A short text in each input of one of its models that must be there."""
+    """Return a request of one of its models as JSON, with a short text in each required input."""
     texts = {tensor: "a" for tensor, optional in model.inputs.items() if not optional}
     return json.dumps({NAMES_THE_MODEL: name, **texts})

@@ -1,5 +1,6 @@
-"""The image of Triton: the stock container with what the emitted Python imports, so that nothing is installed when a
-container starts, and the models where no store has them.
+"""Image of Triton: the stock container with the packages that the emitted Python imports.
+
+Nothing is installed when a container starts. The image has the models too if they are not in a store.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ CPU, GPU = "requirements.txt", "requirements-gpu.txt"
 
 
 def tag(deployment: Deployment) -> str:
-    """The image's tag: the release, and a hash of all that is put into it. A node that has an image of a tag does not
-    fetch it again (imagePullPolicy IfNotPresent), so what changes must have another.
+    """Return the image's tag: the release, and a hash of all that is put into it.
+
+    A node that has an image of a tag does not fetch it again (imagePullPolicy IfNotPresent), so other content must have
+    another tag.
     """
     models = (
         [] if deployment.stored else [f"{model.name}@{model.version} {model.digest}" for model in deployment.models]
@@ -29,25 +32,25 @@ def tag(deployment: Deployment) -> str:
 
 
 def image_files(deployment: Deployment) -> dict[str, str]:
-    """A Containerfile and what it copies, in a folder of their own."""
+    """Return a Containerfile and the files that it copies, for a folder of their own."""
     name = _name(deployment)
     liveness = {f"image/{LIVENESS}/{file}": (REPOSITORY / file).read_text("utf-8") for file in FILES}
     return {"image/Containerfile": containerfile(deployment), f"image/{name}": requirements(deployment), **liveness}
 
 
 def requirements(deployment: Deployment) -> str:
-    """The packages that the emitted Python imports, with their versions."""
+    """Return the packages that the emitted Python imports, with their versions."""
     return files("builder.runtime").joinpath(_name(deployment)).read_text("utf-8")
 
 
 def build_command(deployment: Deployment, image: str, output: Path) -> str:
-    """The command that builds the image; any builder with BuildKit's options can run it."""
+    """Return the command that builds the image; any builder with BuildKit's options can run it."""
     models = "" if deployment.stored else f"--build-context models={deployment.repository} "
     return f"docker build --tag {image} --file {output}/image/Containerfile {models}{output}/image"
 
 
 def containerfile(deployment: Deployment) -> str:
-    """The steps of the Dockerfile of the project, for the release and the processor of the models."""
+    """Return the steps of the project's Dockerfile, for the release and the processor of the models."""
     name = _name(deployment)
     lines = [
         "# The stock Triton container with what the emitted Python imports, installed once instead of at each start.",

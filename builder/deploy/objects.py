@@ -1,4 +1,4 @@
-"""The objects of Kubernetes beside the pod: https://kubernetes.io/docs/reference/kubernetes-api/"""
+"""Objects of Kubernetes beside the pod: https://kubernetes.io/docs/reference/kubernetes-api/."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PICKER_PORT = 9002  # of the endpoint picker's service, as its chart has it
 
 
 def objects(deployment: Deployment) -> dict[str, Document]:
-    """By the name of a file each."""
+    """Return the objects, each by the name of its file."""
     documents = {
         "deployment": workload(deployment),
         "service": _service(deployment),
@@ -35,17 +35,17 @@ def objects(deployment: Deployment) -> dict[str, Document]:
 
 
 def document(deployment: Deployment, version: str, kind: str, spec: Document) -> Document:
-    """An object named after the deployment."""
+    """Return an object named after the deployment."""
     metadata = {"name": deployment.name, "labels": labels(deployment)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def workload(deployment: Deployment) -> Document:
-    """Replicas that change one after another, a new one before an old one goes."""
+    """Return a Deployment whose replicas are replaced one after another, each new one before an old one goes."""
     spec: Document = {
         "replicas": deployment.replicas,
         "selector": {"matchLabels": labels(deployment)},
-        "progressDeadlineSeconds": start_s(deployment) + PULL_S,  # which is longer than the 600 of Kubernetes
+        "progressDeadlineSeconds": start_s(deployment) + PULL_S,  # longer than the 600 s of Kubernetes
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "template": {
             "metadata": {"labels": {**labels(deployment), **engine_label(deployment)}},
@@ -53,17 +53,20 @@ def workload(deployment: Deployment) -> Document:
         },
     }
     if deployment.scaling is not None:
-        del spec["replicas"]  # KEDA's to say; whoever applies this again would undo it
+        del spec["replicas"]  # KEDA decides; applying this again would undo its decision
     return document(deployment, "apps/v1", "Deployment", spec)
 
 
 def engine_label(deployment: Deployment) -> Document:
-    """By which an endpoint picker knows whose metrics these are (core-metrics-extractor of the inference extension)."""
+    """Return the label that tells an endpoint picker whose metrics these are.
+
+    Source: core-metrics-extractor of the inference extension.
+    """
     return {"inference.networking.k8s.io/engine-type": "build-repo"} if deployment.pooled else {}
 
 
 def trusted(deployment: Deployment) -> dict[str, Document]:
-    """What pulled models must be signed with, which is no secret; nothing where they need not be."""
+    """Return the key that pulled models must be signed with, which is not secret; empty if none is required."""
     if deployment.trusted is None:
         return {}
     metadata = {"name": trusted_name(deployment), "labels": labels(deployment)}
@@ -77,13 +80,16 @@ def _service(deployment: Deployment) -> Document:
 
 
 def disruption_budget(deployment: Deployment) -> Document:
-    """One replica at a time may be taken away by whoever drains a machine."""
+    """Return the budget that lets a drain of machines take away one replica at a time."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(deployment)}}
     return document(deployment, "policy/v1", "PodDisruptionBudget", spec)
 
 
 def _network_policy(deployment: Deployment) -> Document:
-    """In: clients of this namespace to the gateway, and what watches. Out: names and, for the pull, the store."""
+    """Return the policy. In: clients of this namespace to the gateway, and monitoring.
+
+    Out: DNS and, for pulls, the store.
+    """
     ingress: list[Document] = [{"from": [{"podSelector": {}}], "ports": [_port(GATEWAY_PORT)]}]
     if deployment.monitored:
         ingress.append({"from": [_in_namespace(MONITORING)], "ports": [_port(METRICS_PORT), _port(GATEWAY_PORT)]})
@@ -104,8 +110,10 @@ def _egress(deployment: Deployment) -> list[Document]:
 
 
 def _store_inside(deployment: Deployment) -> list[Document]:
-    """Where the endpoint may be a service of the cluster: its namespace, whatever its pods listen on, for a policy sees
-    their port, not that of the service. Names: https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/
+    """Return the rule for a store that may be a service of the cluster; empty if the endpoint is outside.
+
+    It opens the service's namespace on all ports: a policy sees the port of the pods, not that of the service. Names:
+    https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/
     """
     host = urlsplit(deployment.endpoint or "").hostname or ""
     service = re.fullmatch(r"[a-z][-a-z0-9]*(?:\.([a-z0-9][-a-z0-9]*)(?:\.svc(?:\.cluster\.local)?)?)?", host)
@@ -130,7 +138,7 @@ def _port(number: int, protocol: str = "TCP") -> Document:
 
 
 def pod_monitor(deployment: Deployment, *beside: Document) -> Document:
-    """Of Prometheus' operator: the metrics of Triton, and those `beside` them."""
+    """Return a PodMonitor of Prometheus' operator for the metrics of Triton, and those `beside` them."""
     spec = {
         "selector": {"matchLabels": labels(deployment)},
         "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}, *beside],
@@ -139,7 +147,7 @@ def pod_monitor(deployment: Deployment, *beside: Document) -> Document:
 
 
 def _of_the_gateway(deployment: Deployment) -> Document:
-    """A gateway with keys asks for one: the secret has it as `metrics`."""
+    """Return the gateway's metrics endpoint. A gateway with keys requires one: the secret has it as `metrics`."""
     gateway: Document = {"port": "gateway", "path": "/metrics"}
     if deployment.secrets.keys is not None:
         gateway["authorization"] = {"credentials": {"name": deployment.secrets.keys, "key": "metrics"}}
@@ -147,7 +155,7 @@ def _of_the_gateway(deployment: Deployment) -> Document:
 
 
 def _inference_pool(deployment: Deployment) -> Document:
-    """Of the Gateway API's inference extension, whose endpoint picker chooses the replica."""
+    """Return the pool of the Gateway API's inference extension, whose endpoint picker chooses the replica."""
     spec = {
         "selector": {"matchLabels": labels(deployment)},
         "targetPorts": [{"number": GATEWAY_PORT}],

@@ -1,8 +1,8 @@
-"""The pod of a replica: what pulls the models, Triton, and the gateway in front of it.
+"""Pod of a replica: the pull of the models, Triton, and the gateway in front of it.
 
-Triton is a sidecar (an init container that stays, Kubernetes 1.29 and later): it is there before the gateway starts,
-and is told to stop only when the gateway has finished what ran, so nothing that was accepted is lost.
-Sources: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../pods/pod-lifecycle/
+Triton is a sidecar (an init container that stays, Kubernetes 1.29 and later): it starts before the gateway, and is told
+to stop only when the gateway has finished what ran, so no accepted request is lost. Sources:
+https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../pods/pod-lifecycle/
 """
 
 from __future__ import annotations
@@ -29,31 +29,34 @@ from builder.triton.arguments import (
 )
 
 GATEWAY_PORT = DEFAULT_PORT
-SINCE = "1.30"  # the Kubernetes that first has, unless told otherwise, sidecars and a preStop that sleeps
+SINCE = "1.30"  # the first Kubernetes that by default has sidecars and a preStop that sleeps
 NOBODY = 65534  # the user of the images of the gateway and the pull
-LEAVING_S = 10  # until all proxies have learnt that the pod is going
+LEAVING_S = 10  # until all proxies know that the pod is shutting down
 START_S, GPU_START_S = 300, 1800  # to load the models; with a GPU, to compile engines first
-STEP_S = 5  # from one look whether they are loaded to the next
-LOADED_A_SECOND = 50_000_000  # bytes, and so much longer for large ones: a slow disk on a machine's network
+STEP_S = 5  # interval between two probes of the startup
+LOADED_A_SECOND = 50_000_000  # bytes; large models get longer to load: a slow disk on a machine's network
 PULL_S = 900  # to fetch images of gigabytes, and the models
-TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds what models must be signed with
-CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps what it compiles, in the image
+TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds the key that models must be signed with
+CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps compiled engines, in the image
 GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
 PULL_CPU, PULL_MEMORY = (
     "500m",
     1 << 30,
-)  # 148 MiB were measured; eight pieces of 8 MiB on their way, and a graph to check
+)  # 148 MiB were measured; eight pieces of 8 MiB in flight, and a graph to check
 
 Document = dict[str, Any]
 
 
 def labels(deployment: Deployment) -> Document:
-    """What its pods are found by: https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/"""
+    """Return the labels of its pods.
+
+    Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
+    """
     return {"app.kubernetes.io/name": "build-repo", "app.kubernetes.io/instance": deployment.name}
 
 
 def pod(deployment: Deployment) -> Document:
-    """The spec of a pod. Raises SpecError where the deployment names no registry."""
+    """Return the spec of a pod. Raises SpecError if the deployment names no registry."""
     drain = round(Settings().drain_s)
     return {
         "automountServiceAccountToken": False,
@@ -68,12 +71,15 @@ def pod(deployment: Deployment) -> Document:
 
 
 def pod_security() -> Document:
-    """The Pod Security Standard `restricted`: https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
+    """Return the pod's security context.
+
+    The Pod Security Standard `restricted`: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+    """
     return {"runAsNonRoot": True, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def container_security(user: int) -> Document:
-    """What `restricted` asks of a container, and a file system that cannot be written."""
+    """Return what `restricted` requires of a container, with a read-only file system."""
     return {
         "runAsUser": user,
         "runAsGroup": user,
@@ -84,7 +90,7 @@ def container_security(user: int) -> Document:
 
 
 def spread(deployment: Deployment) -> list[Document]:
-    """Over zones and machines, as far as there are some."""
+    """Return constraints that spread pods over zones and machines, as far as there are several."""
     return [
         {
             "maxSkew": 1,
@@ -97,7 +103,7 @@ def spread(deployment: Deployment) -> list[Document]:
 
 
 def image(deployment: Deployment, kind: str) -> str:
-    """The image of a container: `triton`, `gateway` or `pull`. Raises SpecError where no registry was named."""
+    """Return the image of a container: `triton`, `gateway` or `pull`. Raises SpecError if no registry was named."""
     if deployment.registry is None:
         raise SpecError("say where the cluster gets its images from: --registry HOST/PATH")
     name = f"{deployment.name}-triton" if kind == "triton" else f"build-repo-{kind}"
@@ -106,13 +112,13 @@ def image(deployment: Deployment, kind: str) -> str:
 
 
 def image_steps(deployment: Deployment, output: Path) -> list[str]:
-    """The commands that bring Triton's image, from what was written to `output`, to where the cluster finds it."""
+    """Return the commands that bring Triton's image from `output` to where the cluster finds it."""
     name = image(deployment, "triton")
     return [build_command(deployment, name, output), f"docker push {name}"]
 
 
 def pulls(deployment: Deployment) -> list[Document]:
-    """What brings the models from the object store: one version of each, so that all replicas have the same."""
+    """Return the container that pulls models from the object store: one version of each, the same for all replicas."""
     if not deployment.stored:
         return []
     names = [f"{model.name}@{model.version}" for model in deployment.models]
@@ -136,7 +142,7 @@ def pulls(deployment: Deployment) -> list[Document]:
 
 
 def triton(deployment: Deployment) -> Document:
-    """The server, with the arguments and the numbers of docker-compose.yml."""
+    """Return the server's container, with the arguments and the numbers of docker-compose.yml."""
     mounts: list[Document] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "tmp", "mountPath": "/tmp"}]
     if deployment.stored:
         mounts.append({"name": "models", "mountPath": "/models", "subPath": "models", "readOnly": True})
@@ -163,13 +169,16 @@ def triton(deployment: Deployment) -> Document:
 
 
 def start_s(deployment: Deployment) -> int:
-    """Seconds that a server may take to load its models."""
+    """Return the seconds that a server may take to load its models."""
     steps = math.ceil(deployment.size.memory / LOADED_A_SECOND / STEP_S)
     return (GPU_START_S if deployment.on_gpu else START_S) + STEP_S * steps
 
 
 def resources(deployment: Deployment) -> Document:
-    """Those of the plan. What is in /dev/shm counts as memory of whoever wrote it, so the limit has room for it."""
+    """Return the resources of the plan.
+
+    Files in /dev/shm count as memory of the process that wrote them, so the limit includes them.
+    """
     size = deployment.size
     gpu = {"nvidia.com/gpu": max(1, size.gpus)} if deployment.on_gpu else {}
     return {
@@ -179,7 +188,7 @@ def resources(deployment: Deployment) -> Document:
 
 
 def gateway(deployment: Deployment) -> Document:
-    """The one port for clients; it is ready while the Triton beside it is."""
+    """Return the container of the one port for clients; it is ready while the Triton beside it is."""
     health = {"periodSeconds": 5, "timeoutSeconds": 3}
     container: Document = {
         "name": "gateway",
@@ -205,7 +214,7 @@ def gateway(deployment: Deployment) -> Document:
 
 
 def volumes(deployment: Deployment) -> list[Document]:
-    """/dev/shm of the plan's size, /tmp, and where models are pulled to and engines are kept."""
+    """Return /dev/shm of the plan's size, /tmp, and the volumes for pulled models and compiled engines."""
     shm = {"medium": "Memory", "sizeLimit": deployment.size.shm}
     claims = [*(["models"] if deployment.stored else []), *(["engines"] if deployment.on_gpu else [])]
     entries: list[Document] = [
@@ -218,5 +227,5 @@ def volumes(deployment: Deployment) -> list[Document]:
 
 
 def trusted_name(deployment: Deployment) -> str:
-    """Of the ConfigMap that has what pulled models must be signed with."""
+    """Return the name of the ConfigMap with the key that pulled models must be signed with."""
     return f"{deployment.name}-trusted"

@@ -1,7 +1,7 @@
-"""How Triton is asked whether it is well.
+"""Probes of Triton's health.
 
-It may hang and go on saying that it is ready, so it has to answer an inference (builder.triton.liveness). Before
-release 26.04 it also says that it is ready while a model whose process died fails each request.
+A server may hang and still report that it is ready, so it has to answer an inference (builder.triton.liveness). Before
+release 26.04 it also reports that it is ready while a model whose process died fails each request.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from builder.triton.liveness import ask_command
 from builder.triton.releases import version_tuple
 
 ADDRESS = f"http://127.0.0.1:{HTTP_PORT}/v2"
-ANSWER_S = 4  # to one request; a model that is only busy is not a dead one
+ANSWER_S = 4  # to answer one request; a model that is only busy is not dead
 DEAD = "is not healthy"  # python_backend: "Stub process '...' is not healthy."
-# From here on the server is not ready where a model that was loaded is not: core, pull request 473, looked for in each
+# From this release on the server is not ready if a loaded model is not: core, pull request 473, looked for in each
 # rYY.MM. The model alone is not since 25.12 (core, 461), and by its own is_ready since 26.03 (python_backend, 430).
 SAYS_SO_SINCE = "26.04"
-PERIOD_S, MISSES = 5, 3  # from one look to the next, and how many in a row have to fail
-GRACE_S = 8  # for what runs; a server that hangs does not end before it
+PERIOD_S, MISSES = 5, 3  # the interval between probes, and how many in a row have to fail
+GRACE_S = 8  # for running requests; a server that hangs does not end before it
 
-# a decode loop that failed says so among the metrics
+# a decode loop that failed shows it among the metrics
 LOOPS = f"""metrics=$(curl --silent --max-time {ANSWER_S} http://127.0.0.1:{METRICS_PORT}/metrics || true)
 if echo "$metrics" | grep --quiet --extended-regexp '^build_repo_healthy.* 0(\\.0+)?$'; then exit 1; fi"""
 
 
 def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
-    """All models that load are there; where some are named, those say so themselves too."""
+    """Return a probe that all models are loaded; `probed` ones are also asked themselves."""
     if not probed:
         return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
     urls = [f"{ADDRESS}/health/ready", *(f"{ADDRESS}/models/{name}/ready" for name in probed)]
@@ -38,10 +38,10 @@ def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
 
 
 def live_probe(deployment: Deployment) -> dict[str, Any]:
-    """Have a server started again within 30 s of the last inference that it answered.
+    """Return a probe that restarts a server within 30 s of the last inference that it answered.
 
-    No model is loaded or unloaded while it runs: once ready, it stays so. Of a model that is probed, only an answer
-    that its process is dead counts: one that is busy, or refuses because its queue is full, is not started again.
+    No model is loaded or unloaded while it runs: once ready, it stays so. For a probed model only the answer that its
+    process is dead counts: one that is busy, or refuses because its queue is full, is not restarted.
     """
     models = [model for model in deployment.models if model.name in deployment.probed]
     ask = ask_command(f"127.0.0.1:{GRPC_PORT}", ANSWER_S)
@@ -57,7 +57,7 @@ def live_probe(deployment: Deployment) -> dict[str, Any]:
 
 
 def _health(deployment: Deployment) -> str:
-    """What of the server's health says most: whether its models are well, where its release knows that."""
+    """Return the most telling health endpoint: whether the models are well, if the release reports that."""
     return "ready" if version_tuple(deployment.release) >= version_tuple(SAYS_SO_SINCE) else "live"
 
 

@@ -1,4 +1,4 @@
-"""How many replicas: by how long requests wait, as Triton and the gateway themselves measure it.
+"""Number of replicas by how long requests wait, as Triton and the gateway themselves measure it.
 
 Source of the fields: https://keda.sh/docs/2.20/reference/scaledobject-spec/ and .../scalers/prometheus/
 """
@@ -11,13 +11,13 @@ from typing import Any
 from builder.deploy.deployment import Deployment, Scaling
 
 WINDOW = "1m"
-IDLE_S = 300  # of less load until replicas go: they take a while to come back
+IDLE_S = 300  # of less load until replicas are removed: they take a while to come back
 
 
 def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dict[str, str]:
-    """PromQL by the name of a trigger: mean milliseconds that a request waits for the model that is waited for most, in
-    Triton's batcher, in the fronts of encoders that took requests out of it, and in the queues of decode loops.
-    0 where nothing is asked: clamp_min keeps that from being 0/0.
+    """Return PromQL by trigger name: mean milliseconds that a request waits for the model with the longest wait.
+    A request waits in Triton's batcher, in the fronts of encoders that took it out of the batcher, and in the queues of
+    decode loops. The result is 0 without requests: clamp_min prevents 0/0.
 
     `pods`: the name of their Deployment. A gateway knows how long each request waited; without one, as many wait as
     arrive in the time that they wait (Little's law).
@@ -25,7 +25,7 @@ def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dic
     of = f'namespace="{deployment.namespace}", pod=~"{of_replicas(pods)}"'
     batched = "|".join(re.escape(model.name) for model in deployment.models if not model.generates)
     by_name = {}
-    if batched:  # of the fronts: their engines answer them alone
+    if batched:  # of the fronts: only they call their engines
         of_fronts = f'{of}, model=~"{batched}"'.replace("\\", "\\\\")
         answered = "nv_inference_request_success"
         by_name["batcher"] = _mean("nv_inference_queue_duration_us", answered, of_fronts, "model", "/ 1000")
@@ -36,8 +36,9 @@ def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dic
 
 
 def of_replicas(name: str) -> str:
-    """A regular expression for the pods of the Deployment `name` alone: search-gpu is another one than search. Names of
-    pods end in two hashes, which are one where Kubernetes has cut a long name.
+    """Return a regular expression for the pods of the Deployment `name` alone: search-gpu is not search.
+
+    Names of pods end in two hashes, which are one if Kubernetes has cut a long name.
     """
     return f"{name}-[a-z0-9]+(-[a-z0-9]+)?"
 
@@ -55,7 +56,7 @@ def _of_the_loops(of: str) -> str:
 
 
 def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
-    """KEDA's ScaledObject: the longest of the measured waits decides."""
+    """Return KEDA's ScaledObject: the longest of the measured waits decides."""
     return {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment.name},
         "minReplicaCount": deployment.replicas,
@@ -79,7 +80,7 @@ def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
 
 
 def behavior() -> dict[str, Any]:
-    """How fast replicas come and go: at most twice as many each minute; one fewer each minute, after a while."""
+    """Return how fast replicas come and go: at most twice as many each minute; one fewer each minute, after a while."""
     return {
         "scaleUp": {"policies": [{"type": "Percent", "value": 100, "periodSeconds": 60}]},
         "scaleDown": {

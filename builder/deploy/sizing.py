@@ -1,4 +1,4 @@
-"""What a replica takes: by the plan of a models.yaml that states a load, or as the models were built."""
+"""Resources of a replica: by the plan of a models.yaml that states a load, or as the models were built."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from builder.triton.arguments import RESPONSE_CACHE
 
 
 def as_built(models: Sequence[Model], cores: int | None) -> Size:
-    """With `cores`, or those of the model that was built for most. Raises SpecError where nothing says how many."""
+    """Return the size with `cores`, or with those of the most demanding model. Raises SpecError if neither is known."""
     plans = [model.plan for model in models]
     gpus = cards(device for plan in plans for device in plan.gpu_memory)
     return Size(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE, gpus)
 
 
 def as_planned(models: Sequence[Model], file: Path, replicas: int, cores: int | None) -> tuple[tuple[Model, ...], Size]:
-    """The numbers of `build-repo plan --pods`, for the `load:` and `machine:` of a models.yaml, and the models with
-    them: each of the `replicas` gets as many of the requests as the others.
+    """Return the models and the size by the numbers of `build-repo plan --pods`.
 
-    Raises SpecError where a model that is deployed has no load there, or the load cannot be held.
+    The numbers are for the `load:` and `machine:` of a models.yaml; the `replicas` share the requests equally. Raises
+    SpecError if a model that is deployed has no load there, or the load is too high.
     """
     from builder.plan.machine import plan  # loads torch
     from builder.spec import load_specs

@@ -1,4 +1,4 @@
-"""Documents as YAML that can be read: keys in order, texts of several lines as such, nothing by reference."""
+"""Documents as readable YAML: keys in order, multi-line texts as blocks, no aliases."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ _Dumper.add_representer(str, _text)
 
 
 def text(document: Mapping[str, Any]) -> str:
-    """`document` with a line that says where it is from."""
+    """Return `document` as YAML under a line that says which program wrote it."""
     return HEAD + yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, width=1000)

@@ -1,4 +1,4 @@
-"""What runs many builds at once, and what goes in and comes out of it. All of it pickles; no torch is imported."""
+"""Interface of executors, which run many builds at once, and its messages. All of it pickles; no torch is imported."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from builder.spec import BuildSpec
 
 @dataclass(frozen=True)
 class Job:
-    """One build. `memory`: bytes that its process is expected to take at most, PyTorch included; `cores`: those that it
-    keeps busy, at least 1; `before`: the newest version when it was planned, 0 for none."""
+    """One build.
+
+    `memory`: bytes that its process is expected to take at most, PyTorch included; `cores`: those that it keeps busy,
+    at least 1; `before`: the newest version when it was planned, 0 for none.
+    """
 
     spec: BuildSpec
     memory: int
@@ -22,14 +25,16 @@ class Job:
 
     @property
     def name(self) -> str:
-        """That of the model: no two jobs of a run have the same."""
+        """Name of the model: no two jobs of a run have the same."""
         return self.spec.entry_name
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A build of the model `name` has come to a stage. `worker`: a short name of where it runs, for a line of its own
-    in the view."""
+    """Report that a build of the model `name` has reached a stage.
+
+    `worker`: a short name of where it runs, for a line of its own in the view.
+    """
 
     name: str
     worker: str
@@ -38,11 +43,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a build ended: with a `report` of what was published, or with an `error` in a line or two.
+    """End of a build: with a `report` of the published version, or with an `error` in a line or two.
 
-    `seconds`: what it took; `stages`: of that, by the name of each stage, none where another run had built the same
-    meanwhile; `memory`: the most bytes that were resident in its process; `details`: the traceback of an error that
-    nobody foresaw.
+    `seconds`: its duration; `stages`: the seconds of each stage by name, empty if another run had built the same
+    meanwhile; `memory`: the peak resident bytes of its process; `details`: the traceback of an unforeseen error.
     """
 
     name: str
@@ -56,13 +60,12 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Builds jobs on workers, as many at once as memory and cores allow."""
+    """Executor that builds jobs on workers, as many at once as memory and cores allow."""
 
     def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
-        """Build them, first ones first, and say what happens: any number of Progress, and one Outcome a job, in the
-        order in which they end.
+        """Build the jobs, the first ones first, and yield any number of Progress and one Outcome per job, as they end.
 
         A build that fails and a worker that dies are an Outcome with an error, and stop nothing else. Closing the
-        iterator stops all builds that run. Raises BuilderError where no worker can be had at all.
+        iterator stops all builds that run. Raises BuilderError if there is no worker at all.
         """
         ...

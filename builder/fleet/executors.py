@@ -1,4 +1,4 @@
-"""What `--workers` says: how many builds at once, and on what."""
+"""Values of `--workers`: how many builds run at once, and on what."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RAY = "ray"
 
 
 def count(text: str) -> int | str:
-    """A value of --workers. Raises ArgumentTypeError."""
+    """Parse a value of --workers. Raises ArgumentTypeError."""
     if text == RAY:
         return RAY
     if not text.isdecimal() or int(text) < 1:
@@ -21,15 +21,15 @@ def count(text: str) -> int | str:
 
 
 def workers(wanted: int | str | None, builds: int) -> int:
-    """Builds at once: as many as were asked for, a core each where nobody asked, and no more than there are.
+    """Return how many builds run at once: as many as requested, by default one per core, and at most `builds`.
 
-    On Ray the cluster decides; this is then what a machine like this one would have.
+    On Ray the cluster decides; the result is then what a machine like this one would run.
     """
     return max(1, min(wanted if isinstance(wanted, int) else available_cores(), builds))
 
 
 def executor(wanted: int | str | None, workers: int, memory: int, verbose: bool) -> Executor:
-    """Of `workers` builds that take `memory` bytes together; on Ray, of as many as its nodes have room for."""
+    """Return an executor of `workers` builds that share `memory` bytes; on Ray, of as many as fit on its nodes."""
     if wanted == RAY:
         from builder.fleet.ray import OnRay
         from builder.ray.cluster import cluster_address

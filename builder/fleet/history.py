@@ -1,4 +1,4 @@
-"""What builds took, on this machine: one line a build in the user's cache. A lost file costs an estimate, no more."""
+"""History of builds on this machine: one line per build in the user's cache. A lost file costs an estimate, no more."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from builder.spec import BuildSpec
 
 FILE = "builds.jsonl"
 KEPT = 20_000  # lines that are read, the newest
-RECENT = 50  # builds of a kind and size that say how long another takes
-BASE = 950_000_000  # bytes of a process that builds, beside what its weights take
+RECENT = 50  # the most recent builds of a kind and size, by which the next is estimated
+BASE = 950_000_000  # bytes of a process that builds, without its weights
 TIMES = 2.5  # of the checkpoint's weights: measured were MiniLM 2.5, a llama in 16 bits 2.2, GPT-2 in fp32 1.2
 MORE = 2.0  # of them for another engine that has them at the same time: fp32 where the checkpoint has 16 bits
 
 
 @dataclass(frozen=True)
 class Past:
-    """One build that was: `weights` and `memory` in bytes; `kind`: what decides how much there is to do."""
+    """One past build: `weights` and `memory` in bytes; `kind`: the options that decide its amount of work."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a build will take. `seconds`: None where no build like it is known; `memory`: bytes."""
+    """Estimate of a build. `seconds`: None if no similar build is known; `memory`: bytes."""
 
     seconds: float | None
     memory: int
@@ -47,7 +47,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Work:
-    """What decides how long a build takes: `options` of it, and bytes of `weights`, 0 where they are on the Hub.
+    """Work of a build: the `options` that decide how long it takes, and bytes of `weights`, 0 if they are on the Hub.
 
     `engines`: how many have the weights in memory at the same time, because they are measured by turns.
     """
@@ -58,12 +58,12 @@ class Work:
     engines: int
 
     def after(self, stage: str | None) -> str:
-        """The kind of a build that begins after `stage`, because the cache has what that made."""
+        """Return the kind of a build that begins after `stage`, because the cache has that stage's result."""
         return f"{self.options} after {stage}"
 
 
 def work_of(spec: BuildSpec) -> Work:
-    """The work that `spec` is."""
+    """Return the work of building `spec`."""
     pruned = "pruned" if spec.prune is not None else "whole"
     options = " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned)))
     weights = sum(map(_weights_of, filter(None, (spec.model, spec.draft))))
@@ -71,18 +71,18 @@ def work_of(spec: BuildSpec) -> Work:
 
 
 class History:
-    """The builds of this machine, the oldest first."""
+    """Builds of this machine, the oldest first."""
 
     def __init__(self) -> None:
         self.path = cache_home() / FILE
         self.own: dict[tuple[str, str, int], Past] = {}
         self.alike: defaultdict[tuple[str, int], list[Past]] = defaultdict(list)
         for line in _lines(self.path)[-KEPT:]:
-            with suppress(ValueError, TypeError):  # a full disk, or whoever was killed, cut it
+            with suppress(ValueError, TypeError):  # a full disk or a killed process cut the line
                 self._add(Past(**json.loads(line)))
 
     def remember(self, work: Work, outcome: Outcome) -> None:
-        """What a build took."""
+        """Record what a build took."""
         cached = {} if outcome.report is None else outcome.report.kept
         furthest = next((stage for stage in reversed(ORDER) if stage in cached), None)
         past = Past(work.name, work.after(furthest), work.weights, round(outcome.seconds, 3), outcome.memory)
@@ -93,10 +93,10 @@ class History:
                 stream.write(json.dumps(asdict(past)) + "\n")
 
     def expected(self, work: Work, stage: str | None = None) -> Expected:
-        """By its own last build, else by those of its kind with weights of that size, else by its size alone.
+        """Estimate a build by its own last one, else by those of its kind and size of weights, else by its size alone.
 
-        `stage`: after which it begins, because the cache has what that made. Where no such build is known, one
-        that begins with the first says how long it takes at most.
+        `stage`: the build begins after it, because the cache has its result. If no such build is known, one that begins
+        with the first stage gives an upper bound.
         """
         weights = work.weights
         for of_kind in dict.fromkeys((work.after(stage), work.after(None))):
@@ -115,7 +115,7 @@ class History:
 
 
 def _lines(path: Path) -> list[str]:
-    """Those of a file; none where it cannot be read."""
+    """Return the lines of a file; none if it cannot be read."""
     try:
         return path.read_text("utf-8", errors="replace").splitlines()
     except OSError:
@@ -123,18 +123,18 @@ def _lines(path: Path) -> list[str]:
 
 
 def _size(weights: int) -> int:
-    """The same of weights of which the larger are less than twice the smaller, mostly."""
+    """Return a class of size: weights of one class differ by less than a factor of two."""
     return weights.bit_length()
 
 
 def _weights_of(model: str) -> int:
-    """Bytes of the checkpoint's weights; 0 where they are still on the Hub."""
+    """Return the bytes of the checkpoint's weights; 0 if they are still on the Hub."""
     folder = Path(model).expanduser()
     return sum(file.stat().st_size for file in _folder(folder, model).rglob("*.safetensors"))
 
 
 def _folder(folder: Path, model: str) -> Path:
-    """Where the Hub's library keeps what it has of a Hub id, if that is no folder here."""
+    """Return the model's folder, or the one where the Hub's library keeps its files if `model` is a Hub id."""
     if folder.is_dir():
         return folder
     from huggingface_hub.constants import HF_HUB_CACHE, REPO_ID_SEPARATOR

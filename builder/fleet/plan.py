@@ -1,4 +1,4 @@
-"""What is to be done of many models before anything is done: what is new, what changed, how long, how much memory."""
+"""Plan of the builds of many models: what is new, what changed, how long it takes and how much memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ NOTHING = Expected(0.0, 0)
 
 @dataclass(frozen=True)
 class Planned:
-    """One model. `why`: what is known of its status, in words; `report`: of the version that is published already;
-    `cached_stage`: the last stage that the cache has, so that a build begins after it."""
+    """One model of the plan.
+
+    `why`: the reason for its status, in words; `report`: of the version that is published already; `cached_stage`: the
+    last stage that the cache has, so that a build begins after it.
+    """
 
     spec: BuildSpec
     status: Status
@@ -41,7 +44,7 @@ class Planned:
 
     @property
     def is_built(self) -> bool:
-        """Whether there is something to do."""
+        """True if the model is to be built."""
         return self.status in ("new", "changed")
 
 
@@ -53,16 +56,16 @@ class Plan:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How many there are of each status."""
+        """Number of models of each status."""
         return Counter(model.status for model in self.models)
 
     @cached_property
     def builds(self) -> list[Planned]:
-        """Those that are built, in the order in which they begin.
+        """Models to build, in the order in which their builds begin.
 
-        Of those of one checkpoint the first comes before all seconds, which then find what it has exported; long ones
-        begin early, so that no worker is alone with one in the end; and those whose choice hangs on times come last,
-        because each of them is alone.
+        The first model of each checkpoint comes before all second ones, which then reuse its export. Long builds begin
+        early, so that none runs alone at the end. Builds that choose by measured times come last, because each of them
+        runs alone.
         """
         turns: defaultdict[str, Iterator[int]] = defaultdict(count)
         built = [(next(turns[m.spec.model]), m) for m in self.models if m.is_built]
@@ -75,17 +78,17 @@ class Plan:
         return statistics.median(known) if known else 0.0
 
     def seconds_of(self, model: Planned) -> float:
-        """What it will take; the median of the others where nothing is known of it, 0 where that is none either."""
+        """Return the expected seconds of a build; if unknown, the median of the others, or 0 if none is known."""
         return self._typical if model.expected.seconds is None else model.expected.seconds
 
     def seconds(self, workers: int) -> float:
-        """What all builds will take on so many workers, roughly; 0 where nothing is known."""
+        """Return roughly the seconds of all builds on `workers` workers; 0 if nothing is known."""
         shared = [self.seconds_of(m) for m in self.builds if not m.spec.chooses_by_time]
         alone = sum(self.seconds_of(m) for m in self.builds if m.spec.chooses_by_time)
         return alone + max([sum(shared) / workers, *shared])
 
     def jobs(self, cores: int, workers: int) -> list[Job]:
-        """The builds for an executor of `workers` that share `cores`; one whose choice hangs on times has them all."""
+        """Return the jobs for an executor of `workers` that share `cores`; one that chooses by times gets all cores."""
         share = max(1, cores // workers)
         return [
             Job(
@@ -99,7 +102,7 @@ class Plan:
 
 
 def plan_builds(specs: Sequence[BuildSpec], history: History, rebuild: bool = False) -> Plan:
-    """Look at each checkpoint and at what is published of it. `rebuild`: have all built, changed or not."""
+    """Plan a build for each spec from its checkpoint and its published version. `rebuild`: build unchanged ones too."""
     return Plan(tuple(_planned(spec, history, rebuild) for spec in specs))
 
 
@@ -115,7 +118,7 @@ def _planned(spec: BuildSpec, history: History, rebuild: bool) -> Planned:
 
 
 def _published(spec: BuildSpec, rebuild: bool) -> Planned:
-    """What is published of it. Raises CheckpointError and SpecError."""
+    """Compare a model with its published version. Raises CheckpointError and SpecError."""
     wanted = build_key(spec)
     try:
         report = newest(spec)

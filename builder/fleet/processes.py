@@ -1,7 +1,7 @@
-"""The executor of this machine: processes that keep torch loaded and take build after build.
+"""Executor of this machine: processes that keep torch loaded and run build after build.
 
-Each runs builder/fleet/worker.py, with a connection to this process. One that dies fails the model that it
-builds, and is replaced; when this process ends, however it does, they end too.
+Each runs builder/fleet/worker.py, with a connection to this process. One that dies fails the model that it builds, and
+is replaced. When this process ends, in whatever way, they end too.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ from builder.fleet.executor import Job, Outcome, Progress
 from builder.fleet.memory import resident_memory
 from builder.machine import available_cores
 
-# The worker imports this very package: with -m it would be one of the folder that the user is in, if that has one.
+# The worker imports this very package: with -m it would be one of the user's current folder, if that has one.
 PROGRAM = "import sys; sys.path[:0] = {sys.argv[1]} - {*sys.path}; from builder.fleet.worker import main; main()"
 PACKAGES = str(Path(__file__).parent.parent.parent)
 LOADING = "loading torch"  # the stage before the first
-ERRORS = "errors.txt"  # of a worker's folder: what libraries print, which may say why it died
+ERRORS = "errors.txt"  # in a worker's folder: the output of libraries, which may say why it died
 LARGE = 1_500_000_000  # bytes of an idle worker that is replaced: each build leaves some, and torch alone has 500 MB
-PATIENCE_S = 10.0  # for a worker that was told to stop
+PATIENCE_S = 10.0  # for a worker to end after it was told to stop
 
 
 @dataclass(frozen=True)
 class Processes:
-    """An Executor of at most `workers` processes, whose builds together take `memory` bytes and `cores` at most; a
-    build that needs more than that runs alone. `verbose`: whether what libraries say is shown."""
+    """Executor of at most `workers` processes, whose builds together take at most `memory` bytes and `cores`.
+
+    A build that needs more than that runs alone. `verbose`: show the output of libraries.
+    """
 
     workers: int
     memory: int
@@ -44,7 +46,7 @@ class Processes:
     verbose: bool = False
 
     def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
-        """See Executor."""
+        """Build jobs as Executor.run describes."""
         waiting, pool = list(jobs), [Worker(f"worker {number + 1}", self.verbose) for number in range(self.workers)]
         try:
             while waiting or any(worker.job for worker in pool):
@@ -57,7 +59,7 @@ class Processes:
                 worker.stop()
 
     def _begin(self, waiting: list[Job], pool: Sequence[Worker]) -> Iterator[Progress]:
-        """Give each idle worker the first of the waiting jobs that there is room for."""
+        """Give each idle worker the first of the waiting jobs that fits into memory and cores."""
         for worker in pool:
             job = None if worker.job else next((job for job in waiting if self._has_room(job, worker, pool)), None)
             if job is not None:
@@ -73,14 +75,14 @@ class Processes:
 
 @dataclass(frozen=True)
 class Claim:
-    """What nobody else may count on: `cores`, 0 of a worker that is idle, and bytes of `memory`."""
+    """Resources that others cannot use: `cores`, 0 for an idle worker, and bytes of `memory`."""
 
     cores: int
     memory: int
 
 
 def fits(need: Claim, others: Sequence[Claim], there: Claim) -> bool:
-    """Whether a build has room beside `others`; one that needs more than there is has it when no other one runs."""
+    """Return True if a build fits beside `others`; one that needs more than `there` fits if no other one runs."""
     if not any(other.cores for other in others):
         return True
     cores = need.cores + sum(other.cores for other in others)
@@ -88,14 +90,14 @@ def fits(need: Claim, others: Sequence[Claim], there: Claim) -> bool:
 
 
 def _news(pool: Sequence[Worker]) -> Iterator[Progress | Outcome]:
-    """Wait until workers have something to say, and say it."""
+    """Wait until workers report something, and yield it."""
     busy = [worker for worker in pool if worker.job]
     speaking = wait([worker.connection for worker in busy])
     yield from (worker.hear() for worker in busy if worker.connection in speaking)
 
 
 class Worker:
-    """One process, started when there is something to build."""
+    """One process, started when it gets its first build."""
 
     def __init__(self, name: str, verbose: bool) -> None:
         self.name, self.verbose = name, verbose
@@ -103,16 +105,16 @@ class Worker:
         self.job: Job | None = None
 
     def begin(self, job: Job) -> None:
-        """Have `job` built."""
+        """Start the build of `job`."""
         if self.process is None or self.process.poll() is not None or self.resident() > LARGE:
             self.stop()
             self._start()
         self.job, self.stage, self.begun = job, LOADING, time.perf_counter()
-        with suppress(OSError):  # a worker that died just now: `hear` says so
+        with suppress(OSError):  # the worker has just died: `hear` reports it
             self.connection.send(job)
 
     def hear(self) -> Progress | Outcome:
-        """What the worker says, or that it is dead."""
+        """Return what the worker reports, or that it died."""
         assert self.job is not None
         try:
             news: Progress | Outcome = self.connection.recv()
@@ -125,22 +127,22 @@ class Worker:
         return news
 
     def resident(self) -> int:
-        """Bytes of its process; 0 where there is none."""
+        """Return the resident bytes of its process; 0 if there is none."""
         return 0 if self.process is None else resident_memory(self.process.pid)
 
     def claim(self) -> Claim:
-        """What it takes."""
+        """Return the resources that the worker takes."""
         cores, memory = (self.job.cores, self.job.memory) if self.job else (0, 0)
         return Claim(cores, max(memory, self.resident()))
 
     def dismiss(self) -> None:
-        """Have the process undo what it has begun, and end."""
+        """Tell the process to undo what it has begun, and to end."""
         if self.process is not None:
             self.connection.close()
             self.process.terminate()
 
     def stop(self) -> None:
-        """See the process end, and remove what it has left in its folder."""
+        """Wait for the process to end, and remove its folder."""
         if self.process is None:
             return
         self.dismiss()

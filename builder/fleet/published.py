@@ -1,4 +1,4 @@
-"""What is published already of a model that is to be built: the report of its newest version."""
+"""Published version of a model that is to be built: the report of its newest version."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from builder.triton.versions import REPORT, numbers
 
 
 def newest(spec: BuildSpec) -> BuildReport | None:
-    """Of the newest version, whose files are all there; None where there is none. Raises RepositoryError.
+    """Return the report of the newest version, whose files must all be there; None if there is none.
 
-    It is the newest that counts, whichever is served: a rollback is not undone by building the same again.
+    The newest counts, whichever is served: building the same again does not undo a rollback. Raises RepositoryError.
     """
     if spec.store is not None:
         return _in_store(spec.store, spec.entry_name)

@@ -1,6 +1,6 @@
-"""The executor of a Ray cluster: each build is a task, on a node that has the cores and the memory for it.
+"""Executor of a Ray cluster: each build is a task, on a node that has the cores and the memory for it.
 
-A build whose worker or node dies is begun again, on a node that is there. Checkpoints and results go through folders
+A build whose worker or node dies is started again, on a node that is alive. Checkpoints and results go through folders
 that all nodes have at the same place, or through an object store (`output: s3://...`) and the Hub.
 """
 
@@ -21,13 +21,13 @@ from builder.fleet.processes import LOADING
 from builder.fleet.work import carry_out
 from builder.ray.cluster import connected
 
-TIMES = 3  # that a build is begun before it has failed
-CARRIED = ("HF_HUB_", "HF_HOME", "TRANSFORMERS_", "BUILD_REPO_")  # variables that a build depends on; no secret of them
+TIMES = 3  # attempts of a build before it has failed
+CARRIED = ("HF_HUB_", "HF_HOME", "TRANSFORMERS_", "BUILD_REPO_")  # variables that a build depends on; none is a secret
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a task finds as it is here: the working `folder`, and the environment's `variables`."""
+    """Environment of this process that a task takes over: the working `folder` and the `variables`."""
 
     folder: str
     variables: Mapping[str, str]
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A build that runs. `time`: the how manieth."""
+    """Running build. `time`: 1-based number of the attempt."""
 
     job: Job
     time: int
@@ -46,12 +46,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class OnRay:
-    """An Executor on the cluster at `address`, or on one of this machine alone where that is None."""
+    """Executor on the cluster at `address`; None: on a cluster of this machine alone."""
 
     address: str | None
 
     def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
-        """See Executor."""
+        """Build jobs as Executor.run describes."""
         here = Place(os.getcwd(), {name: value for name, value in os.environ.items() if name.startswith(CARRIED)})
         with connected(self.address) as ray:
             cluster = Cluster(ray, here)
@@ -65,7 +65,7 @@ class OnRay:
 
 
 class Cluster:
-    """What tasks run on. Raises ServeError for a cluster without a core to build on."""
+    """Cluster that runs the tasks. Raises ServeError for one without a core to build on."""
 
     def __init__(self, ray: Any, here: Place) -> None:
         self.ray, self.here = ray, here
@@ -77,21 +77,21 @@ class Cluster:
         self.build = ray.remote(num_returns="streaming", max_retries=0, scheduling_strategy="SPREAD")(build_there)
 
     def begin(self, job: Job) -> Any:
-        """A task; a build that needs more than any node has gets all of one."""
+        """Start a task and return it; a build that needs more than any node has gets all of one."""
         needs = {"num_cpus": min(job.cores, self.cores), "memory": min(job.memory, self.memory)}
         return self.build.options(**needs).remote(job, self.here)
 
     def ready(self, tasks: Sequence[Any]) -> list[Any]:
-        """Those that have something to say, as soon as one has."""
+        """Return the tasks that have something to report, as soon as one has."""
         return self.ray.wait(list(tasks), num_returns=1, fetch_local=False)[0]
 
     def hear(self, task: Any) -> Progress | Outcome:
-        """What a task says next. Raises RayError for one that died."""
+        """Return the next report of a task. Raises RayError for one that died."""
         return self.ray.get(next(task))
 
 
 def _news(cluster: Cluster, running: dict[Any, Attempt]) -> Iterator[Progress | Outcome]:
-    """Wait until tasks have something to say, say it, and begin again what has died."""
+    """Wait until tasks have something to report, yield it, and restart those that died."""
     for task in cluster.ready(list(running)):
         attempt = running.pop(task)
         try:
@@ -119,7 +119,7 @@ def _failed(attempt: Attempt, error: Exception) -> Outcome:
 
 
 def build_there(job: Job, here: Place) -> Iterator[Progress | Outcome]:
-    """A task."""
+    """Run a build as a task, and yield its reports."""
     worker = f"{_node()}:{os.getpid()}"
     if not Path(here.folder).is_dir():
         yield Outcome(job.name, worker, 0, error=f"{_node()} has no {here.folder}: all nodes need that folder, shared")
@@ -136,7 +136,7 @@ def build_there(job: Job, here: Place) -> Iterator[Progress | Outcome]:
 
 
 def _node() -> str:
-    """A short name of the node that this is."""
+    """Return a short name of this node."""
     import ray
 
     return f"node {ray.get_runtime_context().get_node_id()[:6]}"

@@ -1,4 +1,4 @@
-"""A run: the builds of a plan on an executor, with each one's end written down for the next estimate."""
+"""Run of the builds of a plan on an executor, with the end of each recorded for the next estimate."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from builder.fleet.view import View
 
 
 def run_jobs(jobs: list[Job], executor: Executor, history: History, view: View) -> list[Outcome]:
-    """Build them all, and leave no worker behind, whatever ends it. Returns how each ended, in that order.
+    """Build all jobs and return how each ended, in that order; no worker remains, however the run ends.
 
-    Raises BuilderError where the executor has no worker at all.
+    Raises BuilderError if the executor has no worker at all.
     """
     specs, outcomes = {job.name: job.spec for job in jobs}, []
     with view, closing(executor.run(jobs)) as events:

@@ -1,4 +1,4 @@
-"""What is shown of a run: the plan, a line a worker while it lasts, how each build ended, and all of it in the end."""
+"""View of a run: the plan, a line per worker while it lasts, how each build ended, and a summary."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from builder.fleet.executor import Outcome
 from builder.fleet.executor import Progress as Stage
 from builder.fleet.plan import Plan, Planned
 
-ROWS = 40  # of a plan that are shown one by one
+ROWS = 40  # models of a plan that are listed
 REFRESHES = 4  # a second
 
 
 class View(AbstractContextManager["View"], Protocol):
-    """Is told what happens."""
+    """View that is told what happens."""
 
     def say(self, news: Stage | Outcome) -> None: ...
 
 
 def view(console: Console, plan: Plan, workers: int) -> View:
-    """A live one on a terminal, else a line a build."""
+    """Return a live view on a terminal, else one that prints a line per build."""
     return Screen(console, plan, workers) if console.is_terminal else Lines(console, len(plan.builds))
 
 
 class Lines(View):
-    """One line a build that ended."""
+    """View with one line per finished build."""
 
     def __init__(self, console: Console, builds: int) -> None:
         self.console, self.builds, self.ended = console, builds, 0
@@ -50,7 +50,7 @@ class Lines(View):
 
 
 class Screen(View):
-    """The same, under which each worker has a line that says what it builds, and all builds a bar."""
+    """The same, with a line below for each worker that says what it builds, and a bar for all builds."""
 
     def __init__(self, console: Console, plan: Plan, workers: int) -> None:
         self.console, self.plan, self.workers = console, plan, workers
@@ -88,7 +88,7 @@ class Screen(View):
         return Group(table, self.progress)
 
     def _seconds_left(self) -> float:
-        """By what was expected of the builds, and by how long those that have ended took together."""
+        """Estimate by what was expected of the builds, and by how long the finished ones took together."""
         left = sum(self.left.values())
         if left == self.all:
             return self.plan.seconds(self.workers)
@@ -107,7 +107,7 @@ def _end_of(outcome: Outcome) -> str:
 
 
 def plan_line(plan: Plan, workers: int, budget: int) -> str:
-    """The plan in a line."""
+    """Return the plan as a line."""
     counts = ", ".join(f"{number} {status}" for status, number in plan.counts.items())
     cached = sum(model.cached_stage is not None for model in plan.builds)
     counts += f" ({cached} with stages in the cache)" * bool(cached)
@@ -123,7 +123,7 @@ def plan_line(plan: Plan, workers: int, budget: int) -> str:
 
 
 def plan_table(plan: Plan) -> Table:
-    """What is to be done of each model that is not unchanged, the first of them one by one."""
+    """Return a table of the models that are not unchanged; only the first ones are listed."""
     listed = [model for model in plan.models if model.status != "unchanged"]
     table = Table(title_justify="left", caption_justify="left")
     for title in ("model", "", "kept in the cache", "seconds", "MB"):
@@ -137,7 +137,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def plan_document(plan: Plan, workers: int, budget: int) -> dict[str, Any]:
-    """The plan as JSON: bytes and seconds."""
+    """Return the plan as JSON: bytes and seconds."""
     models = [
         {
             "name": m.name,
@@ -153,7 +153,7 @@ def plan_document(plan: Plan, workers: int, budget: int) -> dict[str, Any]:
 
 
 def summary(plan: Plan, outcomes: Sequence[Outcome], seconds: float) -> list[str]:
-    """How the run ended, in lines: what failed and why, then all in numbers."""
+    """Return lines that say how the run ended: what failed and why, then all in numbers."""
     failed = [(model.name, model.why) for model in plan.models if model.status == "refused"]
     failed += [(outcome.name, str(outcome.error)) for outcome in outcomes if outcome.report is None]
     built = len(outcomes) - sum(outcome.report is None for outcome in outcomes)
@@ -169,7 +169,7 @@ def _seconds(model: Planned) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as "3.2 s", "4 min 05 s" and "2 h 10 min"."""
+    """Return a duration such as "3.2 s", "4 min 05 s" and "2 h 10 min"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""One build on a worker, whichever executor the worker is of: what it says meanwhile, took, and came to."""
+"""One build on a worker of any executor: its progress, its resources and its outcome."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from builder.report.record import BuildReport
 Say = Callable[[Progress], None]
 
 SELDOM = (50_000, 20, 20)  # of gc.set_threshold
-SPINS = "10000"  # a tenth of a millisecond, about; the default is 300,000
-STORY = "builder.pipeline"  # whose import brings all that a build runs
+SPINS = "10000"  # about a tenth of a millisecond; the default is 300,000
+STORY = "builder.pipeline"  # its import loads all that a build runs
 
 
 def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcome:
     """Build `job` in this process, which does nothing else meanwhile, on its share of the cores.
 
-    Loads torch, unless another run has published the same since `job` was planned. No error of a build is raised: it is
-    the outcome's.
+    Loads torch, unless another run has published the same since `job` was planned. An error of a build is not raised:
+    it is part of the outcome.
     """
     done = published_since(job)
     if done is not None:
@@ -42,11 +42,11 @@ def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcom
 
 
 def published_since(job: Job) -> BuildReport | None:
-    """What another run, or an attempt that died, has published of the same since `job` was planned."""
+    """Return what another run, or an attempt that died, has published of the same since `job` was planned."""
     try:
         report = newest(job.spec)
         is_done = report is not None and report.version > job.before and report.build_key == build_key(job.spec)
-    except (BuilderError, OSError):  # damaged, or the checkpoint or the disk has gone: the build mends that, or says so
+    except (BuilderError, OSError):  # damaged, or the checkpoint or the disk is gone: the build repairs or reports that
         return None
     return report if is_done else None
 
@@ -67,15 +67,18 @@ def _carry_out(job: Job, worker: str, say: Say) -> Outcome:
             report = build(job.spec, lambda name: _stage(name, job, worker, say, stages))
         except BuilderError as refusal:
             error = str(refusal)
-        except Exception as defect:  # one model's; the others are built all the same
+        except Exception as defect:  # of one model; the others are still built
             error, details = _in_a_line(defect), traceback.format_exc()
     took = time.perf_counter() - begun
     return Outcome(job.name, worker, took, peak_memory(), report, error, stages, details)
 
 
 def load_libraries() -> None:
-    """Import what a build runs, in a process that is there to build. Python looks for no garbage meanwhile, and later
-    not at what is there now: modules are objects by the million, and they stay."""
+    """Import what a build runs, in a process that only builds.
+
+    The garbage collector is off meanwhile and later skips the imported objects: modules are objects by the million, and
+    they stay.
+    """
     spin_briefly()
     if STORY in sys.modules:
         return
@@ -95,19 +98,22 @@ def load_libraries() -> None:
 
 
 def spin_briefly() -> None:
-    """Before torch is loaded: have its threads sleep soon where one waits for another, unless the user says how long.
+    """Make threads of torch sleep soon when they wait for each other, unless the user sets the time.
 
-    By GNU OpenMP's default they spin for milliseconds. Where other programs have the cores, that keeps away the very
-    thread that is waited for: a forward pass of GPT-2 took 2.5 times as long.
-    Source: libgomp's manual, "GOMP_SPINCOUNT"
+    Call it before torch is loaded. By GNU OpenMP's default they spin for milliseconds. If other programs have the
+    cores, that keeps away the very thread that is waited for: a forward pass of GPT-2 took 2.5 times as long.
+
+    Source: libgomp's manual, "GOMP_SPINCOUNT".
     """
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Within it Python seldom looks for objects that refer to one another alone: libraries and exports make objects by
-    the million, nearly all of which stay. A stage of a large model looks for them (builder/checkpoint/mapped.py).
+    """Run the block with rare garbage collections.
+
+    Libraries and exports make objects by the million, nearly all of which stay. A stage of a large model collects by
+    itself (builder/checkpoint/mapped.py).
     """
     before = gc.get_threshold()
     gc.set_threshold(*SELDOM)

@@ -1,8 +1,8 @@
-"""A process that builds what comes on a connection, one by one.
+"""Process that builds the jobs of a connection, one by one.
 
 Its last three arguments: its folder for temporary files, the connection's number, and its name.
 
-It ends when the connection does: when the process that started it has no more to build, or is no more.
+It ends when the connection does: when the process that started it has no more to build, or has ended.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from builder.fleet.work import carry_out
 
 def main() -> None:
     folder, connection, name = sys.argv[-3], Connection(int(sys.argv[-2])), sys.argv[-1]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started this says what is to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent process decides what stops
     jobs: SimpleQueue[Job] = SimpleQueue()
     try:
         signal.signal(signal.SIGTERM, _leave)
         threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
         while True:
             connection.send(carry_out(jobs.get(), name, connection.send))
-    except SystemExit:  # what a build had begun is undone
+    except SystemExit:  # what the build had begun is undone
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)  # torch takes seconds to be taken down
+        os._exit(0)  # because torch takes seconds to shut down
 
 
 def _receive(connection: Connection, jobs: SimpleQueue[Job]) -> None:
@@ -42,5 +42,5 @@ def _receive(connection: Connection, jobs: SimpleQueue[Job]) -> None:
 
 
 def _leave(*_: object) -> None:
-    """Undo what was begun on the way out."""
+    """Exit through SystemExit, so that what was begun is undone."""
     sys.exit()

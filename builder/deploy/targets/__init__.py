@@ -1,4 +1,4 @@
-"""The orchestrators. The folder is the registry: `kubernetes` is `kubernetes.py`, with `TARGET`."""
+"""Orchestrators. The folder is the registry: `kubernetes` is `kubernetes.py`, with `TARGET`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from builder.deploy.deployment import Deployment
 
 @dataclass(frozen=True)
 class Target:
-    """`files`: what is written for a deployment, by its path in the output folder. It raises SpecError for what the
-    target cannot do. `steps`: the commands that a user gives with that folder, one a line.
+    """Target of a deployment.
+
+    `files`: the files of a deployment, by their paths in the output folder; raises SpecError for what the target cannot
+    do. `steps`: the commands that a user runs with that folder, one per line.
     """
 
     files: Callable[[Deployment], Mapping[str, str]]
@@ -22,11 +24,11 @@ class Target:
 
 
 def names() -> list[str]:
-    """Every target."""
+    """Return the names of all targets."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def find_target(name: str) -> Target:
-    """The target called `name`, which is one of names()."""
+    """Return the target called `name`, which is one of names()."""
     target: Target = importlib.import_module(f"{__name__}.{name}").TARGET
     return target

@@ -1,6 +1,7 @@
-"""A chart: the manifests of the target kubernetes, with what is changed from one cluster to the next as values.
+"""Helm chart: the manifests of the target kubernetes, with values for what differs between clusters.
 
-Its templates only put values in, so that a chart with its own values is the manifests, whatever the release is called.
+Its templates only insert values, so a chart with its default values equals the manifests, whatever the release is
+called.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from builder.deploy.yamls import HEAD, text
 from builder.distribution import own_version
 
 POD = "spec.template.spec"
-# By its key in values.yaml: the object, and where in it; a part of a list is found by its name.
+# By its key in values.yaml: the object and the path in it; an element of a list is found by its name.
 VALUES = {
     "replicas": ("deployment", "spec.replicas"),
     "pullImage": ("deployment", f"{POD}.initContainers.pull.image"),
@@ -32,7 +33,7 @@ VALUES = {
     "minReplicas": ("scaled-object", "spec.minReplicaCount"),
     "maxReplicas": ("scaled-object", "spec.maxReplicaCount"),
 }
-RELEASE, NAMESPACE = "the-release-name", "the-release-namespace"  # stand in templates until they are text
+RELEASE, NAMESPACE = "the-release-name", "the-release-namespace"  # placeholders in templates until they are text
 
 
 def _files(deployment: Deployment) -> dict[str, str]:
@@ -65,7 +66,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
 
 
 def _template(document: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """`document` with the expressions of a chart instead of what stands for them."""
+    """Return `document` with the expressions of a chart instead of the placeholders."""
     written = text(document)
     if "{{" in written:
         raise AssertionError("a manifest contains text that Helm would take for a template expression")
@@ -78,7 +79,7 @@ def _template(document: Mapping[str, Any], values: Mapping[str, Any]) -> str:
 
 
 def _find(document: Any, path: str) -> tuple[Any, str] | None:
-    """What holds the last part of `path`, and that part; None where the document has no such place."""
+    """Return the container of the last part of `path`, and that part; None if the document has no such path."""
     *parts, last = path.split(".")
     for part in parts:
         if isinstance(document, list):
@@ -91,7 +92,7 @@ def _find(document: Any, path: str) -> tuple[Any, str] | None:
 
 
 def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON schema of values.yaml: the same keys, with values of the same kind."""
+    """Return the JSON schema of values.yaml: the same keys, with values of the same kind."""
     kinds = {int: {"type": ["integer", "string"]}, str: {"type": "string"}, dict: {"type": "object"}}
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",

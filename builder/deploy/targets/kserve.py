@@ -1,8 +1,8 @@
 """KServe: an InferenceService with the Open Inference Protocol (v2), and a ServingRuntime that is Triton as built here.
 
-In KServe's deployment mode Standard, whose pods may have volumes and init containers. Its own storage initializer reads
-folders, not the content-addressed store, so the pull is an init container here too. Clients reach Triton itself: there
-is no gateway. Source: https://github.com/kserve/kserve, v0.20.0.
+It uses KServe's deployment mode Standard, whose pods may have volumes and init containers. KServe's own storage
+initializer reads folders, not the content-addressed store, so the pull is an init container here too. Clients reach
+Triton itself: there is no gateway. Source: https://github.com/kserve/kserve, v0.20.0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from builder.triton.arguments import EXIT_TIMEOUT_S, METRICS_PORT
 
 FORMAT = {"name": "build-repo", "version": "1"}
 PROTOCOLS = ["v2", "grpc-v2"]
-# For a Prometheus that goes by annotations. KServe's own would name the port of its queue-proxy, which only the mode
+# For a Prometheus that reads annotations. KServe's own would name the port of its queue-proxy, which only the mode
 # Knative has: pkg/webhook/admission/pod/metrics_aggregate_injector.go
 SCRAPED = {
     "serving.kserve.io/enable-prometheus-scraping": "false",
@@ -47,7 +47,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
 
 
 def _runtime(deployment: Deployment) -> Document:
-    """Triton alone, as KServe's predictor container."""
+    """Return Triton alone, as KServe's predictor container."""
     leaving = {"preStop": {"sleep": {"seconds": pod.LEAVING_S}}}
     container = {**pod.triton(deployment), "name": "kserve-container", "lifecycle": leaving}
     spec = {
@@ -83,8 +83,10 @@ def _service(deployment: Deployment) -> Document:
 
 
 def _scaling(deployment: Deployment, scaling: Scaling) -> Document:
-    """By KEDA, through KServe, which has it divide by the number of replicas (keda_reconciler.go names no metricType):
-    so that number is a factor here.
+    """Return the scaling by KEDA.
+
+    KServe has KEDA divide by the number of replicas (keda_reconciler.go names no metricType), so that number is a
+    factor here.
     """
     triggers = queries(deployment, f"{deployment.name}-predictor", with_gateway=False)
     return {
@@ -97,7 +99,7 @@ def _scaling(deployment: Deployment, scaling: Scaling) -> Document:
 
 
 def replicas_query(deployment: Deployment) -> str:
-    """PromQL: how many there are."""
+    """Return PromQL for the number of replicas."""
     of = f'namespace="{deployment.namespace}", pod=~"{of_replicas(f"{deployment.name}-predictor")}"'
     return f"scalar(count(count by (pod) (nv_inference_request_success{{{of}}})))"
 

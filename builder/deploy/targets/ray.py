@@ -1,4 +1,4 @@
-"""Ray: a Serve configuration for `serve deploy`, and for Kubernetes a RayService of KubeRay that has it.
+"""Ray: a Serve configuration for `serve deploy`, and for Kubernetes a RayService of KubeRay with it.
 
 Each replica is the embedded Triton on a node of the Ray cluster (builder/ray), so a node's image is this project with
 its extra `ray`. Sources: https://docs.ray.io/en/latest/serve/production-guide/config.html and
@@ -26,7 +26,7 @@ RAY = "2.60.0"
 PORT = 8000  # of Ray's proxies, on every node: KubeRay's service leads there
 SERVICE, CONFIG = "rayservice.yaml", "serve.yaml"
 KEYS = "/keys"
-HEAD_CORES, HEAD_MEMORY = 2, 4 << 30  # the leading node has no replica: Ray's own processes, and a proxy
+HEAD_CORES, HEAD_MEMORY = 2, 4 << 30  # the head node has no replica: Ray's own processes, and a proxy
 OWN_CORES, OWN_MEMORY = 1, 2 << 30  # beside a replica: Ray's own processes, a proxy and a gateway
 
 
@@ -46,7 +46,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
 
 
 def _refuse(deployment: Deployment) -> None:
-    """Raises SpecError for what the target does not have."""
+    """Raise SpecError for what the target does not have."""
     if deployment.on_gpu:
         raise SpecError("the replicas on Ray are the embedded Triton, which has no GPU: deploy --to kubernetes instead")
     if deployment.probed or deployment.monitored or deployment.pooled:
@@ -61,7 +61,7 @@ def _refuse(deployment: Deployment) -> None:
 
 
 def _config(deployment: Deployment) -> Document:
-    """What `serve deploy` takes: https://docs.ray.io/en/latest/serve/api/index.html (ServeDeploySchema)."""
+    """Return the document of `serve deploy`: https://docs.ray.io/en/latest/serve/api/index.html (ServeDeploySchema)."""
     return {
         "proxy_location": "EveryNode",
         "http_options": {"host": "0.0.0.0", "port": PORT},
@@ -77,7 +77,7 @@ def _config(deployment: Deployment) -> Document:
 
 
 def _options(deployment: Deployment) -> Options:
-    """A replica has room for all models, as the size of one says; Ray starts more of them when they are busy."""
+    """Return options by which a replica has memory for all models; Ray starts more replicas when they are busy."""
     most = deployment.scaling.most if deployment.scaling else deployment.replicas
     repository = "/pulled/models" if deployment.stored else str(Path(deployment.repository).resolve())
     return Options(
@@ -95,7 +95,7 @@ _OBJECTS = {"object-store-memory": str(OBJECTS)}
 
 
 def _cluster(deployment: Deployment) -> Document:
-    """A leading node, and as many others as there are replicas, one on each."""
+    """Return a head node, and as many workers as there are replicas, one on each."""
     size, replicas = deployment.size, deployment.replicas
     most = deployment.scaling.most if deployment.scaling else replicas
     head = {"cpu": HEAD_CORES, "memory": HEAD_MEMORY}
@@ -121,7 +121,7 @@ def _cluster(deployment: Deployment) -> Document:
 
 
 def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> Document:
-    """The pod of a node. KubeRay adds `ray start`, its ports and its probes."""
+    """Return the pod of a node. KubeRay adds `ray start`, its ports and its probes."""
     mounts: list[Document] = [
         {"name": "models", "mountPath": "/pulled"},
         {"name": "shm", "mountPath": "/dev/shm"},
@@ -157,7 +157,7 @@ def _image(deployment: Deployment) -> str:
 
 
 def _containerfile() -> str:
-    """Of a node, built where this project's sources are. KubeRay's probes call wget."""
+    """Return the Containerfile of a node, built where this project's sources are. KubeRay's probes call wget."""
     lines = [
         "# A node of a Ray cluster that serves, and builds, with build-repo. Build it in the project's folder.",
         "FROM python:3.11-slim-bookworm",
