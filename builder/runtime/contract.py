@@ -19,7 +19,7 @@ from .typed_json import document_of, read_as
 FILE = "serving.json"
 HOSTED = "hosted.json"
 DRAFT = "draft"  # folder with serving.json and graph of a draft model, beside those of the model that answers
-# What the rows of one call must have in common: nothing, their length, or how often a token, by its id, occurs.
+# Property that the rows of one call must share: none, their length, or how often a token, by its id, occurs.
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
 SCHEMA = 3  # incremented when a field changes its name, its type or its meaning

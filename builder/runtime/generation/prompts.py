@@ -41,7 +41,7 @@ class Prompt:
 def token_ids(tokenizer: Tokenizer, texts: "Sequence[str]", special: bool) -> "list[list[int]]":
     """Return the tokens of each text.
 
-    A batch, even of one text, releases the interpreter lock meanwhile; `encode` does not.
+    A batch, even of one text, lets other threads run meanwhile; `encode` does not.
     """
     encodings = survived(tokenizer.encode_batch_fast, list(texts), add_special_tokens=special)
     return [encoding.ids for encoding in encodings]
