@@ -155,7 +155,7 @@ class Triton:
         raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
 
     async def _ready(self, name: str, version: str) -> bool:
-        """Return whether a model is ready, True if unknown: calls to a server that is gone end by themselves."""
+        """Return whether a model is ready; True if the server does not say, since it then ends its calls itself."""
         try:
             return await self.serves(name, version)
         except ApiError as error:

@@ -52,7 +52,7 @@ def decoding_cost(latency: Latencies) -> Decoding | None:
 
 
 def _line(points: Mapping[float, float]) -> Cost:
-    """Fit the line of least relative squares with no cost below 0, since the times of long calls are noisier."""
+    """Fit a line by least relative squares (times of long calls are noisier), with neither cost below 0."""
     x, y = np.array(list(points)), np.array(list(points.values()))
     slope, base = np.polyfit(x, y, 1, w=1 / y)
     if base < 0:

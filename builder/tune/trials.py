@@ -44,7 +44,7 @@ def throughput(load: Load) -> float:
 
 
 def judge(loads: Sequence[Load], limit_ms: float) -> Outcome:
-    """Return the load with the most throughput whose p99 is within the limit; with the least p99 if none is."""
+    """Return the outcome with the most throughput within the limit; the one with the least p99 if none is within."""
     within = [load for load in loads if load.client.bounded_ms <= limit_ms]
     if within:
         best = max(within, key=throughput)

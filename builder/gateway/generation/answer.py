@@ -28,7 +28,7 @@ Part = str | Thought | Called
 
 @dataclass(frozen=True)
 class Delta:
-    """What one piece adds to the answer `index`. An answer that is only text has one part in each delta."""
+    """Addition of one piece to the answer `index`. An answer that is only text has one part in each delta."""
 
     index: int
     parts: list[Part]
