@@ -88,6 +88,7 @@ def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, s
 
     `seed` draws the order of the samples, and the times at which the requests of a rate are sent. Repeated if
     perf_analyzer ends too early.
+
     Raises ServeError if the load cannot run.
     """
     for _ in range(ATTEMPTS - 1):

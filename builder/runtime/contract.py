@@ -1,6 +1,8 @@
 """Define serving.json, with which a build configures the Python that it emits; read and written only here.
 
-Next to it may be hosted.json, the models that a shared front hosts, and a folder of its own for a draft model.
+Beside it may be hosted.json, which lists the models that a shared front hosts, and a folder with the serving.json of a
+draft model.
+
 Standard library only, Python 3.10: the build imports this module, and a copy of it is emitted with every model.
 """
 

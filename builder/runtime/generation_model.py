@@ -2,6 +2,7 @@
 
 Decoupled: execute() hands requests to the decode loop and returns; responses are built and sent in a thread of their
 own, so that a step never waits for the transport, or for log-probabilities to be written.
+
 A request ends early if Triton reports that its client disconnected, or if another request names its id in the parameter
 `cancel`, which is the safe way (builder.serve.responses says why).
 """

@@ -6,8 +6,9 @@ So the front looks, once in LOOK_S while batches come full: it takes the waiting
 as many as may wait, refuses the others, and answers the kept ones from a thread of its own, with a message for each
 request. Meanwhile others wait in Triton's queue. Once all taken requests are answered, execute() answers batches
 directly again, until it is time to look again. In a shared front each model has a queue of its own, and they take
-turns: requests that wait for one model do not count towards another's limit. Knows requests that were taken; knows
-nothing of Triton, texts or engines.
+turns: requests that wait for one model do not count towards another's limit.
+
+Knows requests that were taken; knows nothing of Triton, texts or engines.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ def highest(
 
     `totals`, `scores`: one for each row. Returns row, token and that value of each, best first. Ties go to the lower
     row, then, within a row, to the token that was higher before rounding to that value, and then to the lower token.
-    Banned tokens, -inf, are left out, so there may be fewer. Each result lies in one of the `count` groups of tokens
-    with the highest maxima, so only those are searched.
+    Banned tokens, -inf, are left out, so there may be fewer.
+
+    Each result lies in one of the `count` groups of tokens with the highest maxima, so only those are searched.
     """
     size = min(GROUPS, len(rows[0]))
     maxima = np.array([_maxima(row, size) for row in rows])

@@ -1,6 +1,7 @@
 """Compile the TensorRT plan of a version, compare it with ONNX Runtime's answers, and put it beside its recipe.
 
 python3 NAME_model/1/recipe/compile.py, on the GPU that is to serve it, in the TensorRT container of its Triton release.
+
 Until then Triton cannot load that version. recipe.json says what to build; inputs.json and
 outputs.json hold calls and ONNX Runtime's answers to them, in polygraphy's own formats. Needs tensorrt and polygraphy.
 """
