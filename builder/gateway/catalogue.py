@@ -117,7 +117,7 @@ class Catalogue:
         self.models, self.candidates, self.read_at = models, candidates, time.monotonic()
 
     async def _hosted(self, front: Model) -> dict[str, Model]:
-        """Return the models of a shared front: unchanged if hosted.json is unchanged, none if the front is gone."""
+        """Return the models of a shared front, parsed again if hosted.json changed; the last known ones on an error."""
         try:
             text = await self.server.hosted(front.name)
         except ApiError:
