@@ -1,6 +1,6 @@
 """Change a row's scores before a token is chosen: penalties, biases, banned tokens and forced tokens.
 
-The processors are those of transformers' logits processors, in its order. The module knows the token ids of one row,
+The processors are transformers' logits processors, in its order. The module knows the token ids of one row,
 and does not know how a token is chosen.
 """
 
@@ -29,7 +29,7 @@ class Rules:
     sequence_bias: "tuple[tuple[tuple[int, ...], float], ...]" = ()
     suppressed: "tuple[int, ...]" = ()
     begin_suppressed: "tuple[int, ...]" = ()  # banned as the first token that is not forced
-    decay: "tuple[int, float] | None" = None  # (start, factor) of the growing score of end tokens
+    decay: "tuple[int, float] | None" = None  # (start, factor), see contract.Decay
     # precomputed, so that `apply` does not repeat this work at every token
     _bias: "tuple[np.ndarray, np.ndarray]" = field(init=False, repr=False)  # tokens, and the bias of each
     _bad_ends: "dict[int, dict[tuple[int, ...], list[int]]]" = field(init=False, repr=False)  # by size, then beginning

@@ -1,4 +1,4 @@
-"""Sequences that the decode loop runs: one that generates a token a step, or the beams of one search.
+"""Sequences that the decode loop runs: one that generates a token a step, or one search's beams. Both end as text.
 
 Knows token ids, detokenisers and stops; knows nothing about slots' contents, executors or Triton.
 """
@@ -223,7 +223,7 @@ class GeneratedSequence:
 
 @dataclass(eq=False)
 class Beams:
-    """Beams of one request; it returns nothing until the search ends, and then its n best hypotheses."""
+    """Beams of one request; they give no text until the search ends, and then its n best hypotheses."""
 
     request: Request
     search: BeamSearch
