@@ -24,7 +24,7 @@ from builder.cache.folder import most_kept
 from builder.cache.links import link
 from builder.hashing import WRITTEN, sha256_of
 
-SPARED = 0.05  # of the disk: the share that is left free
+SPARED = 0.05  # share of the disk that is left free
 
 
 @dataclass(frozen=True)

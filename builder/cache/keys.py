@@ -23,7 +23,7 @@ from builder.report.provenance import PACKAGES, samples_file, versions
 from builder.spec import BuildSpec, Source
 
 PACKAGE = Path(__file__).parent.parent
-TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # of a checkout, of an installed wheel
+TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # in a checkout, in an installed wheel
 LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
 # Files beside a checkpoint that the build does not read: weights of other frameworks.
 UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".tflite", ".gguf", ".onnx"})

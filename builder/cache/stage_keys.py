@@ -34,7 +34,7 @@ SERVING_LAID_OUT = (
     "batch_dimension",
     "metadata",
 )
-MEASURED_AS_SERVED = ("prefill_tokens",)  # if an engine is chosen, which the emitted loop over the samples does
+MEASURED_AS_SERVED = ("prefill_tokens",)  # if an engine is chosen: that measures the emitted loop
 
 
 def stage_keys(spec: BuildSpec) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""From a repository to what an orchestrator runs: contents says what the repository holds, sizing what a replica of it
-takes, and each file in targets writes it down for one orchestrator.
+"""Deployment of a repository: write the files that an orchestrator runs.
 
-pod and objects know Kubernetes; nothing here talks to a cluster.
+contents reads what the repository has, sizing computes the resources of a replica, and each file in targets writes both
+for one orchestrator. pod and objects know Kubernetes; nothing here talks to a cluster.
 """

@@ -1,4 +1,4 @@
-"""A deployment: the models and options that every target gets."""
+"""Deployment: the models and options that every target gets."""
 
 from __future__ import annotations
 

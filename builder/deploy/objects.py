@@ -12,7 +12,7 @@ from builder.triton.arguments import METRICS_PORT
 
 HTTPS, DNS = 443, 53
 MONITORING = "monitoring"  # the namespace of Prometheus, as its operator's own manifests have it
-PICKER_PORT = 9002  # of the endpoint picker's service, as its chart has it
+PICKER_PORT = 9002  # the endpoint picker's service, as its chart has it
 
 
 def objects(deployment: Deployment) -> dict[str, Document]:

@@ -16,6 +16,7 @@ IDLE_S = 300  # of less load until replicas are removed: they take a while to co
 
 def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dict[str, str]:
     """Return PromQL by trigger name: mean milliseconds that a request waits for the model with the longest wait.
+
     A request waits in Triton's batcher, in the fronts of encoders that took it out of the batcher, and in the queues of
     decode loops. The result is 0 without requests: clamp_min prevents 0/0.
 
@@ -25,7 +26,7 @@ def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dic
     of = f'namespace="{deployment.namespace}", pod=~"{of_replicas(pods)}"'
     batched = "|".join(re.escape(model.name) for model in deployment.models if not model.generates)
     by_name = {}
-    if batched:  # of the fronts: only they call their engines
+    if batched:  # fronts only: nothing else calls their engines
         of_fronts = f'{of}, model=~"{batched}"'.replace("\\", "\\\\")
         answered = "nv_inference_request_success"
         by_name["batcher"] = _mean("nv_inference_queue_duration_us", answered, of_fronts, "model", "/ 1000")

@@ -50,7 +50,7 @@ class Lines(View):
 
 
 class Screen(View):
-    """The same, with a line below for each worker that says what it builds, and a bar for all builds."""
+    """View with one line per finished build; below them a line per worker with its build, and a bar of all builds."""
 
     def __init__(self, console: Console, plan: Plan, workers: int) -> None:
         self.console, self.plan, self.workers = console, plan, workers

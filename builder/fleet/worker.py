@@ -21,7 +21,7 @@ from builder.fleet.work import carry_out
 
 def main() -> None:
     folder, connection, name = sys.argv[-3], Connection(int(sys.argv[-2])), sys.argv[-1]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent process decides what stops
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent decides what stops
     jobs: SimpleQueue[Job] = SimpleQueue()
     try:
         signal.signal(signal.SIGTERM, _leave)

@@ -36,7 +36,10 @@ class Place:
 
 
 def places(text: str) -> dict[str, Place]:
-    """Return the place of each field by path: `input[1].dims`, `parameters[NAME]`; a first one has no number."""
+    """Return the place of each field by its path, such as `input[1].dims` and `parameters[NAME]`.
+
+    The first of a repeated field has no number.
+    """
     return _Reader(text).read()
 
 

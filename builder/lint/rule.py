@@ -1,6 +1,6 @@
 """Rules: functions of a repository, a model or a version that yield problems, with their documentation.
 
-A rule's docstring says what a repository must have and, after an empty line, why. A rule without both, or without an
+A rule's docstring says what it checks in a repository and, after an empty line, why. A rule without both, or without an
 example, is refused.
 """
 

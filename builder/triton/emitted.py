@@ -1,4 +1,4 @@
-"""The files of builder/runtime that each kind of model gets, and their places in its version folder."""
+"""Files of builder/runtime that each kind of model gets, and their places in its version folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXECUTOR_FILES = {  # by EncoderServing.executor
     for file in sorted((RUNTIME / EXECUTORS).glob("*.py"))
     if file.stem != "__init__"
 }
-# of every encoder: all but the tasks and the executors; an encoder gets its own one of each
+# Files of every encoder: all but the tasks and the executors, of which an encoder gets one each.
 ENCODER = (
     *sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "encoder").glob("*.py")),
     f"{TASKS}/__init__.py",

@@ -59,7 +59,7 @@ FIXES: tuple[Fix, ...] = tuple(Fix(**row) for row in _TABLE["fixes"])
 OPTIONS: dict[str, str] = _TABLE["options"]
 NEWEST = next(reversed(RELEASES))
 SENDERS_SINCE = "24.06"  # models that are not decoupled may answer later (python_backend, r24.06)
-# What a graph may use, and the ONNX Runtime that first has it.
+# Features that a graph may use, and the first ONNX Runtime that has each.
 OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]
 
 

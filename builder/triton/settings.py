@@ -19,7 +19,7 @@ from builder.triton.render import parse
 Settings = Mapping[str, int]
 
 CONFIG = "config.pbtxt"
-LINES = {  # of config.pbtxt as builder/triton/render writes it, for one instance group
+LINES = {  # in config.pbtxt as builder/triton/render writes it, with one instance group
     "max_batch_size": re.compile(r"^(max_batch_size: )(\d+)$", re.MULTILINE),
     "max_queue_delay_us": re.compile(r"^(  max_queue_delay_microseconds: )(\d+)$", re.MULTILINE),
     "instances": re.compile(r"^(  count: )(\d+)$", re.MULTILINE),

@@ -149,7 +149,7 @@ def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]
         else:
             yield _not_held(version, error, trusted)
         return
-    except Exception as error:  # whatever a damaged signature makes the libraries raise
+    except Exception as error:  # a damaged signature makes the libraries raise many types
         yield _not_held(version, error, trusted)
         return
     yield from _moved(version)

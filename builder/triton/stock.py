@@ -20,7 +20,7 @@ from builder.triton.releases import version_tuple
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 OLDEST = "24.04"
 NEWEST = "99.12"  # for a repository that does not say its release: the rules of the newest backends
-Config = Mapping[str, Any]  # of protobuf's JSON, or of what Triton hands to a Python-based backend
+Config = Mapping[str, Any]  # protobuf's JSON, or the one that Triton hands to a Python-based backend
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Parameter:
     backend: str
     values: str | None
     since: str
-    kind: str | None  # of the instances for which it is read; None: all
+    kind: str | None  # kind of the instances for which it is read; None: all
     source: str
 
 

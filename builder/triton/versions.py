@@ -29,7 +29,7 @@ from builder.triton.render import parse
 from builder.triton.transaction import Change, changing, sync
 
 CONFIG, REPORT = "config.pbtxt", "build.json"
-BESIDE = (REPORT, PAGE, BOM, CONFIG)  # of the served version, copied beside the version folders; the configuration last
+BESIDE = (REPORT, PAGE, BOM, CONFIG)  # copied beside the version folders, from the served one; the configuration last
 CHANGING = "changing"  # folder of a front, while it and an engine change at once
 OVERLAP_S = 1.0  # a server that starts reads the front's configuration, then the engine's
 SHARED = ("backend", "platform", "max_batch_size", "default_model_filename", "input", "output")

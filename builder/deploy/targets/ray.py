@@ -23,7 +23,7 @@ from builder.ray.options import Options
 from builder.telemetry import OFF
 
 RAY = "2.60.0"
-PORT = 8000  # of Ray's proxies, on every node: KubeRay's service leads there
+PORT = 8000  # Ray's proxies, on every node: KubeRay's service leads there
 SERVICE, CONFIG = "rayservice.yaml", "serve.yaml"
 KEYS = "/keys"
 HEAD_CORES, HEAD_MEMORY = 2, 4 << 30  # the head node has no replica: Ray's own processes, and a proxy

@@ -258,7 +258,7 @@ def has_a_cache_to_answer_from(model: Model) -> Iterator[Problem]:
     """
     config = model.config
     single = not config.model_transaction_policy.decoupled and not config.HasField("sequence_batching")
-    if config.response_cache.enable and single:  # TR309 says so of others
+    if config.response_cache.enable and single:  # TR309 reports the others
         yield Problem(
             "response_cache has no effect unless Triton has a cache",
             "start it with --cache-config=local,size=16777216",

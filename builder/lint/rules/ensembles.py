@@ -99,7 +99,7 @@ def tensors_of_an_ensemble_are_connected(model: Model) -> Iterator[Problem]:
     """Check that every tensor of an ensemble is written once, before it is read, and is read or is an output.
 
     Each step names its model and maps inputs and outputs. A circle of steps never starts, and Triton refuses a tensor
-    that no step reads like one that no step writes.
+    that no step reads, like one that no step writes.
     """
     steps = _steps(model)
     for field, step in steps:

@@ -19,7 +19,7 @@ from builder.runtime.generation.chat import ChatTemplate
 from builder.triton.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
 from builder.triton.releases import RELEASES
 
-OLDEST = "3.10"  # of the containers
+OLDEST = "3.10"  # in the containers
 PYTHON = "python"
 
 

@@ -1,4 +1,4 @@
-"""Where it comes from
+"""Provenance
 
 The files of a build, the processor that it was measured on, and the known defects of its release.
 """

@@ -209,7 +209,7 @@ def has_fields_that_its_release_knows(model: Model) -> Iterator[Problem]:
                 yield Problem(f"Triton {model.release} does not know the field {name}", f"it is in {since}", fields[0])
 
 
-FIELDS = {  # and the first release that knows it
+FIELDS = {  # by field, the first release that knows it
     r"(input|output)(\[\d+\])?\.is_non_linear_format_io": "24.08",
     r"model_metrics": "24.11",
     r"ensemble_scheduling\.max_inflight_requests": "25.11",

@@ -13,7 +13,7 @@ from builder.lint.repository import CONFIG, PLATFORMS, Model, Repository
 from builder.lint.rule import ERROR, WARNING, rule
 
 CORE = "core, src/model_config_utils.cc"
-OWN_PLATFORM = {  # whose backends Triton ties to platforms of their own; GetBackendType
+OWN_PLATFORM = {  # their backends have platforms of their own in Triton; GetBackendType
     backend: {platform for platform, other in PLATFORMS.items() if other == backend}
     for backend in ("tensorrt", "onnxruntime", "tensorflow")
 }

@@ -1,8 +1,8 @@
-"""The liveness model: a request of it shows that a server answers inferences.
+"""Liveness model: a request of it shows that a server answers inferences.
 
 It lies in a model repository of its own, so that no listing, check or build of the user's repository meets it. A server
-whose heap was corrupted calls itself ready for hours while each gRPC call waits for ever (server, issue 8841), so its
-health is no evidence. Metadata is none either: it passes through neither scheduler nor backend. A request of a user's
+whose heap was corrupted reports that it is ready for hours while each gRPC call hangs (server, issue 8841), so its
+health proves nothing. Neither does metadata, which passes through neither scheduler nor backend. A request of a user's
 model waits behind those that are queued, for longer than any useful deadline. This model has a queue and a process of
 its own, and answers at once on a server that is only busy, or loads models.
 """
