@@ -1,4 +1,4 @@
-"""What is the address of a server."""
+"""Checks of the address of a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def is_address(url: str) -> bool:
-    """Whether it is that of a server over HTTP."""
+    """Return True if it is the address of a server over HTTP."""
     try:
         parts = urlsplit(url)
         return (

@@ -74,7 +74,7 @@ CLOSE = 0.75  # similarity from which a word is taken for a misspelt verb; "serv
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 for an error the user can mend, 130 for an interrupt.
+    """Run one command; the exit status is 0, 1 for an error the user can fix, 130 for an interrupt.
 
     Without `arguments` it is the program, with its own, and may end the process itself.
     """
@@ -87,8 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leave(status: int) -> None:
-    """End this process as Python does, but without taking down what it has loaded, module by module: of torch and
-    transformers that takes more than a second. Where what was said can no longer be read, Python is to say so."""
+    """End this process as Python does, but without unloading its modules one by one.
+
+    For torch and transformers that takes more than a second. If the output can no longer be written, Python reports it.
+    """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for what is no daemon, and ends pools
     atexit._run_exitfuncs()
     with suppress(OSError):
@@ -112,7 +114,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
-    """The module of the verb that `arguments` name, and its options.
+    """Return the module of the verb that `arguments` name, and its options.
 
     Raises SpecError for a misspelt verb, SystemExit for options that the verb does not have.
     """
@@ -142,7 +144,7 @@ def _nearest_options(parser: argparse.ArgumentParser, unknown: Sequence[str]) ->
 
 
 def _refuse_misspelt_verb(word: str) -> None:
-    """`word` is a model if a folder here is called that. Raises SpecError where it looks like a verb instead."""
+    """Raise SpecError if `word` looks like a verb; it is a model if a folder here is called that."""
     near = difflib.get_close_matches(word, (*VERBS, HELP), n=1, cutoff=CLOSE)
     if near and not Path(word).exists():
         raise SpecError(

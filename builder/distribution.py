@@ -1,4 +1,4 @@
-"""What the project is called where it is installed from, in which version, and how its extras are installed."""
+"""Names of the installed project: its distribution, its version, and the installation of its extras."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ DISTRIBUTION = "triton-model-repository-builder"
 
 
 def own_version() -> str:
-    """The version that is installed."""
+    """Return the version that is installed."""
     return version(DISTRIBUTION)
 
 
 def installing(extra: str) -> str:
-    """The command that installs what an extra of the project brings."""
+    """Return the command that installs an extra of the project."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"

@@ -11,7 +11,7 @@ BuilderError
 
 
 class BuilderError(Exception):
-    """Says what was found, what was expected and what to do next, in one or two lines."""
+    """Base of all errors: says what was found, what was expected and what to do next, in one or two lines."""
 
 
 class SpecError(BuilderError):
@@ -39,5 +39,5 @@ class ServeError(BuilderError):
 
 
 def first_line(error: BaseException) -> str:
-    """What a library said, in a line; the kind of its error where it said nothing."""
+    """Return a library's message in one line; the kind of its error where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

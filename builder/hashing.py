@@ -1,4 +1,4 @@
-"""SHA-256 of files, which are read a piece at a time: a graph of gigabytes never lies in memory for its hash."""
+"""SHA-256 of files, which are read a piece at a time: a graph of gigabytes is never in memory for its hash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LARGE = 1 << 20  # bytes of a file that is not read twice
 
 
 def sha256_of(*files: Path) -> str:
-    """SHA-256 of the contents of `files`, one after the other, in hexadecimal. Raises OSError."""
+    """Return the SHA-256 of the contents of `files`, one after the other, in hexadecimal. Raises OSError."""
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -18,17 +18,17 @@ def sha256_of(*files: Path) -> str:
 
 
 class Digests:
-    """SHA-256 of files, where a large one is read once, by whatever name.
+    """SHA-256 of files; a large one is read once, by whatever name.
 
-    A later write that keeps the file's size and time is not seen: whoever has one keeps it as long as nobody else
-    writes, which is one look at a repository, or what a build itself has written.
+    A later write that keeps the file's size and time is not seen: keep an instance only as long as no other process
+    writes, for one look at a repository, or for the files of one build.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], str] = {}  # by device, inode, size and time of the last write
 
     def of(self, file: Path) -> str:
-        """SHA-256 of the contents of `file`, in hexadecimal. Raises OSError."""
+        """Return the SHA-256 of the contents of `file`, in hexadecimal. Raises OSError."""
         stat = file.stat()
         if stat.st_size < LARGE:
             return sha256_of(file)

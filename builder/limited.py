@@ -1,4 +1,4 @@
-"""Run a function on untrusted input in a process of its own, which ends at a limit of time or memory.
+"""Runs a function on untrusted input in a process of its own, which ends at a limit of time or memory.
 
 A tokenizer or a chat template of a checkpoint can loop for ever, fill memory or crash the library that reads it. The
 build tries it here first, and loads it only if it stayed within its limits.
@@ -23,7 +23,7 @@ ONE_THREAD = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NU
 
 
 class LimitReached(Exception):
-    """The function did not end within its limits; the message continues "it ..."."""
+    """Raised where the function did not end within its limits; the message continues "it ..."."""
 
 
 def run_limited(function: str, request: Any, seconds: int) -> Any:

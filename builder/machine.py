@@ -1,4 +1,4 @@
-"""What this machine has: cores and memory that a process may use."""
+"""Resources of this machine: cores and memory that a process may use."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ _share: int | None = None  # of the cores, where other builds run beside this pr
 
 
 def available_cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def working_cores() -> int:
-    """The cores that this process may keep busy now: those it may use, or its share of them beside other builds."""
+    """Return the cores that this process may keep busy now: those it may use, or its share beside other builds."""
     return available_cores() if _share is None else min(_share, available_cores())
 
 
 @contextmanager
 def sharing_cores(count: int) -> Iterator[None]:
-    """Within it, `working_cores` are `count` at most. What is emitted depends on `available_cores`, not on this."""
+    """Limit `working_cores` to `count` within the block.
+
+    Emitted files depend on `available_cores`, not on this.
+    """
     global _share
     before, _share = _share, count
     try:
@@ -38,22 +41,28 @@ def sharing_cores(count: int) -> Iterator[None]:
 
 
 def available_memory() -> int:
-    """Bytes that this machine can still give, by /proc/meminfo, or fewer where the container has a limit; a very large
-    number where neither is known."""
+    """Return the bytes that this machine can still give, by /proc/meminfo, or fewer if the container has a limit.
+
+    A very large number where neither is known.
+    """
     container = _container()
     return min(_memory("MemAvailable"), max(0, container.limit - container.used))
 
 
 def total_memory() -> int:
-    """Bytes of this machine's memory, by /proc/meminfo, or the container's limit where that is less; a very large
-    number where neither is known."""
+    """Return the bytes of this machine's memory, by /proc/meminfo, or the container's limit if that is less.
+
+    A very large number where neither is known.
+    """
     return min(_memory("MemTotal"), _container().limit)
 
 
 @dataclass(frozen=True)
 class Container:
-    """Bytes that a container may take, and those of them that are in use; not the pages of files, which the system can
-    read again."""
+    """Bytes that a container may take, and those of them that are in use.
+
+    Pages of files, which the system can read again, do not count.
+    """
 
     limit: int
     used: int
@@ -67,13 +76,16 @@ def _container() -> Container:
 
 
 def _by_cgroup_2() -> Container:
-    """Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.max, memory.current and memory.stat."""
+    """Return the limits by cgroup 2.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.max, memory.current and memory.stat.
+    """
     limit, used, counts = _number("memory.max"), _number("memory.current"), _counts("memory.stat")
     return Container(limit, used - counts["active_file"] - counts["inactive_file"])
 
 
 def _by_cgroup_1() -> Container:
-    """The least limit of the container and of those that it is in.
+    """Return the least limit of the container and of those that it is in.
 
     Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst, memory.usage_in_bytes and memory.stat.
     """

@@ -1,4 +1,4 @@
-"""How much memory a model reserves: weights, and the key-value caches of what it generates.
+"""The memory that a model reserves: weights, and the key-value caches of what it generates.
 
 Knows shapes and sizes; knows no engine and no graph.
 """
@@ -30,17 +30,17 @@ class Memory:
 
 
 def cache_bytes(layers: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:
-    """Keys and values of `slots` rows of `length` tokens, `width` bytes a number."""
+    """Return the bytes of keys and values of `slots` rows of `length` tokens, `width` bytes per number."""
     return sum(2 * shape.heads * shape.size * width for shape in layers) * slots * length
 
 
 def weights_bytes(model: PreTrainedModel) -> int:
-    """The parameters in fp32."""
+    """Return the bytes of the parameters in fp32."""
     return sum(parameter.numel() * np.dtype(np.float32).itemsize for parameter in model.parameters())
 
 
 def refuse_slots(cache: int, usable: float, needs: str, slots: str, lower: str) -> None:
-    """Raises SpecError where a cache of `cache` bytes exceeds the `usable` ones.
+    """Raise SpecError if a cache of `cache` bytes exceeds the `usable` ones.
 
     `needs`: "the cache needs"; `slots`: what it holds, in words; `lower`: the options to lower.
     """
@@ -51,7 +51,7 @@ def refuse_slots(cache: int, usable: float, needs: str, slots: str, lower: str) 
 
 
 def whole_blocks(wanted: float, block: int, length: int, block_tokens: int) -> int:
-    """The blocks of `block` bytes, of `block_tokens` tokens each, in `wanted` bytes.
+    """Return how many blocks of `block` bytes, of `block_tokens` tokens each, fit into `wanted` bytes.
 
     Raises SpecError where one text of `length` tokens would not fit.
     """

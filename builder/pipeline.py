@@ -1,7 +1,7 @@
 """The product in one function: a checkpoint becomes a verified, published model repository.
 
 resolve, export, reference, fuse, verify, climb, verify where it runs, lay out, publish: each stage takes what the one
-before returned. How a family of graphs does its stages is in builder/families; that they are all done is here.
+before returned. builder/families implements the stages of each family of graphs; this module runs them all.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
 def _prepared(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
 ) -> tuple[Family[Any, Any, Any, Any, Any], Stage]:
-    """The stages of `checkpoint`, with those of its draft if it has one; and `stage`, before which the weights of each
-    are given back."""
+    """Return the stages of `checkpoint`, with those of its draft if it has one; and `stage`.
+
+    Before each stage, the weights of both are given back.
+    """
     stage = giving_back(checkpoint.model, stage)
     family = _family(spec, checkpoint, folder, stage)
     if spec.draft is None:
@@ -90,7 +92,7 @@ def _prepared(
 
 
 def _family(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
-    """The stages of `checkpoint`, those that the cache has taken from there."""
+    """Return the stages of `checkpoint`, with those that the cache has taken from there."""
     folder.mkdir(exist_ok=True)
     return keeping(begin(spec, checkpoint, folder, stage), Context(spec, checkpoint, folder))
 
@@ -98,9 +100,9 @@ def _family(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
 def verified(
     family: Family[Exported, Reference, Fused, Exact, Chosen], key: str, release: str | None, stage: Stage
 ) -> Verified:
-    """The stages of a family of graphs, in order; `key`: of the whole build. Raises BuilderError.
+    """Run the stages of a family of graphs, in order; `key`: of the whole build. Raises BuilderError.
 
-    `release`: the Triton whose engine makes the calls again; None where it cannot here.
+    `release`: the Triton whose engine repeats the calls; None where it cannot here.
     """
     with stage("export"):
         exported = family.export()

@@ -1,4 +1,4 @@
-"""What Linux counts in the files of /proc that say a name, a number and kB in each line."""
+"""Counters of Linux in the files of /proc that have a name, a number and kB in each line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PROC = Path("/proc")
 
 
 def counted(file: str, field: str) -> int | None:
-    """Bytes that `file` below /proc says of `field`: proc_meminfo(5), proc_pid_status(5), proc_pid_smaps(5).
+    """Return the bytes of `field` in `file` below /proc: proc_meminfo(5), proc_pid_status(5), proc_pid_smaps(5).
 
     None where the process has ended or may not be looked at, or where there is no /proc.
     """

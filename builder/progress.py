@@ -1,4 +1,4 @@
-"""How a build says what it is doing."""
+"""Type of the context managers that report the stages of a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models are verified and measured on: the user's samples, or these texts of 5 to 150 words.
+"""Texts that models are verified and measured on: the user's samples, or these texts of 5 to 150 words.
 
 `TEXTS` are fitted to, timed and judged; `MORE_TEXTS` are judged as well where that takes seconds. The texts were
 written for this project. A user's own samples say more about the user's own quality.
@@ -182,12 +182,12 @@ MORE_TEXTS: tuple[str, ...] = (
 
 
 def with_mask(sample: Mapping[str, Any], mask: str) -> dict[str, Any]:
-    """The sample with the checkpoint's own mask token where its texts say `{mask}`."""
+    """Return the sample with the checkpoint's own mask token where its texts say `{mask}`."""
     return {key: value.replace("{mask}", mask) if isinstance(value, str) else value for key, value in sample.items()}
 
 
 def load_samples(path: Path, fields: Sequence[Field], labels: Sequence[str] = ()) -> tuple[dict[str, Any], ...]:
-    """Read JSON lines, one sample a line, its keys the task's inputs and, in all or in none, its `labels`.
+    """Read JSON lines, one sample per line, its keys the task's inputs and, in all or in none, its `labels`.
 
     Raises SpecError with the line's number.
     """

@@ -10,7 +10,10 @@ Latencies = dict[str, float]  # what was run, such as "8x128" for 8 rows of 128 
 
 
 def speed_up(latency: Latencies, base: Latencies) -> float:
-    """The geometric mean over the shapes of how many times `latency` is faster than `base`; 1 where none was timed."""
+    """Return how many times `latency` is faster than `base`, as the geometric mean over the shapes.
+
+    It is 1 where none was timed.
+    """
     if not base:
         return 1.0
     return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))

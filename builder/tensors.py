@@ -1,4 +1,4 @@
-"""Between Python values and the front model's tensors; the same for builds, queries and load tests."""
+"""Conversion between Python values and the front model's tensors; the same for builds, queries and load tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field], batched: bool = True) -> dict[str, np.ndarray]:
-    """One sample as tensors, with a batch dimension of 1 if `batched`; str becomes UTF-8 bytes. Raises SpecError."""
+    """Return one sample as tensors, with a batch dimension of 1 if `batched`; str becomes UTF-8 bytes.
+
+    Raises SpecError.
+    """
     known = {field.name: field for field in fields}
     unknown = set(sample) - set(known)
     if unknown:
@@ -55,8 +58,11 @@ def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field], batched: bool
 
 
 def _converted(item: Any, dtype: Any) -> Any:
-    """A value as numpy takes it for `dtype`. Raises KeyError, TypeError, ValueError or OverflowError for another kind
-    of value, which numpy would cut, wrap around or write down as Python does."""
+    """Return a value as numpy takes it for `dtype`.
+
+    Raises KeyError, TypeError, ValueError or OverflowError for another kind of value, which numpy would cut, wrap
+    around or write down as Python does.
+    """
     if dtype is np.object_:
         if item is None or isinstance(item, (dict, list)):
             raise TypeError
@@ -77,7 +83,7 @@ def _converted(item: Any, dtype: Any) -> Any:
 
 
 def to_values(tensors: Mapping[str, np.ndarray], fields: Sequence[Field]) -> list[dict[str, Any]]:
-    """Output tensors as Python values, one mapping a row; a dimension of exactly 1 becomes a scalar."""
+    """Return output tensors as Python values, one mapping per row; a dimension of exactly 1 becomes a scalar."""
     scalar = {field.name for field in fields if tuple(field.dims) == (1,)}
     rows = len(next(iter(tensors.values())))
     answers = []

@@ -1,8 +1,8 @@
-"""Where a build has its files until they are published: a temporary folder, on a disk that may be full.
+"""A build's files until they are published: a temporary folder, on a disk that may be full.
 
-Whoever writes there says so in a way of its own: Python by an errno, libraries in C++ by the system's words for it, and
-tempfile by finding no folder at all. A build that is killed leaves its folder, which no lock is held on then, and the
-next build takes it away.
+Each writer reports a full disk in its own way: Python by an errno, libraries in C++ by the system's words for it, and
+tempfile by finding no folder at all. A build that is killed leaves its folder, whose lock is then free, and the next
+build removes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAY_FULL = (*map(os.strerror, FULL), "No usable temporary directory")
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder for the block alone. Raises RepositoryError where its disk is full; other errors pass as they are."""
+    """Yield a folder for the block alone. Raises RepositoryError where its disk is full; other errors pass."""
     try:
         sweep(Path(tempfile.gettempdir()))
         with scratch() as folder:
@@ -47,14 +47,16 @@ def workplace() -> Iterator[Path]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder for the block alone; where this process is killed, the next build takes it away."""
+    """Yield a temporary folder for the block alone; if this process is killed, the next build removes it."""
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
         yield Path(folder)
 
 
 def refuse_without_room(needed: int, files: str) -> None:
-    """Raise RepositoryError where temporary `files`, in words, of `needed` bytes do not fit on the disk, before they
-    are made."""
+    """Raise RepositoryError if temporary `files` of `needed` bytes do not fit on the disk, before they are made.
+
+    `files`: their description, in words.
+    """
     place = tempfile.gettempdir()
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -80,7 +82,7 @@ def _remove_unlocked(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Whether `folder` is locked for the block, as far as this process lives: by nobody else, where locks are known."""
+    """Lock `folder` for the block, as far as this process lives; yield True if the lock was taken."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         yield _lock(descriptor)
@@ -97,7 +99,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def full(error: BaseException) -> BaseException | None:
-    """What says that a disk is full, `error` or what it came from, by errno before words; None where nothing does."""
+    """Return the error that says a disk is full, `error` or a cause of it, by errno before words; or None."""
     chain: list[BaseException] = []
     following: BaseException | None = error
     while following is not None:

@@ -1,6 +1,6 @@
-"""What a checkpoint's card says of where it comes from: its licence, what it was made from, and the data.
+"""The origin of a checkpoint from its card: its licence, what it was made from, and the data.
 
-Knows the metadata at the head of a README.md of the Hub; whoever wrote it is believed, and nothing of it is run.
+Knows the metadata at the head of a README.md of the Hub; trusts its author, and runs nothing of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIELDS = ("license", "license_link", "base_model", "datasets")
 
 
 def read_card(folder: Path) -> dict[str, list[str]]:
-    """The fields of FIELDS that the card in `folder` has, each as its texts; nothing where there is no card."""
+    """Return the fields of FIELDS that the card in `folder` has, each as its texts; nothing where there is no card."""
     try:
         with (folder / CARD).open("rb") as stream:
             text = stream.read(LONGEST).decode("utf-8", errors="replace")

@@ -47,14 +47,16 @@ PLACES: Sequence[tuple[str, Messages, Messages]] = (  # of a message of each rol
 
 
 def tool_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """The template that transformers takes for requests with tools, where the checkpoint has one for each purpose."""
+    """Return the template that transformers takes for requests with tools, if the checkpoint has one per purpose."""
     templates = tokenizer.chat_template
     return templates.get("tool_use") if isinstance(templates, dict) else None
 
 
 def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """The template of a chat, or None. Raises CheckpointError where that, or the one for tools, is not rendered as
-    transformers renders it."""
+    """Return the template of a chat, or None.
+
+    Raises CheckpointError where that, or the one for tools, is not rendered as transformers renders it.
+    """
     template = tokenizer.chat_template
     if isinstance(template, dict):  # one for each purpose; transformers takes this one for a chat
         template = template.get("default")
@@ -113,7 +115,7 @@ def _probed(template: str, tokens: str, with_tools: str | None, chats: str, comp
 
 
 def part_roles(chat: Chat) -> list[str]:
-    """The roles whose messages in parts the template reads whole by itself, with tools and without.
+    """Return the roles whose messages in parts the template reads whole by itself, with tools and without.
 
     Each is tried: Gemma 3's reads the first part alone of a system message, and others write a list as Python does.
     """

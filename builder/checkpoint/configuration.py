@@ -1,4 +1,4 @@
-"""Read the config.json of a checkpoint, as transformers does, without what would make it load code.
+"""Reads the config.json of a checkpoint, as transformers does, without the settings that would make it load code.
 
 Knows configurations; knows no weights.
 """

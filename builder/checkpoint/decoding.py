@@ -1,4 +1,4 @@
-"""How tokens become text again: as transformers decodes them, which the emitted code is compared with.
+"""The decoding of tokens to text, as transformers does it; the emitted code is compared with it.
 
 Knows tokenisers; knows no model.
 """
@@ -16,13 +16,16 @@ PROBES = (*TEXTS[:8], "Ça va ? Oui , c ' est vrai ! We ' re n't 's .", "  two  
 
 
 def cleans_up(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Whether transformers leaves out spaces before marks as it decodes: of BPE it does not unless it is forced to."""
+    """Return True if transformers leaves out spaces before marks as it decodes.
+
+    For BPE it does not unless it is forced to.
+    """
     pieces = type(tokenizer.backend_tokenizer.model).__name__ != "BPE"
     return bool(tokenizer.clean_up_tokenization_spaces) and (pieces or bool(getattr(tokenizer, FORCED, False)))
 
 
 def refuse_other_text(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Raises CheckpointError where answers would be written otherwise than transformers writes them."""
+    """Raise CheckpointError if answers would be written otherwise than transformers writes them."""
     for probe in PROBES:
         tokens = tokenizer(probe)["input_ids"]
         detokenizer = Detokenizer(tokenizer.backend_tokenizer, [], clean_up=cleans_up(tokenizer))

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: a local folder as it is, or a Hub id at the commit that its revision is now."""
+"""The files of a checkpoint: a local folder as it is, or a Hub id at the current commit of its revision."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model", "*.spm", CARD
 
 
 def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None]:
-    """The folder of `model` and, of a Hub id, the commit. Raises CheckpointError; RepositoryError for a full disk.
+    """Return the folder of `model` and, of a Hub id, the commit.
 
-    Without `weights`, those of a Hub id stay there.
+    Raises CheckpointError; RepositoryError for a full disk. Without `weights`, those of a Hub id are not downloaded.
     """
     root = Path(model).expanduser()
     if root.is_dir():

@@ -1,8 +1,8 @@
-"""A checkpoint's generation_config.json as the emitted loop reads it: what holds where a request does not say.
+"""A checkpoint's generation_config.json as the emitted loop reads it: the defaults of requests.
 
 Every field of transformers' GenerationConfig is in exactly one of three tables: implemented as transformers' own
-processors do, without effect here (and why), or refused by name when it is set. Knows transformers' names for
-options; knows no architecture and no task.
+processors do, without effect here (and why), or refused by name when it is set. Knows transformers' names for options;
+knows no architecture and no task.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def refuse_unserved(
 
 
 def _refuse_absurd(config: GenerationConfig, file: str) -> None:
-    """Raise CheckpointError for values that no request could be answered with, as its options are read."""
+    """Raise CheckpointError for values with which no request could be answered, as its options are read."""
     try:
         defaults = option_defaults(config, beams=LARGEST_SEARCH)
         for name, value in defaults.items():
@@ -166,13 +166,12 @@ _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
 
 
 def option_defaults(config: GenerationConfig, beams: int, start: int | None = None) -> dict[str, Any]:
-    """Options that a request leaves out; greedy unless the checkpoint samples or searches.
+    """Return options that a request leaves out; greedy unless the checkpoint samples or searches.
 
-    A greedy checkpoint's filters, such as top_p, hold for a request that samples, where they make sense, and how it
-    ends a search for one that searches; its temperature does not: such a request samples at 1.0, as the table of
-    options says.
-    `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts with, which
-    transformers counts in min_length. (A decoder's min_length counts a prompt that nobody knows here.)
+    If a checkpoint is greedy, its filters, such as top_p, still apply to sampled requests, and the way it ends a search
+    to searching requests, if they make sense; its temperature does not: such a request samples at 1.0, as the table of
+    options says. `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts
+    with, which transformers counts in min_length. (A decoder's min_length counts a prompt that is unknown here.)
     """
     defaults: dict[str, Any] = {name: getattr(config, name, None) for name in (*SAME_NAME, *SAMPLING)}
     defaults["temperature"] = 0.0
@@ -196,7 +195,7 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
 
 
 def _end_of_search(config: GenerationConfig, searches: bool) -> dict[str, Any]:
-    """How a search ends, for a request too that is the first to ask for one; there only where that makes sense.
+    """Return how a search ends, for a request too that is the first to search; there only where that makes sense.
 
     transformers compares `early_stopping` with True itself, and with "never".
     """
@@ -208,7 +207,10 @@ def _end_of_search(config: GenerationConfig, searches: bool) -> dict[str, Any]:
 
 
 def _makes_sense(name: str, value: Any) -> bool:
-    """Whether a request could say this. transformers never reads it of a checkpoint that does not sample or search."""
+    """Return True if a request could have this value.
+
+    transformers never reads it of a checkpoint that does not sample or search.
+    """
     least, most = RANGES.get(name, (0.0, 1.0))
     return isinstance(value, int | float) and least <= value <= most
 
@@ -239,7 +241,7 @@ def known_token_rules(config: GenerationConfig, ends: list[int], vocabulary: int
 
 
 def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:
-    """Tokens that must, must not, or should rather come in every answer."""
+    """Return the tokens that must, must not, or should rather come in every answer."""
     decay = config.exponential_decay_length_penalty
     return TokenRules(
         bad_words=bad_words(config, ends),
@@ -252,13 +254,13 @@ def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:
 
 
 def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> list[int]:
-    """Every token that ends an answer, of a model with so many: another, such as -1, ends none."""
+    """Return every token that ends an answer, of a model with `vocabulary` tokens: another, such as -1, ends none."""
     ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
     return [token for token in token_list(ends) if 0 <= token < vocabulary]
 
 
 def max_tokens(config: GenerationConfig, start: int | None = None) -> int:
-    """New tokens of an answer whose request does not say. `start`: as for `option_defaults`."""
+    """Return the new tokens of an answer if its request gives no number. `start`: as for `option_defaults`."""
     if config.max_new_tokens:
         return int(config.max_new_tokens)
     if config.max_length:  # of a decoder `total_length` takes the prompt away
@@ -267,23 +269,23 @@ def max_tokens(config: GenerationConfig, start: int | None = None) -> int:
 
 
 def total_length(config: GenerationConfig) -> int | None:
-    """Tokens of a decoder's prompt and answer together, where a request does not say how long that is to be."""
+    """Return the tokens of a decoder's prompt and answer together, if a request gives no length."""
     return int(config.max_length) if config.max_length and not config.max_new_tokens else None
 
 
 def bad_words(config: GenerationConfig, ends: list[int]) -> list[list[int]]:
-    """Runs of tokens that are never completed. An end token alone is none of them, as in transformers."""
+    """Return runs of tokens that are never completed. An end token alone is left out, as in transformers."""
     words = [list(map(int, word)) for word in config.bad_words_ids or []]
     return [word for word in words if word not in [[end] for end in ends]]
 
 
 def sequence_bias(config: GenerationConfig) -> list[TokenBias]:
-    """Runs of tokens, and what is added to the score of the last of them."""
+    """Return runs of tokens, and the bias that is added to the score of the last of them."""
     entries = config.sequence_bias or []
     pairs = entries.items() if isinstance(entries, dict) else entries
     return [TokenBias(list(map(int, tokens)), float(bias)) for tokens, bias in pairs]
 
 
 def token_list(tokens: Any) -> list[int]:
-    """One token id, several, or none, as a sorted list."""
+    """Return one token id, several, or none, as a sorted list."""
     return sorted({int(token) for token in (tokens if isinstance(tokens, list) else [tokens]) if token is not None})

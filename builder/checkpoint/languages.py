@@ -1,4 +1,4 @@
-"""The languages of a multilingual tokeniser: which tokens a text in one of them is put between.
+"""The languages of a multilingual tokeniser: the tokens around a text in each of them.
 
 Knows tokenisers; knows no architecture and no task.
 """
@@ -16,7 +16,7 @@ CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # en_XX, eng_Latn
 
 
 def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, Language]:
-    """By code, how a model is told a language.
+    """Return, by code, the tokens that tell a model a language.
 
     Empty for a tokeniser whose texts need no language.
     """
@@ -38,7 +38,7 @@ def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, Language]:
 
 
 def nearest(code: str | None, known: Mapping[str, Language]) -> str | None:
-    """The one known code that `code` means: "en" is en_XX where there is no other English; None where none is."""
+    """Return the one known code that `code` means, or None: "en" is en_XX if there is no other English."""
     if code is None or code in known:
         return code
     candidates = [name for name in known if name.split("_")[0] == code]

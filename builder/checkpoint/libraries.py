@@ -1,4 +1,4 @@
-"""What transformers, torch and the Hub say while they work: nothing, where a command asks for it."""
+"""Silences transformers, torch and the Hub, for commands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transformers.utils import logging as transformers_logging
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Within it, or in a function that it decorates, transformers, torch and the Hub say nothing while they work.
+    """Silence transformers, torch and the Hub within the block, or in a function that it decorates.
 
-    Errors still surface as exceptions. For commands: it is the whole process that it silences, until it is left.
+    Errors still surface as exceptions. For commands: it silences the whole process, until it is left.
     """
     verbosity, disabled = transformers_logging.get_verbosity(), logging.root.manager.disable
     shown, shown_of_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()

@@ -1,4 +1,4 @@
-"""The pages of a model's weights that are mapped from a file: given back, and read again when they are next used.
+"""The pages of a model's weights that are mapped from a file: given back, and read again at their next use.
 
 Knows modules and memory; knows nothing of what is built.
 """
@@ -33,8 +33,9 @@ class Mapping:
 
 
 def giving_back(model: torch.nn.Module, stage: Stage) -> Stage:
-    """`stage`, which begins with what the ones before left in memory given back, the pages of `model` too: what a stage
-    needs of them, it reads. As it is for a small model, for which that would only take time.
+    """Return `stage`, which begins by giving back the memory that earlier stages left, the pages of `model` too.
+
+    A stage reads the pages that it needs. Unchanged for a small model, for which that would only take time.
     """
     if sum(tensor.nbytes for tensor in model.state_dict().values()) < LARGE:
         return stage
@@ -62,9 +63,9 @@ def _give_back_all(model: torch.nn.Module) -> None:
 
 
 def give_back(model: torch.nn.Module) -> None:
-    """What of the weights is as it is in its file needs no memory until it is read again: the system keeps the file.
+    """Give back the memory of weights that are unchanged since they were read: the system keeps the file.
 
-    Nothing is done where the system says nothing of that, or weights were changed after they were loaded.
+    Does nothing where the system does not say which those are, or weights were changed after they were loaded.
     """
     places = {tensor.data_ptr() for tensor in model.state_dict().values()}
     for one in _unwritten():

@@ -32,7 +32,7 @@ def load_models() -> None:
 
 
 def offered() -> Offered:
-    """What `transformers.models` finds, made of what `transformers` found; no file is read."""
+    """Return what `transformers.models` finds, made of what `transformers` found; no file is read."""
     everything = import_utils.define_import_structure(MODELS, prefix=MODELS.name)  # as it is asked there: remembered
     return {needed: _within(modules) for needed, modules in everything.items()}
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose matrices are stored in 4 or 8 bits, as GPTQ and AWQ store them: what they say, and their weights.
+"""Checkpoints whose matrices are stored in 4 or 8 bits, by GPTQ and AWQ: their settings, and their weights.
 
 GPTQ packs along the inputs and stores a zero point less one, unless its format is gptq_v2 (AutoGPTQ, commit 179776b,
 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py). AWQ packs along the outputs, eight of them in an order of its own
@@ -33,7 +33,7 @@ INSTEAD = (
 
 @dataclass(frozen=True)
 class PackedFormat:
-    """How a checkpoint says that its matrices are stored. `zero_offset`: what is added to a stored zero point."""
+    """Format in which a checkpoint stores its matrices. `zero_offset`: added to a stored zero point."""
 
     method: str
     bits: int
@@ -41,12 +41,12 @@ class PackedFormat:
 
     @property
     def per_word(self) -> int:
-        """Codes in 32 bits."""
+        """Number of codes in 32 bits."""
         return 32 // self.bits
 
 
 def packed_format(config: PreTrainedConfig, model: str) -> PackedFormat | None:
-    """The format that config.json states; None where it states none. Raises CheckpointError for another one."""
+    """Return the format in config.json, or None. Raises CheckpointError for an unknown one."""
     stated: Any = getattr(config, "quantization_config", None)
     if stated is None:
         return None
@@ -68,7 +68,7 @@ def packed_format(config: PreTrainedConfig, model: str) -> PackedFormat | None:
 
 
 def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:
-    """`config` of the same model with its weights unpacked."""
+    """Return `config` of the same model with its weights unpacked."""
     if getattr(config, "quantization_config", None) is None:
         return config
     plain = copy.deepcopy(config)
@@ -77,7 +77,7 @@ def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def refuse_packed(precision: str, stated: Collection[str], grids: Grids) -> None:
-    """Raise SpecError for options, of those that were `stated`, that a checkpoint on `grids` leaves no choice of."""
+    """Raise SpecError for `stated` options, or for groups of inputs, that rule out serving `grids` as they are."""
     flags = {"--block-size": "block_size", "--asymmetric": "asymmetric"}
     if precision != f"int{grids.bits}-weights":
         return
@@ -94,7 +94,7 @@ def refuse_packed(precision: str, stated: Collection[str], grids: Grids) -> None
 def unpack(
     packed: PackedFormat, files: Sequence[Path], model: PreTrainedModel
 ) -> tuple[dict[str, torch.Tensor], Grids]:
-    """Every weight in fp32 by its name, as `model` (on the meta device) has them; and the grids that matrices lie on.
+    """Return every weight in fp32 by its name, as `model` (on the meta device) has them; and the matrices' grids.
 
     Raises CheckpointError where a matrix lacks a part or its parts do not fit.
     """
@@ -132,7 +132,10 @@ def _parts(tensors: Mapping[str, Any], module: str) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """`weights`: (outputs, inputs), float32; `scales`, `zeros`: (outputs, groups); `groups`: that of each input."""
+    """One matrix: `weights`: (outputs, inputs), float32; `scales`, `zeros`: (outputs, groups).
+
+    `groups`: the group of each input.
+    """
 
     weights: np.ndarray
     scales: np.ndarray
@@ -167,7 +170,10 @@ def _matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor]
 
 
 def _unpacked(words: np.ndarray, bits: int, order: Sequence[int]) -> np.ndarray:
-    """The codes in the 32-bit `words` (rows, words), as (rows, codes): the n-th of a word is in its place order[n]."""
+    """Return the codes in the 32-bit `words` (rows, words), as (rows, codes).
+
+    The n-th of a word is in its place order[n].
+    """
     shifts = np.array([bits * position for position in order], np.uint32)
     codes = (words.view(np.uint32)[..., None] >> shifts) & np.uint32(2**bits - 1)
     return codes.reshape(len(words), -1).astype(np.uint8)

@@ -18,7 +18,7 @@ ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": tor
 
 
 class Pooler(torch.nn.Module):
-    """Token features (batch, sequence, size) and their mask (batch, sequence) to embeddings (batch, size').
+    """Module from token features (batch, sequence, size) and their mask (batch, sequence) to embeddings (batch, size').
 
     Pooling as in sentence-transformers' Pooling module; several modes are concatenated.
     """
@@ -62,7 +62,7 @@ class Pooler(torch.nn.Module):
 
 
 def _dense(folder: Path) -> list[torch.nn.Module]:
-    """The linear layer and activation of a sentence-transformers Dense module."""
+    """Return the linear layer and activation of a sentence-transformers Dense module."""
     config = read_json(folder / "config.json")
     places = [config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")]
     if config.get("use_residual") or places != ["sentence_embedding"] * 2:

@@ -1,4 +1,4 @@
-"""From what the user named to local files that can be trusted: configuration, tokeniser, weights, task.
+"""From the user's model name to local files that can be trusted: configuration, tokeniser, weights, task.
 
 Knows Hub ids, folders and safetensors; knows nothing about graphs or Triton.
 """
@@ -48,8 +48,9 @@ ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5Encod
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does. `card`: what
-    its card says of its origin.
+    """Checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does.
+
+    `card`: what its card says of its origin.
     """
 
     source: str
@@ -64,7 +65,7 @@ class CheckpointFiles:
     card: Mapping[str, list[str]]
 
     def identity(self) -> dict[str, Any]:
-        """What build.json says of it."""
+        """Return the checkpoint's identity for build.json."""
         return {
             "source": self.source,
             "revision": self.revision,
@@ -75,10 +76,10 @@ class CheckpointFiles:
 
 @dataclass(frozen=True)
 class Checkpoint(CheckpointFiles):
-    """A checkpoint with its model, in fp32: all that exporting it needs.
+    """Checkpoint with its model, in fp32: all that exporting it needs.
 
-    `pooling`: how the user wants token vectors to become one, where the checkpoint's own way is not meant.
-    `grids`: what its matrices lie on, where they are stored in 4 or 8 bits.
+    `pooling`: the user's pooling of token vectors, if it replaces the checkpoint's own. `grids`: those of its matrices,
+    if they are stored in 4 or 8 bits.
     """
 
     model: PreTrainedModel
@@ -88,9 +89,9 @@ class Checkpoint(CheckpointFiles):
 
 
 def locate(source: Source, weights: bool = True) -> CheckpointFiles:
-    """Find and check the checkpoint that is asked for. Raises CheckpointError.
+    """Find and check the requested checkpoint. Raises CheckpointError.
 
-    Without `weights`, those of a Hub id stay there.
+    Without `weights`, those of a Hub id are not downloaded.
     """
     root, revision = fetch(source.model, source.revision, weights)
     refuse_files(root, source.model)
@@ -130,7 +131,10 @@ def resolve(spec: BuildSpec) -> Checkpoint:
 
 
 def describe(source: Source) -> Checkpoint:
-    """The same with a model whose tensors have shapes and no memory: no weight is read. Raises CheckpointError."""
+    """Load the same with a model whose tensors have shapes and no memory: no weight is read.
+
+    Raises CheckpointError.
+    """
     files = locate(source, weights=False)
     try:
         with torch.device("meta"):
@@ -151,14 +155,17 @@ def _checkpoint(source: Source, files: CheckpointFiles, model: PreTrainedModel) 
 
 
 def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:
-    """A tokeniser of BERT's makes token types, beside a DistilBERT too, whose forward would refuse them."""
+    """Drop the tokeniser's outputs that the model does not take.
+
+    BERT's tokeniser makes token types, beside a DistilBERT too, whose forward would refuse them.
+    """
     taken = inspect.signature(model.forward).parameters
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in taken]
 
 
 def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
-    """Load the task's model class in fp32, every weight of it from the checkpoint, and what its matrices lie on.
+    """Load the task's model class in fp32, every weight of it from the checkpoint, and the grids of its matrices.
 
     Raises CheckpointError, and RepositoryError for a full disk.
     """
@@ -196,13 +203,13 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
 
 
 def _model_class(task: Task, config: PreTrainedConfig) -> Any:
-    """transformers' auto class for the head of `task`, or the class of an encoder alone."""
+    """Return transformers' auto class for the head of `task`, or the class of an encoder alone."""
     name = ENCODERS.get(config.model_type) if task.head == "feature-extraction" else None
     return task.auto_class() if name is None else getattr(transformers, name)
 
 
 def _from_config(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of `kind`, a class or an auto class, with weights of its own."""
+    """Return a model of `kind`, a class or an auto class, with weights of its own."""
     model: PreTrainedModel = getattr(kind, "from_config", kind)(config)
     return model
 
@@ -212,7 +219,7 @@ def _loading(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
-    """As `from_pretrained` reads it: of checkpoints from before there was a file for it, out of their config.json."""
+    """Read the generation settings as `from_pretrained` does; old checkpoints have them in their config.json."""
     if model.can_generate():
         file = generation_file(folder)
         named: dict[str, Any] = {} if file == FILE else {"config_file_name": file, "_from_model_config": True}
@@ -220,7 +227,10 @@ def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _refuse_adapter(folder: Path, model: str) -> None:
-    """Raise CheckpointError for an adapter: with peft transformers answers with it, and without with what is beside."""
+    """Raise CheckpointError for an adapter.
+
+    With peft transformers answers with the adapter, and without peft with the weights beside it.
+    """
     if (folder / "adapter_config.json").is_file():
         raise CheckpointError(
             f"{model} has an adapter (adapter_config.json), whose weights are not in its model's; merge them first: "
@@ -260,7 +270,7 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
 
 
 def _highest_token(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Of its vocabulary, and of what it puts around texts."""
+    """Return the highest token id of its vocabulary, and of the tokens that it puts around texts."""
     backend = tokenizer.backend_tokenizer
     backend.no_padding()  # to a length that happened to be set
     backend.no_truncation()
@@ -275,8 +285,7 @@ def _max_length(
     sentence: SentenceModules | None,
     longest: int | None,
 ) -> int | None:
-    """The most tokens of one row: what the user stated, what checkpoint and task say, what positions there are; None
-    where none of them says it.
+    """Return the most tokens of one row: the user's, the checkpoint's, the task's or the positions' limit; or None.
 
     What sentence-transformers saved comes before what the tokeniser says, as it does there.
     """
@@ -294,7 +303,7 @@ def _max_length(
 
 
 def position_limit(model: PreTrainedModel) -> int | None:
-    """How many tokens the learned position tables of `model` hold; None where it has none.
+    """Return how many tokens the learned position tables of `model` hold; None if it has none.
 
     A table with a padding index starts counting after it, as RoBERTa's does. Some are not torch's own embedding:
     I-BERT's is a class that can be quantised.
@@ -311,7 +320,7 @@ def position_limit(model: PreTrainedModel) -> int | None:
 
 
 def tokenizer_json(tokenizer: PreTrainedTokenizerFast) -> str:
-    """The tokeniser as one file, without the padding and truncation that happened to be set on it."""
+    """Return the tokeniser as one file, without the padding and truncation that happened to be set on it."""
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     document["padding"] = document["truncation"] = None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

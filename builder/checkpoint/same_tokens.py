@@ -1,4 +1,4 @@
-"""Whether two tokenisers make the same tokens of a text, and give them the same ids."""
+"""Comparison of two tokenisers: the same tokens of a text, with the same ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PARTS = ("normalizer", "pre_tokenizer", "model")  # of tokenizer.json: what deci
 
 
 def difference(own: PreTrainedTokenizerFast, other: PreTrainedTokenizerFast) -> str | None:
-    """What the tokeniser `own` does otherwise than `other`, in words; None where it does the same."""
+    """Return in words what the tokeniser `own` does otherwise than `other`; None if it does the same."""
     ids, others = own.get_vocab(), other.get_vocab()
     strange = min(ids.items() ^ others.items(), key=lambda entry: (entry[1], entry[0]), default=None)
     if strange is not None:

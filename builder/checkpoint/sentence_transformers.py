@@ -68,7 +68,7 @@ CHAINS = {
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """What a sentence-transformers folder adds to its transformer. `kind`: the class that saved it."""
+    """Modules that a sentence-transformers folder adds to its transformer. `kind`: the class that saved it."""
 
     kind: str
     transformer: Path
@@ -127,7 +127,7 @@ def read_modules(root: Path) -> SentenceModules | None:
 
 
 def read_in_lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Let `tokenizer` make texts lower-case before anything else, special tokens in them apart.
+    """Let `tokenizer` make texts lower-case before anything else, except special tokens in them.
 
     As sentence-transformers does where its settings say do_lower_case (base/modules/transformer.py, 6.2).
     """
@@ -140,7 +140,7 @@ def read_in_lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def _modules(root: Path) -> list[dict[str, str]]:
-    """modules.json. Raises CheckpointError unless it is a list of modules with a type and a path."""
+    """Read modules.json. Raises CheckpointError unless it is a list of modules with a type and a path."""
     modules = read_json(root / "modules.json", kind=list)
     for index, module in enumerate(modules):
         texts = [module.get(key) for key in ("type", "path")] if isinstance(module, dict) else [None]
@@ -153,7 +153,10 @@ def _modules(root: Path) -> list[dict[str, str]]:
 
 
 def _module_name(module: dict[str, Any], root: Path) -> str:
-    """Pooling of sentence_transformers.models.Pooling. Raises CheckpointError for code that comes with a checkpoint."""
+    """Return the class name, such as Pooling of sentence_transformers.models.Pooling.
+
+    Raises CheckpointError for code that comes with a checkpoint.
+    """
     kind: str = module["type"]
     name = kind.rsplit(".", 1)[-1]
     if not kind.startswith(MODULES) or name not in MODULE_NAMES:
@@ -165,7 +168,7 @@ def _module_name(module: dict[str, Any], root: Path) -> str:
 
 
 def _folder(root: Path, path: str) -> Path:
-    """The folder of a module. Raises CheckpointError for one that is not in the checkpoint's own.
+    """Return the folder of a module. Raises CheckpointError for one that is not in the checkpoint's own.
 
     A snapshot of the Hub links its files to a store beside it, so names are judged and links are not followed.
     """
@@ -186,7 +189,7 @@ def _settings(transformer: Path, root: Path, kind: str) -> dict[str, Any]:
 
 
 def _refuse_arguments(settings: dict[str, Any], root: Path) -> None:
-    """Raise CheckpointError for an argument that its transformer or tokeniser is loaded with, and that changes it."""
+    """Raise CheckpointError for an argument of its transformer or tokeniser that changes what is loaded."""
     for name, (older, harmless) in LOADED.items():
         arguments = _mapping(settings, name, root) or _mapping(settings, older, root)
         stated = {key: value for key, value in arguments.items() if value is not None}
@@ -199,7 +202,7 @@ def _refuse_arguments(settings: dict[str, Any], root: Path) -> None:
 
 
 def _refuse_reading(settings: dict[str, Any], task: str, output: str, root: Path) -> None:
-    """Raise CheckpointError where a text is not read by `task`'s forward, or another output of it is used.
+    """Raise CheckpointError if a text is not read by `task`'s forward, or another output of it is used.
 
     A transformer that reads messages of a chat too gets every text as one (base/modules/transformer.py, 6.2).
     """
@@ -221,14 +224,17 @@ def _refuse_reading(settings: dict[str, Any], task: str, output: str, root: Path
 
 
 def _refuse_normalize(config: dict[str, Any], root: Path) -> None:
-    """Raise CheckpointError where something else than the embedding is normalised."""
+    """Raise CheckpointError if something else than the embedding is normalised."""
     for key in ("module_input_name", "module_output_name"):
         if (config.get(key) or "sentence_embedding") != "sentence_embedding":
             raise CheckpointError(f"{root.name} normalises {config[key]}, which is not supported")
 
 
 def _mapping(settings: dict[str, Any], name: str, root: Path) -> dict[str, Any]:
-    """What `settings` say under `name`, nothing where it is empty. Raises CheckpointError unless it is a mapping."""
+    """Return the value of `name` in `settings`, empty if there is none.
+
+    Raises CheckpointError unless it is a mapping.
+    """
     value = settings.get(name) or {}
     if not isinstance(value, dict):
         raise CheckpointError(f"{root.name}: its setting {name} is {str(value)[:100]!r}; expected a mapping")
@@ -236,12 +242,12 @@ def _mapping(settings: dict[str, Any], name: str, root: Path) -> dict[str, Any]:
 
 
 def _processor(settings: dict[str, Any]) -> dict[str, Any]:
-    """What the tokeniser is made with, by the key's name of today or of earlier releases."""
+    """Return the tokeniser's arguments, by the key's name of today or of earlier releases."""
     return settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
 
 
 def _prompts(general: dict[str, Any], root: Path) -> tuple[dict[str, str], str | None]:
-    """Prompts by name, none where all are empty, and the name of the one that a text gets without asking."""
+    """Return prompts by name, none where all are empty, and the name of a text's default prompt."""
     prompts = {name: text or "" for name, text in _mapping(general, "prompts", root).items()}
     default = general.get("default_prompt_name")
     if default is not None and default not in prompts:
@@ -261,7 +267,7 @@ def _pooling(config: dict[str, Any], root: Path) -> tuple[str, ...]:
 
 
 def _refuse_splade(config: dict[str, Any], general: dict[str, Any], root: Path) -> None:
-    """Raise CheckpointError for another pooling of logits than the largest log(1 + relu) of each token, of all."""
+    """Raise CheckpointError for a pooling of logits other than the largest log(1 + relu) of each token, over all."""
     if general.get("max_active_dims") is not None:
         raise CheckpointError(
             f"{root.name} keeps the largest {general['max_active_dims']} of an embedding (max_active_dims), which is "
@@ -274,7 +280,10 @@ def _refuse_splade(config: dict[str, Any], general: dict[str, Any], root: Path) 
 
 
 def read_json(path: Path, default: Any = None, kind: type = dict) -> Any:
-    """The `kind` of JSON in a file of such a folder, `default` where there is no file. Raises CheckpointError."""
+    """Return the `kind` of JSON in a file of such a folder, `default` where there is no file.
+
+    Raises CheckpointError.
+    """
     if default is not None and not path.is_file():
         return default
     try:

@@ -27,7 +27,7 @@ PROBES = (*TEXTS, "", " ", "  two  spaces ", "Ünïcödé ﬁ … №", "日本�
 
 
 def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
-    """`tokenizer` as a fast one, shown to make the same ids. Raises CheckpointError where that cannot be."""
+    """Return `tokenizer` as a fast one, shown to make the same ids. Raises CheckpointError where that cannot be."""
     name = type(tokenizer).__name__
     if not hasattr(tokenizer, "spm_source") or getattr(tokenizer, "separate_vocabs", False):
         raise CheckpointError(f"there is only a slow tokenizer ({name}); add a tokenizer.json")
@@ -73,10 +73,10 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
 
 
 def _vocabulary(pieces: Iterable[str], scores: Mapping[str, float]) -> list[tuple[str, float]]:
-    """`pieces` with scores that cut texts as the source model, whose `scores` these are, cuts them.
+    """Return `pieces` with scores that cut texts as the source model, which has `scores`, cuts them.
 
-    A model of the source has not the pieces of the other language, but looks there for a whole run of letters that it
-    has not, and takes such a run for one unknown token otherwise. So these pieces are here to be found, and no text is
+    A model of the source lacks the pieces of the other language, but looks there for a whole run of letters that it
+    lacks, and takes such a run for one unknown token otherwise. So these pieces are here to be found, and no text is
     cut into them: each letter is worth so much more that the letters of a piece, unknown ones too, are worth more than
     the piece. All ways to cut a text have the same letters, so that between its own pieces nothing changes.
     """
@@ -91,7 +91,7 @@ def _vocabulary(pieces: Iterable[str], scores: Mapping[str, float]) -> list[tupl
 
 
 def _marking(scores: Mapping[str, float]) -> list[normalizers.Normalizer]:
-    """What puts MARK before each letter that stands alone, and that the source model of these `scores` has not."""
+    """Return normalisers that put MARK before each letter that stands alone and is not in the source's `scores`."""
     known = "".join(f"\\x{{{ord(letter):x}}}" for letter in sorted({" ", *"".join(scores)}))
     alone = f"(?<![^{known}])(?=[^{known}](?![^{known}]))"
     return [normalizers.Replace(MARK, OTHER_MARK), normalizers.Replace(Regex(alone), MARK)]
@@ -102,6 +102,6 @@ def _is_foreign_letter(piece: str, scores: Mapping[str, float]) -> bool:
 
 
 def _of_the_other_language(pieces: Iterable[str], scores: Mapping[str, float]) -> list[str]:
-    """The longest pieces that only the language of the answers has, in letters that both languages have."""
+    """Return the longest pieces that only the language of the answers has, in letters that both languages have."""
     foreign = [piece.replace("▁", "") for piece in pieces if piece not in scores and "<" not in piece]  # no special one
     return sorted((word for word in foreign if set(word) <= set(scores)), key=len)[-LONGEST:]

@@ -1,4 +1,4 @@
-"""Which marks a checkpoint writes around its reasoning: those that its chat template knows.
+"""The marks that a checkpoint writes around its reasoning: those that its chat template knows.
 
 Knows chat templates; knows no architecture and no task.
 """

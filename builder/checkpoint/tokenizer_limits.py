@@ -76,7 +76,7 @@ def _steps(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _charsmap(file: Path) -> bytes:
-    """The map of characters of a SentencePiece model; empty where it has none, or is no such model."""
+    """Return the map of characters of a SentencePiece model; empty if it has none, or is not such a model."""
     try:
         return bytes(ModelProto.FromString(file.read_bytes()).normalizer_spec.precompiled_charsmap)
     except Exception:  # a file of another format, which whoever reads it will say

@@ -1,9 +1,9 @@
-"""Try a tokenizer on texts made for it: expressions that do not end, and steps that multiply a text.
+"""Tries a tokenizer on texts made for it: expressions that do not end, and steps that multiply a text.
 
 It runs in a process with limits (builder/limited.py), before the tokenizer is loaded in the build's own. The tokenizers
 library searches with backtracking, by Oniguruma, which gives up on one match after 10 million steps, a third of a
-second, but not on a search: a*a*b takes as long from each letter of a text on. What an expression takes cannot be read
-off it, so texts that each of its letters makes are tried. Imports nothing heavy.
+second, but not on a search: a*a*b takes as long from each letter of a text on. The cost of an expression cannot be read
+off it, so the probe tries texts made from each of its letters. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _json(path: Path) -> Any:
 
 
 def _strings(document: Any) -> Iterator[str]:
-    """Every string of a document but chat templates."""
+    """Yield every string of a document except chat templates."""
     if isinstance(document, str):
         yield document
     for name, value in _entries(document):
@@ -123,7 +123,7 @@ def _strings(document: Any) -> Iterator[str]:
 
 
 def _strings_at(names: tuple[str, ...], document: Any) -> Iterator[str]:
-    """Every string under one of `names`."""
+    """Yield every string under one of `names`."""
     for name, value in _entries(document):
         if name in names and isinstance(value, str):
             yield value

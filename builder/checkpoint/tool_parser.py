@@ -1,4 +1,4 @@
-"""In which notation a checkpoint writes calls of tools: the one whose parser reads what its chat template renders.
+"""The notation in which a checkpoint writes calls of tools: its parser reads what its chat template renders.
 
 Knows chat templates and parsers; knows no architecture and no task.
 """
@@ -16,7 +16,7 @@ CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type":
 
 
 def tool_parser(chat: Chat) -> str | None:
-    """The name of the parser of the template's notation; None where it has none, or one that is not known."""
+    """Return the name of the parser of the template's notation; None where it has none, or an unknown one."""
     if not takes_tools(chat):
         return None
     written = _written(chat)
@@ -24,18 +24,18 @@ def tool_parser(chat: Chat) -> str | None:
 
 
 def _written(chat: Chat) -> str:
-    """What is rendered where an answer of text would begin; nothing where the template refuses calls."""
+    """Return what is rendered where an answer of text would begin; nothing where the template refuses calls."""
     (answered, _), (called, _) = render(chat, [([USER, ASSISTANT], TOOLS), ([USER, CALLING], TOOLS)])
     return "" if answered is None or called is None else called[_alike(answered, called) :]
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters they begin with in common."""
+    """Return the length of their common prefix, in characters."""
     return next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(other))
 
 
 def _reads(name: str, written: str) -> bool:
-    """Whether this parser finds the call, at the beginning, and no other."""
+    """Return True if this parser finds the call, at the beginning, and no other."""
     parser = PARSERS[name]()
     parts = parser.push(written) + parser.finish()
     return parts[:1] == [CALL] and not any(isinstance(part, ToolCall) for part in parts[1:])

@@ -1,4 +1,4 @@
-"""What is looked at before a library reads a checkpoint: links, names of files and numbers that nobody can mean.
+"""Checks before a library reads a checkpoint: links, names of files and numbers that cannot be meant.
 
 A library would follow a link out of the folder, open whatever file an index names, or make as many layers as it is told
 before it looks at the weights. Knows files; knows no model.
@@ -30,7 +30,7 @@ MAX_BYTES_OF_TEXT = 64 << 20  # of other files that are read whole; the largest 
 
 
 def refuse_files(root: Path, model: str) -> None:
-    """Look at the files of the checkpoint `root`, before any is read. Raises CheckpointError, which names `model`."""
+    """Check the files of the checkpoint `root`, before any is read. Raises CheckpointError, which names `model`."""
     for link, target in _links_out(root):
         raise CheckpointError(
             f"{model}: {link} is a link out of the checkpoint, to {target}; put a copy of the file in its place"
@@ -47,7 +47,7 @@ def refuse_files(root: Path, model: str) -> None:
 
 
 def refuse_contents(folder: Path, model: str) -> None:
-    """Look into the index and the config.json in `folder`. Raises CheckpointError, which names `model`."""
+    """Check the index and the config.json in `folder`. Raises CheckpointError, which names `model`."""
     outside = next((name for name in indexed(folder) if Path(name).name != name), None)
     if outside is not None:
         raise CheckpointError(f"{model}: {INDEX} names {outside!r}; expected names of files beside it, without a path")
@@ -69,7 +69,7 @@ def _kind(path: Path) -> str:
 
 
 def _links_out(root: Path) -> Iterator[tuple[str, Path]]:
-    """Links out of `root`. A snapshot of the Hub's cache may link to the blobs beside it."""
+    """Yield links out of `root`. A snapshot of the Hub's cache may link to the blobs beside it."""
     here = root.resolve()
     places = [here, here.parent.parent / "blobs"] if here.parent.name == "snapshots" else [here]
     for path in _paths(root):
@@ -79,13 +79,13 @@ def _links_out(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def indexed(folder: Path) -> set[str]:
-    """The files that the index of weights in several files names."""
+    """Return the files that the index of weights in several files names."""
     weights = read_object(folder / INDEX).get("weight_map", {})
     return {str(name) for name in weights.values()} if isinstance(weights, dict) else set()
 
 
 def _numbers(document: Any) -> Iterator[tuple[str, float]]:
-    """The fields of MOST, of a configuration and of those in it."""
+    """Yield the fields of MOST, of a configuration and of those in it."""
     for name, value in document.items():
         if name in LABELS and isinstance(value, dict | list):
             yield name, len(value)
@@ -96,7 +96,7 @@ def _numbers(document: Any) -> Iterator[tuple[str, float]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """What a file says; nothing where it cannot be read, which whoever needs it will say."""
+    """Return the object in a file; empty if the file cannot be read, which its later reader will report."""
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint: which of them transformers reads, and whether they are whole.
+"""The safetensors files of a checkpoint: the ones that transformers reads, and whether they are whole.
 
 Knows file names and headers; reads no tensor.
 """

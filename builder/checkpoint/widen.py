@@ -1,7 +1,7 @@
 """Weights in 16 bits as fp32, in files that are mapped: half of a checkpoint's numbers need no memory of their own.
 
-Files are written tensor by tensor, in the format of safetensors (its README, "Format"), and are gone as soon as what
-maps them is. Knows files of weights; knows no model.
+Files are written tensor by tensor, in the format of safetensors (its README, "Format"), and disappear with the last
+mapping of them. Knows files of weights; knows no model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIECE = 1 << 22  # numbers that are widened at once: a whole table of words may 
 
 @contextmanager
 def widened(folder: Path, files: Sequence[Path]) -> Iterator[Path]:
-    """A folder like `folder`, with no 16-bit weights in `files`: `folder` itself where there are none.
+    """Yield a folder like `folder`, with no 16-bit weights in `files`: `folder` itself if there are none.
 
     A model that was loaded from it within the `with` keeps its weights mapped after it. Raises RepositoryError where
     the disk has no room for them.
@@ -55,7 +55,7 @@ def _wide_bytes(file: Path) -> int:
 
 
 def _widen(narrow: Path, wide: Path) -> None:
-    """The tensors with the largest numbers come first, so that each is aligned to its type."""
+    """Write the file in fp32; tensors with the largest numbers come first, so that each is aligned to its type."""
     with safe_open(narrow, framework="pt") as opened, wide.open("wb") as file:
         tensors = _tensors(opened)
         names = sorted(tensors, key=lambda name: (-_wide(tensors[name]).itemsize, name))
@@ -77,7 +77,7 @@ def _widen(narrow: Path, wide: Path) -> None:
 
 
 def _tensors(opened: Any) -> Mapping[str, torch.Tensor]:
-    """All of a file, which are mapped: reading their types and shapes reads none of them."""
+    """Return all tensors of a file, mapped: reading their types and shapes reads no values."""
     return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
 
 

@@ -1,6 +1,6 @@
-"""How far two answers are apart: numbers by their difference, everything else must be equal.
+"""Distance of two answers: numbers by their difference, everything else must be equal.
 
-Knows Python values; a str that holds JSON is compared as what it holds.
+Knows Python values; a str that holds JSON is compared by its JSON value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def difference(expected: Any, actual: Any, path: str = "answer") -> tuple[float, str]:
-    """The largest difference and where it is; infinite where something other than a number differs.
+    """Return the largest difference and where it is; infinite where something other than a number differs.
 
     Numbers are compared relative to the larger of 1 and the expected size.
     """

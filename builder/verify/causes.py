@@ -1,4 +1,4 @@
-"""Why a graph does not answer as PyTorch does: looked for once a comparison has failed, to be said in its error."""
+"""Causes of a graph that does not answer as PyTorch does: sought once a comparison has failed, for its error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUG = "this is a bug worth reporting, with the checkpoint's name"
 
 
 def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, threads: int) -> str:
-    """What of the model no graph can have, one sentence; or that it is not known."""
+    """Return the part of the model that no graph can have, in one sentence; or that it is not known."""
     usual = [min(USUAL, checkpoint.max_length)]
     again = first_row_distance(reference(module, rows, usual), reference(module, rows, usual))
     if again > TOLERANCE:
@@ -31,9 +31,9 @@ def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, t
 
 
 def _equal_up_to(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, threads: int) -> tuple[int, int]:
-    """The longest row on which the graph answers as a fresh PyTorch, and the next one; (0, 0) where there is none.
+    """Return the longest row on which the graph answers as a fresh PyTorch, and the next one; (0, 0) for none.
 
-    By halving, with a model loaded anew for each row: one that changes itself must not have answered before.
+    Found by halving, with a model loaded anew for each row: one that changes itself must not have answered before.
     """
     task, infer = encoder_task(checkpoint.task), infer_with(graph, threads)
 

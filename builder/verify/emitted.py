@@ -1,6 +1,6 @@
-"""The emitted engine over a graph, run in this process: what it generates, and what it thinks of tokens it is fed.
+"""The emitted engine over a graph, run in this process: its generated tokens, and its scores of tokens it is fed.
 
-What is run is what Triton will serve. Knows tokens; knows no architecture and nothing of PyTorch.
+The build runs the code that Triton will serve. Knows tokens; knows no architecture and nothing of PyTorch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFILL_TOKENS = 16  # few, so that short prompts come in pieces too
 
 @dataclass(frozen=True)
 class Taught:
-    """A sequence that is fed token by token, whatever the model would say: `tokens[i]` is followed by `targets[i]`.
+    """Sequence that is fed token by token, whatever the model would say: `targets[i]` follows `tokens[i]`.
 
     `best[i]` is the token that PyTorch finds most probable there.
     """
@@ -39,13 +39,13 @@ class Taught:
 
 @dataclass(frozen=True)
 class Agreeing:
-    """What came of teacher forcing: by row, where the best token is PyTorch's, and the targets' log-probabilities."""
+    """Result of teacher forcing: by row, where the best token is PyTorch's, and the targets' log-probabilities."""
 
     hits: list[np.ndarray]
     logprobs: list[np.ndarray]
 
     def refuse_nan(self) -> None:
-        """Raises VerificationError where a log-probability is not a finite number."""
+        """Raise VerificationError where a log-probability is not a finite number."""
         if not all(np.isfinite(values).all() for values in self.logprobs):
             raise VerificationError(
                 "the graph gives NaN on the samples. Nothing was published: check the weights and, where its results "
@@ -53,12 +53,12 @@ class Agreeing:
             )
 
     def error(self, reference: Sequence[np.ndarray]) -> float:
-        """The largest difference of a log-probability."""
+        """Return the largest difference of a log-probability."""
         return float(max(np.abs(a - b).max() for a, b in zip(reference, self.logprobs, strict=True)))
 
     @property
     def share(self) -> float:
-        """Of the positions, those whose most probable token is PyTorch's."""
+        """Share of the positions whose most probable token is PyTorch's."""
         return float(np.concatenate(self.hits).mean())
 
     @property
@@ -67,13 +67,13 @@ class Agreeing:
 
 
 def perplexity(logprobs: Sequence[np.ndarray]) -> float:
-    """exp of the mean negative log-probability, over all rows."""
+    """Return exp of the mean negative log-probability, over all rows."""
     return float(np.exp(-np.concatenate(logprobs).mean()))
 
 
 @dataclass(frozen=True)
 class _Fed:
-    """A row on its way: what came after each of its tokens that have run."""
+    """Row that is being fed: the results after each of its tokens that have run."""
 
     row: Taught
     hits: list[bool] = field(default_factory=list)
@@ -88,7 +88,7 @@ class _Fed:
         return len(self.row.targets) - self.held
 
     def take(self, logits: np.ndarray) -> None:
-        """`logits`: after each of the next tokens, (tokens, vocabulary)."""
+        """Add the results of `logits`: after each of the next tokens, (tokens, vocabulary)."""
         for after in logits:
             place, shifted = self.held, after - after.max()
             self.hits.append(bool(after.argmax() == self.row.best[place]))
@@ -131,7 +131,7 @@ def _feed(executor: Executor, group: Sequence[_Fed], steps: int | None) -> None:
 
 
 class _NoText:
-    """Stands in for a detokeniser where only tokens are wanted."""
+    """Stand-in for a detokeniser where only tokens are needed."""
 
     def push(self, token: int) -> str:
         return ""
@@ -152,7 +152,7 @@ class Prompted:
 def generate(
     executor: Executor, prompts: Sequence[Sequence[int]], count: int, prefill_tokens: int = PREFILL_TOKENS
 ) -> list[list[int]]:
-    """Greedy tokens after each prompt, all of them together in the emitted engine, joining and leaving as they may."""
+    """Return greedy tokens after each prompt, all of them together in the emitted engine, in any order of batches."""
     rules = Rules(Options(temperature=0.0), max_tokens=count)
     prompted = [Prompted(tuple(prompt), rules) for prompt in prompts]
     return [list(hypotheses[0].tokens) for hypotheses in answer(executor, prompted, prefill_tokens)]
@@ -161,7 +161,7 @@ def generate(
 def answer(
     executor: Executor, prompted: Sequence[Prompted], prefill_tokens: int = PREFILL_TOKENS
 ) -> list[list[Hypothesis]]:
-    """What the emitted engine says to each, all together: the n best of a search, or one sequence with no score."""
+    """Return the emitted engine's answers to all: the n best of a search, or one sequence with no score."""
     engine = Engine(executor, Limits(queue=len(prompted), prefill_tokens=prefill_tokens), reuse_prefixes=False)
     running: list[GeneratedSequence | Beams] = []
     errors: list[Exception] = []

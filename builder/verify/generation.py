@@ -1,6 +1,6 @@
 """A decoder's graph against PyTorch: the same probabilities token by token, and the same greedy text.
 
-What is run is what Triton will serve: the emitted engine over the graph. Knows tokens; knows no architecture.
+The build runs what Triton will serve: the emitted engine over the graph. Knows tokens; knows no architecture.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ROWS = 16  # that run at once: for weights that are read from memory more of the
 
 @dataclass(frozen=True)
 class Reference:
-    """What PyTorch says to the samples: at each position the best token, and the next token's log-probability.
+    """PyTorch's answers to the samples: at each position the best token, and the next token's log-probability.
 
-    `generated`: what transformers' own `generate` says after the first of `prompts`.
+    `generated`: the answer of transformers' own `generate` after the first of `prompts`.
     """
 
     rows: tuple[tuple[int, ...], ...]
@@ -49,8 +49,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Course:
-    """How a graph is run over a Reference: `rows` at once, of each the last `steps` tokens one by one after the others
-    as a prompt (None: all one by one); `alone`: after how many of the prompts it also writes on alone (None: all)."""
+    """Order in which a graph runs over a Reference.
+
+    `rows` at once, of each the last `steps` tokens one by one after the others as a prompt (None: all one by one);
+    `alone`: after how many of the prompts it also writes on alone (None: all).
+    """
 
     rows: int
     steps: int | None
@@ -66,7 +69,7 @@ EXACT = Course(rows=40, steps=12, alone=1)
 
 @dataclass(frozen=True)
 class Agreement:
-    """How well a graph agrees with a Reference. `alone`: the greedy texts after the first prompts, each by itself."""
+    """Agreement of a graph with a Reference. `alone`: the greedy texts after the first prompts, each by itself."""
 
     error: float  # largest difference of a token's log-probability
     mean: float  # share of positions whose most probable token is PyTorch's
@@ -83,7 +86,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Written:
-    """The greedy `text` of some `writer` after `prompt`, of which `asked` tokens were asked for."""
+    """Greedy `text` of a `writer` after `prompt`, of which `asked` tokens were requested."""
 
     prompt: tuple[int, ...]
     text: tuple[int, ...]
@@ -98,8 +101,7 @@ class Written:
         return row[: len(self.tokens)] == self.tokens
 
     def refuse_short(self) -> None:
-        """Raise VerificationError where tokens are missing: the writer knows of no end token, so all have to be
-        there."""
+        """Raise VerificationError where tokens are missing: the writer knows no end token, so all must be there."""
         if len(self.text) != self.asked:
             raise VerificationError(
                 f"{self.writer} wrote {len(self.text)} tokens instead of {self.asked}, although no end token came. "
@@ -125,8 +127,10 @@ class Written:
 
 
 def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Reference:
-    """Run `model` over token rows, and let it write on from the first half of the first; the graph is to write on from
-    more of them."""
+    """Run `model` over token rows, and let it write on from the first half of the first.
+
+    The graph is to write on from more of them.
+    """
     sampled = tuple(tuple(row[:LONGEST_SAMPLE]) for row in rows if len(row) > 2)
     answers = _best_and_logprobs(model, sampled)
     best, logprobs = ([answers[index][part] for index in range(len(sampled))] for part in (0, 1))
@@ -137,7 +141,7 @@ def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Ref
 def _best_and_logprobs(
     model: PreTrainedModel, rows: Sequence[Sequence[int]]
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """At each position of each row the best next token, and the log-probability of the row's own."""
+    """Return the best next token at each position of each row, and the log-probability of the row's own."""
     answers = {}
     for index, logits in _logits(model, rows):
         own = torch.tensor(rows[index][1:])
@@ -148,7 +152,7 @@ def _best_and_logprobs(
 
 
 def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[tuple[int, torch.Tensor]]:
-    """The index of each row, and the logits after each of its tokens, (tokens, vocabulary): the longest row first.
+    """Yield the index of each row, and the logits after each of its tokens, (tokens, vocabulary): longest row first.
 
     Rows are padded on the right, which a decoder sees from no position before: several together take half the time.
     """
@@ -165,7 +169,7 @@ def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[t
 
 
 def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
-    """`model.generate` with nothing of the checkpoint's generation_config: no sampling, no end before `count`."""
+    """Run `model.generate` with nothing of the checkpoint's generation_config: no sampling, no end before `count`."""
     ids = torch.tensor([list(prompt)])
     before = model.generation_config
     try:
@@ -186,7 +190,7 @@ def geometry_of(
 def largest_values(
     executors: Executors, caches: Sequence[LayerShape], vocabulary: int, reference: Reference
 ) -> dict[str, np.ndarray]:
-    """The largest key and value of each channel, (heads, size), that the samples put into the cache of ONNX Runtime."""
+    """Return the largest key and value of each channel, (heads, size), in ONNX Runtime's cache on the samples."""
     longest = max(map(len, reference.rows))
     executor = executors(geometry_of(caches, 1, longest, vocabulary))
     assert isinstance(executor, InPlace)
@@ -239,8 +243,8 @@ def refuse_wrong_probabilities(agreement: Agreement) -> None:
 def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
     """Raise VerificationError where a greedy token of the graph is missing, or is not PyTorch's and the two no tie.
 
-    A text is greedy where each of its tokens is the best after those before it, which one run over it says of all.
-    That this is what `generate` does is found out on a text of its own.
+    A text is greedy where each of its tokens is the best after those before it, which one run over it shows for all.
+    That `generate` writes such texts is checked on a text of its own.
     """
     prompts, alone = reference.prompts, agreement.alone
     texts = [
@@ -258,7 +262,10 @@ def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: A
 
 
 def _longest(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """`rows` without those that another begins with: what a graph says alone is as a rule what it says among others."""
+    """Return `rows` without those that another begins with.
+
+    What a graph answers alone is as a rule what it answers among others.
+    """
     longest: list[tuple[int, ...]] = []
     for row in sorted(dict.fromkeys(rows), key=len, reverse=True):
         if not any(other[: len(row)] == row for other in longest):

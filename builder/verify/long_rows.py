@@ -1,4 +1,4 @@
-"""A decoder's graph far beyond the samples: one long row, past every window that its configuration speaks of.
+"""A decoder's graph far beyond the samples: one long row, past every window in its configuration.
 
 PyTorch runs the row in one forward pass, the graph in pieces as prompts are served, and token by token where a window
 begins to hide the first key. The row is random, so that no key stands for another. Knows tokens; knows no architecture.
@@ -28,8 +28,10 @@ BEST = 8  # of PyTorch's tokens, whose log-probabilities are compared
 
 @dataclass(frozen=True)
 class LongRow:
-    """`tokens` of a row; `cuts`: how many of them have run after each call of the graph; `windows`: those that the
-    configuration speaks of."""
+    """Row of `tokens`; `cuts`: how many of them have run after each call of the graph.
+
+    `windows`: those in the configuration.
+    """
 
     tokens: tuple[int, ...]
     cuts: tuple[int, ...]
@@ -37,7 +39,7 @@ class LongRow:
 
     @property
     def compared(self) -> tuple[tuple[int, ...], ...]:
-        """Of each call, after how many tokens the graph is compared with PyTorch: in its middle, and at its end."""
+        """Token counts of each call after which the graph is compared with PyTorch: in its middle, and at its end."""
         return tuple(
             tuple(sorted({held + (cut - held + 1) // 2, cut}))
             for held, cut in zip((0, *self.cuts), self.cuts, strict=False)
@@ -46,8 +48,10 @@ class LongRow:
 
 @dataclass(frozen=True)
 class LongAnswers:
-    """What PyTorch says to `row`: after each of the tokens that are compared its best ones, (compared, BEST) int64,
-    and their log-probabilities, float64."""
+    """PyTorch's answers to `row`, after each of the tokens that are compared.
+
+    Its best tokens, (compared, BEST) int64, and their log-probabilities, float64.
+    """
 
     row: LongRow
     best: np.ndarray
@@ -55,13 +59,13 @@ class LongAnswers:
 
 
 def windows(config: Any) -> tuple[int, ...]:
-    """Every number of tokens that a configuration gives as a window or chunk, whether a layer uses it or not."""
+    """Return every number of tokens that a configuration gives as a window or chunk, whether a layer uses it or not."""
     named = config.get_text_config().to_dict().items()
     return tuple(sorted({int(v) for k, v in named if ("window" in k or "chunk" in k) and type(v) is int and v > 0}))
 
 
 def long_row(config: Any, vocabulary: int, max_length: int) -> LongRow:
-    """A row past the longest window that `LONGEST` allows, of no more than `max_length` tokens."""
+    """Return a row past the longest window that `LONGEST` allows, of no more than `max_length` tokens."""
     reached = [window for window in windows(config) if window + STEPS < LONGEST]
     end = min(max_length, LONGEST, max([SHORTEST, *(window + PIECE for window in reached)]))
     steps = {window + step for window in reached for step in range(-STEPS, STEPS + 1)}
@@ -71,7 +75,7 @@ def long_row(config: Any, vocabulary: int, max_length: int) -> LongRow:
 
 
 def unreached(config: Any, max_length: int) -> tuple[str, ...]:
-    """A warning where a served row may be longer than a window that no row of the build goes past."""
+    """Return a warning where a served row may be longer than a window that no row of the build goes past."""
     beyond = [window for window in windows(config) if window + STEPS >= LONGEST and window < max_length]
     return tuple(
         f"no row of the build went past the window of {window} tokens: it ends at {LONGEST}" for window in beyond
@@ -87,9 +91,10 @@ def ask_long_row(model: PreTrainedModel, max_length: int) -> LongAnswers:
 
 
 def refuse_wrong_long_row(answers: LongAnswers, executor: Executor) -> float:
-    """The largest error on a long row. Raises VerificationError for one too large, with the place and the windows.
+    """Return the largest error on a long row.
 
-    `executor`: of the graph, with a slot for the whole row.
+    Raises VerificationError for one too large, with the place and the windows. `executor`: of the graph, with a slot
+    for the whole row.
     """
     row, errors = answers.row, long_row_errors(executor, answers)
     worst = int(errors.argmax())
@@ -105,7 +110,7 @@ def refuse_wrong_long_row(answers: LongAnswers, executor: Executor) -> float:
 
 
 def pytorch_logits(model: PreTrainedModel, row: LongRow) -> torch.Tensor:
-    """(compared, vocabulary) float64: the logits of one forward pass; only those positions are projected."""
+    """Return (compared, vocabulary) float64: the logits of one forward pass; only those positions are projected."""
     places = torch.tensor(sum(row.compared, ())) - 1
 
     def only_compared(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -121,7 +126,7 @@ def pytorch_logits(model: PreTrainedModel, row: LongRow) -> torch.Tensor:
 
 
 def long_row_errors(executor: Executor, answers: LongAnswers) -> np.ndarray:
-    """(compared,): how far the log-probability of one of PyTorch's best tokens is off, at most."""
+    """Return (compared,): the largest error of the log-probability of one of PyTorch's best tokens."""
     row, errors, held, left = answers.row, [], 0, iter(zip(answers.best, answers.logprobs, strict=True))
     for cut, compared in zip(row.cuts, row.compared, strict=True):
         piece, wanted = np.array([row.tokens[held:cut]], np.int64), np.array(compared) - held - 1

@@ -1,9 +1,9 @@
-"""Which rows can share an engine call: found by asking PyTorch, for no configuration says it.
+"""Rows that can share an engine call: found by running PyTorch, since no configuration says it.
 
 Padding gets into the answers of models with parts that no attention mask reaches (the Fourier transform of FNet,
-arXiv:2105.03824; the convolutions of ConvBERT, arXiv:2008.02496). Heads that pool at the end token, as BART's, take
-as many of them from each row. Rotary positions that are scaled by length (longrope, arXiv:2402.13753) are scaled for
-all rows by the longest.
+arXiv:2105.03824; the convolutions of ConvBERT, arXiv:2008.02496). Heads that pool at the end token, as BART's, take as
+many of them from each row. Rotary positions that are scaled by length (longrope, arXiv:2402.13753) are scaled for all
+rows by the longest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHORT, PADDED = 9, 40  # tokens
 
 
 def alike(module: TaskGraph, rows: Rows, max_length: int) -> Alike:
-    """What rows of one call must have in common: nothing, their length, or how often they have a token, an id."""
+    """Return what rows of one call must have in common: nothing, their length, or how often they have a token id."""
     short, padded = min(SHORT, max_length), min(PADDED, max_length)
     changes = changes_beyond(module.model)
     if changes is not None and max_length > changes:
@@ -33,7 +33,7 @@ def alike(module: TaskGraph, rows: Rows, max_length: int) -> Alike:
 
 
 def _answers_unequal_numbers(module: TaskGraph, rows: Rows, length: int) -> bool:
-    """Whether the last special token may be in one row more often than in another."""
+    """Return True if the last special token may be in one row more often than in another."""
     feeds = rows.feeds(module.inputs, [length, length])
     feeds["input_ids"][0, len(rows.before)] = rows.after[-1]
     try:
@@ -45,7 +45,7 @@ def _answers_unequal_numbers(module: TaskGraph, rows: Rows, length: int) -> bool
 
 
 def first_row_distance(one: Reference, other: Reference) -> float:
-    """The largest relative difference of the first row of two answers, over the tokens of `one`'s."""
+    """Return the largest relative difference of the first row of two answers, over the tokens of `one`'s."""
     distances = [0.0]
     for name, values in one.outputs.items():
         a, b = values[0], other.outputs[name][0]

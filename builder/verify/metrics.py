@@ -16,7 +16,7 @@ Span = tuple[int, int, str]
 
 
 def classification(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
-    """One label a sample."""
+    """Score one label per sample."""
     from sklearn.metrics import accuracy_score, f1_score
 
     macro = f1_score(expected, predicted, average="macro", zero_division=0)
@@ -24,7 +24,7 @@ def classification(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
 
 
 def spans(texts: Sequence[str], expected: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]]) -> Scores:
-    """Entities, (begin, end, type) in characters; scored as tags of the words they touch."""
+    """Score entities, (begin, end, type) in characters, as tags of the words they touch."""
     from seqeval.metrics import f1_score
 
     truth = [_tags(text, labels) for text, labels in zip(texts, expected, strict=True)]
@@ -33,7 +33,7 @@ def spans(texts: Sequence[str], expected: Sequence[Sequence[Span]], predicted: S
 
 
 def _tags(text: str, labels: Sequence[Span]) -> list[str]:
-    """A tag a word, B- where an entity begins and I- where it goes on."""
+    """Return a tag per word, B- where an entity begins and I- where it goes on."""
     tags, end, last = [], 0, None
     for word in text.split():
         begin = text.index(word, end)
@@ -45,7 +45,7 @@ def _tags(text: str, labels: Sequence[Span]) -> list[str]:
 
 
 def questions(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Scores:
-    """Right answers of each question, none where it has no answer, against the one given ("" for none)."""
+    """Score the right answers of each question, none where it has no answer, against the one given ("" for none)."""
     from torchmetrics.functional.text import squad
 
     answers = [{"prediction_text": text, "id": str(number)} for number, text in enumerate(predicted)]
@@ -58,7 +58,7 @@ def questions(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Sc
 
 
 def ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Scores:
-    """Relevance of each document of each query, and the score it was given."""
+    """Score the relevance of each document of each query against the score it was given."""
     from sklearn.metrics import ndcg_score
 
     pairs = [(r, s) for r, s in zip(relevance, scores, strict=True) if len(r) > 1]
@@ -67,14 +67,14 @@ def ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[floa
 
 
 def similarity(expected: Sequence[float], cosines: Sequence[float]) -> Scores:
-    """How alike pairs of texts are."""
+    """Score how alike pairs of texts are."""
     from scipy.stats import spearmanr
 
     return {"Spearman": float(spearmanr(expected, cosines).statistic)}
 
 
 def texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
-    """Texts as they should be."""
+    """Score texts against their references."""
     from sacrebleu.metrics.chrf import CHRF
     from torchmetrics.functional.text import rouge_score
 

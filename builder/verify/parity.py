@@ -24,7 +24,7 @@ USUAL = 300  # tokens: every graph of the ladder is compared up to here, where m
 
 @dataclass(frozen=True)
 class Reference:
-    """What PyTorch answered to one batch."""
+    """PyTorch's answer to one batch."""
 
     lengths: tuple[int, ...]  # tokens of each row
     feeds: Mapping[str, np.ndarray]
@@ -32,7 +32,7 @@ class Reference:
 
 
 def reference(module: TaskGraph, rows: Rows, lengths: Sequence[int], seed: int = 0) -> Reference:
-    """Ask `module` for one batch of rows of `lengths` tokens."""
+    """Run `module` on one batch of rows of `lengths` tokens."""
     feeds = rows.feeds(module.inputs, lengths, seed)
     with torch.no_grad():
         outputs = module(*(torch.from_numpy(feeds[name]) for name in module.inputs))
@@ -41,10 +41,10 @@ def reference(module: TaskGraph, rows: Rows, lengths: Sequence[int], seed: int =
 
 
 def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Reference, ...]:
-    """PyTorch's answers to single rows of the longest texts served, beyond what every graph is compared on.
+    """Return PyTorch's answers to single rows of the longest texts served, beyond what every graph is compared on.
 
-    To be asked of a model that has answered nothing yet, longest first: BigBird, for one, changes its attention for
-    good at the first short text. Three rows at most: all positions, one fewer (another remainder for whatever works in
+    To be called on a model that has answered nothing yet, longest first: BigBird, for one, changes its attention for
+    good at the first short text. Three rows at most: all positions, one fewer (another remainder for code that works in
     blocks), and half as many. Raises VerificationError where PyTorch's model has no answer itself.
     """
     lengths = sorted({max_length, max_length - 1, max_length // 2 + 1}, reverse=True)
@@ -52,7 +52,10 @@ def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Ref
 
 
 def _answered(module: TaskGraph, rows: Rows, length: int) -> Reference:
-    """Some models cannot use all their positions: BigBird's sparse attention pads a text to whole blocks."""
+    """Return the answer to one row of `length` tokens. Raises VerificationError where the model has none.
+
+    Some models cannot use all their positions: BigBird's sparse attention pads a text to whole blocks.
+    """
     try:
         return reference(module, rows, [length])
     except Exception as error:  # whatever the model's own code raises
@@ -63,10 +66,10 @@ def _answered(module: TaskGraph, rows: Rows, length: int) -> Reference:
 
 
 def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Reference, ...]:
-    """PyTorch's answers to a short row, and to batches padded on the right: nearly all of the first row, with the
-    longest after it, and rows that get shorter.
+    """Return PyTorch's answers to a short row, and to batches padded on the right.
 
-    A long row alone is of `long_references`.
+    Those have nearly all of the first row padded, with the longest after it, and rows that get shorter. A long row
+    alone is of `long_references`.
     """
     longest = min(max_length, USUAL)
     short, middle, long = (min(length, longest) for length in (5, 17, 64))
@@ -75,7 +78,10 @@ def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Re
 
 
 def error_at(infer: Infer, graph: Graph, reference: Reference, per_token: bool) -> float:
-    """The largest relative error of `graph`, opened as `infer`, on one batch. Raises VerificationError for NaN."""
+    """Return the largest relative error of `graph`, opened as `infer`, on one batch.
+
+    Raises VerificationError for NaN.
+    """
     actual = infer({name: reference.feeds[name] for name in graph.inputs})
     return max(
         _difference(name, output, actual[name], reference, per_token) for name, output in reference.outputs.items()

@@ -1,6 +1,6 @@
-"""The emitted Python, run in this process over a graph, against what transformers answers to the same samples.
+"""The emitted Python, run in this process over a graph, against transformers' answers to the same samples.
 
-What is compared is what Triton will serve: the same files, with a session where the server has a BLS call.
+The build compares what Triton will serve: the same files, with a session where the server has a BLS call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALONE = 4  # of so many samples one is asked alone, too
 
 @dataclass(frozen=True)
 class Quality:
-    """Agreement with the reference over the samples, and what sharing a batch does to an answer."""
+    """Agreement with the reference over the samples, and the effect of sharing a batch on an answer."""
 
     mean: float
     worst: float
@@ -44,8 +44,9 @@ def served_quality(
     expected: Sequence[Answer],
     score: Callable[[Sequence[Answer]], Mapping[str, float]],
 ) -> Quality:
-    """Answer `samples` all at once, in a random order, and one of each `ALONE` by itself too; compare all answers with
-    `expected`, and those alone with those of the batch.
+    """Answer `samples` all at once, in a random order, and one of each `ALONE` by itself too; compare the answers.
+
+    All answers are compared with `expected`, and those alone with those of the batch.
 
     `infer`: the engine's, opened. `score`: of answers to all samples, by their labels.
     """
@@ -75,7 +76,7 @@ def served_quality(
 def _answers(
     pipeline: Pipeline, requests: Sequence[Any], places: Sequence[int], fields: Sequence[Field]
 ) -> list[Answer]:
-    """What is answered to the requests at `places`, sent as one batch in that order."""
+    """Return the answers to the requests at `places`, sent as one batch in that order."""
     answers: list[Answer] = []
     for place, answer in zip(places, pipeline([requests[place] for place in places]), strict=True):
         if isinstance(answer, Exception):

@@ -1,6 +1,6 @@
-"""Calls that this build's own engine answered, recorded to be made again on another version of it.
+"""Recorded calls that this build's own engine answered, for another version of the engine to repeat.
 
-Knows graphs and emitted executors; how an engine makes the calls again is in its room, builder/engines/*/replay.py.
+Knows graphs and emitted executors; the engine's package repeats the calls, builder/engines/*/replay.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PIECES, LEAST_PIECE = 8, 16
 
 @dataclass(frozen=True)
 class Case:
-    """Calls that were made here and what this build's own engine answered; `job` is what replay.py reads."""
+    """Calls of this build and the answers of its own engine; replay.py reads `job`."""
 
     name: str
     job: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Case:
 
 
 def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads: int) -> Case:
-    """Each call of `feeds` as it is, and its first row alone."""
+    """Record each call of `feeds` as it is, and its first row alone."""
     calls = [dict(call) for call in feeds]
     calls += [{name: values[:1] for name, values in call.items()} for call in feeds if _rows(call) > 1]
     infer = infer_with(graph, threads)
@@ -68,7 +68,7 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
 
 
 def _replay_file(engine: str) -> str:
-    """The part of replay.py that opens its graphs."""
+    """Return the part of replay.py that opens its graphs."""
     spec = importlib.util.find_spec(f"builder.engines.{engine}.replay")
     assert spec is not None
     return str(spec.origin)
@@ -83,14 +83,14 @@ def _answer(infer: Infer, call: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def tolerance(graph: Graph) -> float:
-    """How far two versions may be apart, as a share of the largest value."""
+    """Return how far two versions may be apart, as a share of the largest value."""
     if graph.arithmetic != "fp32" or any(graph.operators[name] for name in ROUNDING):
         return ROUNDED
     return ROUNDED if engine(graph.engine).half_constants(graph) else TOLERANCE
 
 
 class Recorder:
-    """What an executor is asked, in order, and what it answers, from now on."""
+    """Record of the calls of an executor, in order, and its answers, from now on."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -110,9 +110,9 @@ class Recorder:
         return call
 
     def case(self, name: str, graphs: Sequence[Graph], threads: int, remote: bool = False) -> Case:
-        """For an executor of the same arena over `graphs`; `remote`: one whose steps are calls of the engine.
+        """Return the case of an executor of the same arena over `graphs`; `remote`: its steps are calls of the engine.
 
-        The last that is recorded: the executor has its own methods again, and its weights go when whoever has it does.
+        The recording ends here: the executor has its own methods again, and its weights are freed with it.
         """
         executor = self.executor
         for method in RECORDED:
@@ -134,15 +134,15 @@ class Recorder:
 
 
 def _plain(argument: Any) -> Any:
-    """A part as a tuple: what makes the calls again knows no class of the builder."""
+    """Return a part as a tuple: the process that repeats the calls knows no class of the builder."""
     return tuple(argument) if isinstance(argument, Part) else argument
 
 
 def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[int]) -> None:
     """Have `executor` do all that it does when it serves: `long` in pieces, `prompts` whole, then all of them at once.
 
-    Of each piece the first token's logits are asked for as well as the last's, and of one step what searches read, too.
-    It has a slot for each prompt and the long row, and room for `STEPS` more tokens in it.
+    The calls request the first token's logits of each piece as well as the last's, and for one step what searches read.
+    It has a slot for each prompt and the long row, and memory for `STEPS` more tokens in it.
     """
     rows = [list(long), *map(list, prompts)]
     piece = max(LEAST_PIECE, -(-len(long) // PIECES))
@@ -162,7 +162,7 @@ def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[i
 
 
 def past_the_window(graph: Graph, tokens: Sequence[int], room: int) -> list[int]:
-    """Of `tokens`, over and over, as many as go past the longest attention window, of those that fit into `room`."""
+    """Return `tokens`, repeated, as many as go past the longest attention window, of those that fit into `room`."""
     model = onnx.load(str(graph.path), load_external_data=False)
     windows = [a.i for n in nodes_of(model.graph) for a in n.attribute if a.name == "local_window_size" and a.i > 0]
     count = max(2, min(max([LONG, *(window + LEAST_PIECE for window in windows)]), room - STEPS))

@@ -1,8 +1,8 @@
-"""Make recorded calls again on the engine that this interpreter finds first: python replay.py CALLS ANSWERS.
+"""Repeat recorded calls on the engine that this interpreter finds first: python replay.py CALLS ANSWERS.
 
-Run by runtimes.py in a process of its own, where another version of an engine comes before this build's. How an engine
-opens a graph is in its own room, builder/engines/*/replay.py, whose file each case names. Both files are pickles that
-the build itself writes and reads. Needs numpy, the engine, and the emitted executors.
+Run by runtimes.py in a process of its own, where another version of an engine comes before this build's. The engine's
+own package opens the graph, builder/engines/*/replay.py, whose file each case names. Both files are pickles that the
+build itself writes and reads. Needs numpy, the engine, and the emitted executors.
 """
 
 import importlib.util
@@ -15,13 +15,13 @@ import numpy as np
 
 
 def graph(room: Any, case: "dict[str, Any]") -> "list[Any]":
-    """Calls of one graph, each by itself."""
+    """Repeat calls of one graph, each by itself."""
     infer = room.open_graph(case)
     return [infer(feeds) for feeds in case["calls"]]
 
 
 def loop(room: Any, case: "dict[str, Any]") -> "list[Any]":
-    """Calls of an emitted executor, in their order: a cache is filled and read again."""
+    """Repeat calls of an emitted executor, in their order: a cache is filled and read again."""
     sys.path.append(case["builder"])
     executor = room.open_executor(case)
     answers = []
@@ -32,7 +32,7 @@ def loop(room: Any, case: "dict[str, Any]") -> "list[Any]":
 
 
 def kept(name: str, answer: Any, vocabulary: int) -> Any:
-    """What `name` answered as it is compared, in arrays of its own.
+    """Return what `name` answered as it is compared, in arrays of its own.
 
     Of the most probable tokens: each one's logit at its place among all, where the others have the lowest of these. So
     two tokens may change places as far as their logits are equal.
@@ -48,7 +48,7 @@ WAYS = {"graph": graph, "loop": loop}
 
 
 def room(file: str) -> Any:
-    """The module in `file`, which stands alone."""
+    """Return the module in `file`, which stands alone."""
     spec = importlib.util.spec_from_file_location("room", file)
     assert spec is not None
     assert spec.loader is not None
@@ -58,7 +58,7 @@ def room(file: str) -> Any:
 
 
 def main(calls: Path, answers: Path) -> None:
-    """Each case's answers, or in words why it has none."""
+    """Write each case's answers, or in words why it has none."""
     replies: list[list[Any] | str] = []
     for case in pickle.loads(calls.read_bytes()):
         try:

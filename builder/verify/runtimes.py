@@ -1,8 +1,8 @@
-"""Other versions of the engines: what was verified on this build's own must be answered by the one that serves.
+"""Other versions of the engines: the one that serves must repeat the answers that this build's own verified.
 
-An environment is a folder with one version of an engine, installed once into the user's cache and put
-before this build's own packages in a process of its own. There the recorded calls are made again (replay.py).
-Knows graphs and engines; knows no task and no architecture.
+An environment is a folder with one version of an engine, installed once into the user's cache and put before this
+build's own packages in a process of its own. There the recorded calls are repeated (replay.py). Knows graphs and
+engines; knows no task and no architecture.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ RUNNING_S = 1800
 
 
 class NotAtHand(Exception):
-    """An environment that cannot be made here; its text says why."""
+    """Raised where an environment cannot be installed here; its text says why."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Calls to be made again on the engine that is to serve; they are made here first, where that is at hand.
+    """Calls to repeat on the engine that will serve; they are recorded here first, if that engine is available.
 
     `in_process`: the emitted Python opens the graph itself, in the engine that its requirements pin.
     """
@@ -48,7 +48,7 @@ class Replay:
 
 
 def environment(engine: str, version: str) -> Path:
-    """The folder of `engine` in `version`, installed at its first use. Raises NotAtHand."""
+    """Return the folder of `engine` in `version`, installed at its first use. Raises NotAtHand."""
     folder = fetched(ENGINES, f"{engine}-{version}")
     if folder.is_dir():
         return folder
@@ -79,7 +79,10 @@ def install(engine: str, version: str) -> Path:
 
 
 def replayed(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[list[Any] | str]:
-    """The answers to `jobs` on the engine in `folder`, or in words why one has none. Raises VerificationError."""
+    """Return the answers to `jobs` on the engine in `folder`, or in words why one has none.
+
+    Raises VerificationError.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         calls, answers = Path(scratch, "calls"), Path(scratch, "answers")
         calls.write_bytes(pickle.dumps(list(jobs)))
@@ -99,7 +102,10 @@ def replayed(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[list[Any] 
 
 
 def difference(expected: Any, actual: Any, by_norm: bool = False) -> float:
-    """The largest, as a share of the largest value expected, or by their norms; infinite where shapes or NaN differ."""
+    """Return the largest difference as a share of the largest value expected, or by their norms.
+
+    It is infinite where shapes or NaN differ.
+    """
     if expected is None:
         return 0.0
     if isinstance(expected, Mapping):
@@ -116,7 +122,7 @@ def difference(expected: Any, actual: Any, by_norm: bool = False) -> float:
 
 
 def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[Case]]) -> EngineCheck:
-    """Make the calls of `cases` again on `engine` in `version`; they are made here first, where it is at hand.
+    """Repeat the calls of `cases` on `engine` in `version`; they are recorded here first, if it is available.
 
     Raises VerificationError where one is answered otherwise, or not at all.
     """
@@ -153,7 +159,7 @@ def _python() -> str:
 
 
 def verify_where_it_runs(triton: str, replay: Replay, stage: Stage) -> tuple[EngineCheck, ...]:
-    """The check on the CPU engine of a Triton release, as a stage of the build. Raises VerificationError."""
+    """Check the build on the CPU engine of a Triton release, as a stage. Raises VerificationError."""
     room = engine(replay.engine)
     where = f"the {room.NAME} of Triton {triton}"
     if replay.in_process:
@@ -164,7 +170,7 @@ def verify_where_it_runs(triton: str, replay: Replay, stage: Stage) -> tuple[Eng
 
 
 def main() -> None:
-    """python -m builder.verify.runtimes ENGINE VERSION ...: put them into the cache, and say where they are."""
+    """Install engines into the cache and print their folders: python -m builder.verify.runtimes ENGINE VERSION ..."""
     for version in sys.argv[2:]:
         print(environment(sys.argv[1], version))
 

@@ -1,6 +1,6 @@
 """An encoder-decoder's graphs against PyTorch: the same probabilities token by token, the same answers, the same text.
 
-What is run is what Triton will serve: the emitted engine over the graphs. Knows tokens; knows no architecture.
+The build runs what Triton will serve: the emitted engine over the graphs. Knows tokens; knows no architecture.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEARCHED = 4  # samples that are also answered by a search, which PyTorch is slo
 
 @dataclass(frozen=True)
 class Graphs:
-    """An encoder and a decoder that belong together, and the shapes of what lies between calls."""
+    """Encoder and decoder that belong together, and the shapes of the tensors between calls."""
 
     encoder: Graph
     decoder: Graph
@@ -49,7 +49,7 @@ class Graphs:
         return self.encoder.size + self.decoder.size
 
     def executor(self, slots: int, max_length: int, max_source: int, threads: int) -> CrossAttending:
-        """The emitted executor over these graphs."""
+        """Return the emitted executor over these graphs."""
         geometry = Geometry(slots, max_length, self.vocabulary, Geometry.pairs(self.caches))
         cross = CrossGeometry(max_source, self.beams, Geometry.pairs(self.cross))
         return CrossAttending(self.decoder.path, self.encoder.path, geometry, cross, Session(threads=threads))
@@ -57,7 +57,7 @@ class Graphs:
 
 @dataclass(frozen=True)
 class Reference:
-    """What PyTorch says to the samples, greedily and, where the model is built for it, by beam search.
+    """PyTorch's answers to the samples, greedily and, where the model is built for it, by beam search.
 
     `first` is the token that each answer is made to begin with, if there is one.
     """
@@ -79,14 +79,14 @@ class Reference:
 
     @property
     def taught(self) -> list[Taught]:
-        """The greedy answers, to be fed to the graphs."""
+        """Greedy answers, to be fed to the graphs."""
         answers = zip(self.greedy, self.best, strict=True)
         return [Taught((self.start, *answer[:-1]), answer, best) for answer, best in answers]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How near graphs come to a Reference."""
+    """Agreement of graphs with a Reference."""
 
     error: float  # largest difference of a token's log-probability
     hits: float  # share of positions whose most probable token is PyTorch's
@@ -126,7 +126,7 @@ def make_reference(
 def pytorch_answer(
     model: PreTrainedModel, source: Sequence[int], start: int, ends: Sequence[int], count: int, **options: Any
 ) -> list[tuple[int, ...]]:
-    """`model.generate` with `options` alone, none of the checkpoint's: new tokens of each returned sequence."""
+    """Run `model.generate` with `options` alone, none of the checkpoint's: new tokens of each returned sequence."""
     ids = torch.tensor([list(source)])
     settings = {
         "do_sample": False,
@@ -158,7 +158,7 @@ def pytorch_answer(
 
 
 def cut(tokens: Sequence[int], ends: Sequence[int], count: int) -> tuple[int, ...]:
-    """Up to the first end token; what follows is padding."""
+    """Cut after the first end token; the rest is padding."""
     places = [index for index, token in enumerate(tokens) if token in ends]
     return tuple(tokens[: places[0] + 1] if places else tokens[:count])
 
@@ -196,7 +196,7 @@ def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
 
 
 def _attach(executor: CrossAttending, reference: Reference, group: Sequence[int]) -> None:
-    """Let rows 0, 1, ... attend to what `group` reads."""
+    """Let rows 0, 1, ... attend to the texts of `group`."""
     for row in range(executor.geometry.slots):
         executor.assign(row, -1, 0)
     for row, encoded in enumerate(executor.encode([reference.sources[index] for index in group])):
@@ -205,9 +205,9 @@ def _attach(executor: CrossAttending, reference: Reference, group: Sequence[int]
 
 
 def recorded(graphs: Graphs, reference: Reference, threads: int) -> Case:
-    """What the graphs say here to a few texts together, the first also searched, to be said on another version.
+    """Record the graphs' answers to a few texts together, the first also searched, for another version to repeat.
 
-    The search ends before the rows beside it, which so go on in steps that nobody searches in.
+    The search ends before the rows beside it, which so go on in steps without a search.
     """
     sources, beams = reference.sources[:REPLAYED], reference.beams
     executor = graphs.executor(len(sources) + beams, REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
@@ -220,7 +220,7 @@ def recorded(graphs: Graphs, reference: Reference, threads: int) -> Case:
 
 
 def _going_on(reference: Reference, source: tuple[int, ...], beams: int, count: int) -> Prompted:
-    """An answer of so many tokens, whichever come."""
+    """Return a request whose answer has `count` tokens, whichever they are."""
     options = Options(temperature=0.0, num_beams=beams)
     return Prompted((reference.start,), Rules(options, first=reference.first, max_tokens=count), source)
 
@@ -228,7 +228,7 @@ def _going_on(reference: Reference, source: tuple[int, ...], beams: int, count: 
 def text_agreement(
     expected: Sequence[Sequence[int]], actual: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
 ) -> list[float]:
-    """chrF (Popović 2015, by sacrebleu) of each answer to PyTorch's, 1 where they are the same token for token."""
+    """Return the chrF (Popović 2015, by sacrebleu) of each answer to PyTorch's, 1 if they are equal token for token."""
     metric = CHRF()
     return [
         1.0 if tuple(a) == tuple(b) else metric.sentence_score(decode(b), [decode(a)]).score / 100
@@ -264,7 +264,7 @@ def _gap(
     answers: tuple[Sequence[int], Sequence[int]],
     whole: bool,
 ) -> float:
-    """How far apart PyTorch finds two answers, in log-probability a token: up to where they part, or as wholes."""
+    """Return how far apart PyTorch finds two answers, in log-probability per token: up to where they part, or whole."""
     same = next((i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b), min(map(len, answers)))
     scores = []
     for tokens in answers:

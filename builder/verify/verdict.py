@@ -1,4 +1,4 @@
-"""What can be published: entries whose answers were compared with PyTorch's, or entries that say that they were not.
+"""Results that can be published: entries whose answers were compared with PyTorch's, or that say they were not.
 
 Knows numbers and bounds; knows nothing about graphs.
 """
@@ -18,7 +18,7 @@ _PASSED = object()  # held by `Verified.after` alone
 
 @dataclass(frozen=True)
 class Bound:
-    """A number that came of a comparison with PyTorch, and the range that it has to be in."""
+    """Number that came of a comparison with PyTorch, and the range that it must be in."""
 
     what: str
     value: float
@@ -27,7 +27,7 @@ class Bound:
 
     @property
     def holds(self) -> bool:
-        """Whether it is in its range; NaN is in none."""
+        """True if it is in its range; NaN is in none."""
         return self.at_least <= self.value <= self.at_most
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a build compared with PyTorch: the exact graph's errors, and what the variant that is served keeps."""
+    """Comparisons of a build with PyTorch: the exact graph's errors, and the quality of the variant that is served."""
 
     bounds: tuple[Bound, ...]
 
@@ -50,7 +50,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verified:
-    """Entries, the front model first, whose answers are PyTorch's as far as was asked. Made by `after` alone."""
+    """Entries, the front model first, whose answers are PyTorch's as far as requested. Only `after` creates them."""
 
     entries: tuple[RepositoryEntry, ...]
     report: BuildReport
@@ -62,7 +62,7 @@ class Verified:
 
     @classmethod
     def after(cls, comparison: Comparison, entries: Sequence[RepositoryEntry], report: BuildReport) -> Verified:
-        """`entries` and their report, which then says that they are verified. Raises VerificationError."""
+        """Return `entries` and their report, which then says that they are verified. Raises VerificationError."""
         comparison.refuse()
         return cls(tuple(entries), replace(report, verified=True), _PASSED)
 
