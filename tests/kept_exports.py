@@ -1,8 +1,8 @@
-"""Exports are made once: the same module, traced in the same way, gives the same graph to whoever asks next.
+"""Exports are created once: the same module, traced in the same way, gives the same graph to every later caller.
 
 torch.export takes most of the time of a tiny build, and many tests build the same few checkpoints. Small graphs are
-kept in the user's cache for the next run too, under a hash of the code that makes them and of the libraries (what a
-graph does not depend on, as most of this project, may change); large ones in the folder of the run, for all of its
+kept in the user's cache for the next run too, under a hash of the code that makes them and of the libraries (code that
+a graph does not depend on, as most of this project, may change); large ones in the folder of the run, for all of its
 workers.
 """
 
@@ -35,7 +35,7 @@ LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
 SMALL = 4 << 20  # bytes of a graph that is kept for the next run
 STALE_S = 2 * 24 * 3600  # since a folder was last used
 PLAIN = (str, int, float, bool, tuple, list, torch.dtype, type(None))
-OF_A_COPY = {  # what differs in a model that was saved and loaded, its type apart: that is in its tensors
+OF_A_COPY = {  # differences of a model that was saved and loaded, but for its type, which is in its tensors
     "_name_or_path",
     "_use_kernels",
     "_weight_conversions",
@@ -47,7 +47,7 @@ OF_A_COPY = {  # what differs in a model that was saved and loaded, its type apa
 
 
 def user_folder() -> Path:
-    """Where graphs of this code are kept between runs; those of other code go when nobody used them for two days."""
+    """Return the folder of this code's graphs between runs; delete those of other code after two unused days."""
     code = [digest_of("builder.export.program", "to_onnx"), digest_of("builder.onnx.weights", "take_in")]
     code += [digest_of(f"builder.export.{name}") for name in TRACED]
     digest = hashlib.sha256(" ".join([sys.version, *map(version, LIBRARIES), *code]).encode())
@@ -64,7 +64,7 @@ def user_folder() -> Path:
 
 @contextmanager
 def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
-    """`to_onnx`, wherever the package calls it, reads from these folders what was exported before."""
+    """Make `to_onnx` read earlier exports from these folders, wherever the package calls it."""
     of_the_run.mkdir(parents=True, exist_ok=True)
 
     def exported_once(
@@ -99,7 +99,7 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
 
 
 def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: object) -> str:
-    """A hash of all that an export depends on: code by its names, settings and weights by their values."""
+    """Return a hash of everything that an export depends on: code by names, settings and weights by values."""
     facts: list[object] = [signature, [(t.dtype, tuple(t.shape), t.tolist()) for t in tensors]]
     configs: dict[int, Any] = {}
     for name, part in module.named_modules():
@@ -131,19 +131,21 @@ def _settings(config: PretrainedConfig) -> list[tuple[str, object]]:
 
 
 def _methods_of_ours(kind: type) -> list[FunctionType]:
-    """Methods of a class, and of those that it is of, which this project has put there."""
+    """Return the methods of a class, and of its bases, that this project has put there."""
     methods = [method for one in kind.__mro__ for _, method in sorted(vars(one).items())]
     return [method for method in methods if isinstance(method, FunctionType) and _is_ours(method)]
 
 
 def _name(code: Any) -> str:
-    """Of a class or a function."""
+    """Return the name of a class or a function."""
     return f"{code.__module__}.{code.__qualname__}"
 
 
 def _code(code: Any, above: tuple[object, ...] = ()) -> str:
-    """The name of a class or a function and, of one that belongs to this project, what it does. With what a function
-    holds, in its closure or by default: which that is, its definition does not say. `above`: those that hold it.
+    """Return the name of a class or a function, and the behaviour of one that belongs to this project.
+
+    It includes the values in a function's closure and defaults, which its definition does not name. `above`: the
+    functions that have this one among their values.
     """
     text = _name(code) + (digest_of(code.__module__, code.__qualname__.split(".")[0]) if _is_ours(code) else "")
     return text + "".join(_value(value, (*above, code)) for value in _held(code))
@@ -156,7 +158,7 @@ def _value(value: object, above: tuple[object, ...]) -> str:
 
 
 def _held(code: Any) -> Iterator[object]:
-    """What the closure of a function and its defaults have, as far as they are filled."""
+    """Yield the values of a function's closure and its defaults, as far as they are filled."""
     for cell in getattr(code, "__closure__", None) or ():
         with suppress(ValueError):  # an empty cell
             yield cell.cell_contents

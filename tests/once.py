@@ -1,4 +1,4 @@
-"""What the workers of a run share is made by the first that needs it; the others wait for it."""
+"""Resources that the workers of a run share: the first that needs one creates it, and the others wait for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def once(folder: Path, make: Callable[[], object]) -> None:
-    """What `make` leaves in `folder`, which is empty before, is for all workers."""
+    """Run `make`, which fills the empty `folder`, once for all workers."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     done = folder / "done"
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
@@ -23,9 +23,9 @@ def once(folder: Path, make: Callable[[], object]) -> None:
 
 
 def changed(folder: Path) -> list[str]:
-    """The files of `folder` that were written to, or are gone, since `once` made them.
+    """Return the files of `folder` that were written to, or removed, since `once` created them.
 
-    Some are one file by several names: whoever writes to one changes what others share.
+    Some are one file by several names: a write to one changes the file that others share.
     """
     stamps = json.loads((folder / "done").read_text())
     return sorted(str(folder / name) for name, stamp in stamps.items() if _stamp(folder / name) != stamp)
@@ -37,7 +37,7 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 
 def _stamp(file: Path) -> list[int]:
-    """Size and time of the last change; nothing of a file that is gone."""
+    """Return the size and time of the last change; nothing for a removed file."""
     if not file.exists():
         return []
     stat = file.stat()

@@ -17,7 +17,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that is in each place of a wo
 
 @dataclass(frozen=True)
 class Codes:
-    """What a quantiser makes of a matrix (outputs, inputs): codes, and scales and zeros by group."""
+    """Quantised matrix (outputs, inputs): codes, and scales and zeros by group."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -26,13 +26,13 @@ class Codes:
 
     @property
     def weights(self) -> np.ndarray:
-        """(outputs, inputs), exact in float32."""
+        """Return (outputs, inputs), exact in float32."""
         steps = self.codes.astype(np.int64) - self.zeros[:, self.groups]
         return steps.astype(np.float32) * self.scales.astype(np.float32)[:, self.groups]
 
 
 def rounded(weights: np.ndarray, bits: int, size: int, symmetric: bool, shuffled: bool = False) -> Codes:
-    """`weights` (outputs, inputs) rounded in groups of `size` inputs, at random ones where `shuffled`."""
+    """Round `weights` (outputs, inputs) in groups of `size` inputs, at random ones if `shuffled`."""
     inputs = weights.shape[1]
     groups = np.arange(inputs) // size
     if shuffled:
@@ -57,7 +57,7 @@ def rounded(weights: np.ndarray, bits: int, size: int, symmetric: bool, shuffled
 
 
 def _words(values: np.ndarray, bits: int, order: tuple[int, ...]) -> np.ndarray:
-    """Along the first axis: the value order[place] of each run goes to that place of a word."""
+    """Pack along the first axis: the value order[place] of each run goes to that place of a word."""
     per_word = 32 // bits
     runs = values.astype(np.uint32).reshape(-1, per_word, values.shape[1])
     words = np.zeros((len(runs), values.shape[1]), np.uint32)
@@ -67,7 +67,7 @@ def _words(values: np.ndarray, bits: int, order: tuple[int, ...]) -> np.ndarray:
 
 
 def gptq(codes: Codes, bits: int, version: int) -> dict[str, np.ndarray]:
-    """The parts of a module. Version 1 stores zero points less one."""
+    """Return the parts of a GPTQ module. Version 1 stores zero points less one."""
     plain = tuple(range(32 // bits))
     return {
         "qweight": _words(codes.codes.T, bits, plain),
@@ -78,7 +78,7 @@ def gptq(codes: Codes, bits: int, version: int) -> dict[str, np.ndarray]:
 
 
 def awq(codes: Codes) -> dict[str, np.ndarray]:
-    """The parts of a module of 4 bits."""
+    """Return the parts of an AWQ module of 4 bits."""
     return {
         "qweight": np.ascontiguousarray(_words(codes.codes, 4, AWQ_ORDER).T),
         "qzeros": np.ascontiguousarray(_words(codes.zeros, 4, AWQ_ORDER).T),
@@ -89,7 +89,7 @@ def awq(codes: Codes) -> dict[str, np.ndarray]:
 def pack_checkpoint(
     folder: Path, method: str, bits: int, size: int, symmetric: bool = True, version: int = 1, shuffled: bool = False
 ) -> dict[str, Codes]:
-    """Pack the linear layers of the decoder in `folder`, in place; what was made of each, by its name."""
+    """Pack the linear layers of the decoder in `folder` in place; return the packed parts of each by its name."""
     path = folder / "model.safetensors"
     tensors, by_name = load_file(path), {}
     for name in [name for name in tensors if name.endswith("_proj.weight")]:

@@ -1,4 +1,4 @@
-"""Check every page that the product writes: it stands alone, and its charts and tables show everything."""
+"""Checks of every page that the product writes: it stands alone, and its charts and tables show everything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 
 def stands_alone(html: str) -> None:
-    """Every tag is closed, and nothing is fetched or run."""
+    """Check that every tag is closed, and that nothing is fetched or run."""
     open_tags: list[str] = []
 
     class Reader(HTMLParser):
@@ -37,7 +37,7 @@ ANCHORED = {"start": 0.0, "middle": 0.5, "end": 1.0}
 
 
 def shows_every_text(html: str) -> None:
-    """Every text of every chart lies inside its picture, and every table is in a box that scrolls."""
+    """Check that every text of every chart lies inside its picture, and that every table is in a box that scrolls."""
     for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
         width, height = map(float, re.findall(r'viewBox="0 0 (\d+) (\d+)"', picture)[0])
         texts = TEXT.findall(picture)

@@ -1,4 +1,4 @@
-"""A report of a build that never was: what is published, listed or carried elsewhere is files."""
+"""A report of an invented build: published, listed and transferred versions are only files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Encoder-decoder checkpoints made by code, from fixed seeds: one tiny configuration of each supported architecture.
 
-`SEQ2SEQS` is what the support table of the README is generated from and what the export tests enumerate.
+The support table of the README is generated from `SEQ2SEQS`, and the export tests enumerate it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SEQ2SEQS: dict[str, Seq2Seq] = {
 
 
 def make_seq2seq(model_type: str, **options: Any) -> PreTrainedModel:
-    """A tiny model of `model_type` with random weights."""
+    """Create a tiny model of `model_type` with random weights."""
     torch.manual_seed(0)
     settings = {"vocab_size": VOCABULARY, **SPECIAL, **SEQ2SEQS[model_type].options, **options}
     config = AutoConfig.for_model(model_type, **settings)
@@ -70,7 +70,7 @@ def make_seq2seq(model_type: str, **options: Any) -> PreTrainedModel:
 
 
 def make_multilingual_tokenizer() -> MBart50Tokenizer:
-    """A tokeniser of the few words of the packaged samples, with the languages of mBART-50."""
+    """Create a tokeniser of the few words of the packaged samples, with the languages of mBART-50."""
     words = sorted({word for text in TEXTS for word in text.lower().split()} | set("abcdefghijklmnopqrstuvwxyz"))[:300]
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
     pieces += [(f"▁{word}", -2.0 - 0.01 * index) for index, word in enumerate(words)]

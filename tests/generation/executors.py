@@ -23,7 +23,7 @@ VOCABULARY, BLOCK = 50, 32
 
 
 class ArenaExecutor(Executor):
-    """Keys and values in this process's memory, and no graph."""
+    """Executor with keys and values in this process's memory, and no graph."""
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__(geometry)
@@ -34,8 +34,9 @@ class ArenaExecutor(Executor):
 
 
 class SumExecutor(ArenaExecutor):
-    """The next token is a function of all tokens in the slot, read from its cache: a wrong slot, position or
-    leftover shows in the text. One layer, one head, one number a position: the token itself.
+    """Executor whose next token is a function of all tokens in the slot, read from its cache.
+
+    A wrong slot, position or leftover shows in the text. One layer, one head, one number a position: the token itself.
     """
 
     def __init__(self, slots: int = 4, max_length: int = 32) -> None:
@@ -56,7 +57,7 @@ class SumExecutor(ArenaExecutor):
 
 
 class JoiningSumExecutor(SumExecutor):
-    """Runs texts that begin beside one another as one call, and leaves padding after each, as on a GPU."""
+    """Executor that runs texts beginning side by side as one call, and leaves padding after each, as on a GPU."""
 
     joins = True
 
@@ -72,7 +73,7 @@ class JoiningSumExecutor(SumExecutor):
 
 
 class SearchingSumExecutor(SumExecutor):
-    """Finds the most probable tokens for searches."""
+    """Executor that finds the most probable tokens for searches."""
 
     searches = True
 
@@ -86,7 +87,7 @@ class SearchingSumExecutor(SumExecutor):
 
 
 class PagedSumExecutor(Paged):
-    """The same over blocks: a wrong table, or a block that another row has written to, shows in the text."""
+    """SumExecutor over blocks: a wrong table, or a block that another row has written to, shows in the text."""
 
     def __init__(self, slots: int, max_length: int, blocks: int) -> None:
         geometry = Geometry(slots, max_length, VOCABULARY, ((1, 1),), blocks=blocks)
@@ -117,7 +118,7 @@ class PagedSumExecutor(Paged):
 
 
 def next_token(tokens: list[int]) -> int:
-    """What SumExecutor says after `tokens`."""
+    """Return the token that SumExecutor gives after `tokens`."""
     return (sum((index + 3) * token for index, token in enumerate(tokens)) + len(tokens)) % VOCABULARY
 
 
@@ -129,14 +130,14 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 
 def likeliest(logits: np.ndarray, count: int) -> Likeliest:
-    """What a graph finds in (rows, vocabulary)."""
+    """Return the values that a graph finds in (rows, vocabulary)."""
     tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
     totals = np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return Likeliest(tokens, np.take_along_axis(logits, tokens, axis=-1), totals)
 
 
 class ReadingExecutor(ArenaExecutor, EncodingExecutor):
-    """The same with a text to attend to, read from its place in the arena: a wrong place, length or leftover shows."""
+    """SumExecutor with a text to attend to, read from the arena: a wrong place, length or leftover shows."""
 
     def __init__(self, slots: int = 4, max_length: int = 32, max_source: int = 32, beams: int = 4) -> None:
         super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
@@ -172,7 +173,7 @@ class ReadingExecutor(ArenaExecutor, EncodingExecutor):
 
 
 def answer_token(text: list[int], tokens: list[int]) -> int:
-    """What ReadingExecutor says after `tokens`, having read `text`."""
+    """Return the token that ReadingExecutor gives after `tokens`, having read `text`."""
     return (next_token(text) * 7 + next_token(tokens)) % VOCABULARY
 
 

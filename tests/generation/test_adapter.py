@@ -1,4 +1,4 @@
-"""The adapter of a generating model, on a stand-in for Triton's module: what it does beside carrying tensors."""
+"""The adapter of a generating model, on a stand-in for Triton's module: its work besides carrying tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ON_TRITON = ("builder.runtime.generation_model", "builder.runtime.metrics")
 
 
 class Sender:
-    """Triton's response sender: what a client was sent, and whether it has gone."""
+    """Triton's response sender: it records responses, and whether the client has disconnected."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -37,7 +37,7 @@ class Sender:
 
 @dataclass
 class TritonError:
-    """What a response with an error holds."""
+    """Error of a response."""
 
     message: str
     code: str
@@ -45,7 +45,7 @@ class TritonError:
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A TritonPythonModel without a model: its service is whatever a test says."""
+    """Return a TritonPythonModel without a model: a test sets its service."""
     codes = {code: code for code in ("INVALID_ARG", "CANCELLED", "UNAVAILABLE", "INTERNAL")}
     triton = ModuleType("triton_python_backend_utils")
     for name, value in {
@@ -103,7 +103,7 @@ def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
     """One that was answered meanwhile is no error: nobody can know that before it asks."""
 
     class FakeRequest:
-        """Runs until it is cancelled, which it takes once."""
+        """Request that runs until it is cancelled, which it accepts once."""
 
         active = True
 

@@ -1,4 +1,4 @@
-"""Beam search beside other rows: what it finds, what it moves, and that nobody else is disturbed."""
+"""Beam search beside other rows: it finds the best answers, moves caches, and does not disturb other rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.generation.test_engine import Asked, Letters, engine_of
 
 
 def logits_after(tokens: list[int]) -> np.ndarray:
-    """What SumExecutor says after `tokens`, from a cache of its own."""
+    """Return the logits of SumExecutor after `tokens`, from a cache of its own."""
     executor = SumExecutor(slots=1, max_length=64)
     return executor.run(0, np.array([tokens], np.int64), np.zeros(1, np.int64))[0].copy()
 
 
 def best_answers(prompt: list[int], beams: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
-    """A beam search without a cache, written the long way."""
+    """Run a beam search without a cache, written the long way."""
     beams_kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for _ in range(count):
         grown = []
@@ -47,7 +47,7 @@ def best_answers(prompt: list[int], beams: int, count: int) -> list[tuple[float,
 
 
 class Searched:
-    """One request for a beam search and what came of it."""
+    """Request for a beam search, and its outcome."""
 
     def __init__(self, prompt: list[int], count: int, beams: int, n: int = 1, deadline: float | None = None) -> None:
         self.pieces: list[Piece] = []
@@ -143,7 +143,7 @@ def test_a_search_waits_for_all_its_slots_and_is_not_overtaken() -> None:
 
 
 def steps(engine: Engine, count: int, streams: list[Asked]) -> None:
-    """Steps, each of which gives each of these one token."""
+    """Run steps, each of which gives each of these streams one token."""
     for _ in range(count):
         before = [len(stream.tokens) for stream in streams]
         engine.step()
@@ -205,7 +205,7 @@ def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:
 
 
 class FailingRules(Rules):
-    """Fail after two tokens."""
+    """Rules that fail after two tokens."""
 
     def _banned(self, prompt: Sequence[int], generated: Sequence[int]) -> list[int]:
         if len(generated) == 2:
@@ -269,7 +269,7 @@ SETTLED: dict[str, Rules] = {
 
 @pytest.mark.parametrize("kind", SETTLED)
 def test_the_most_probable_tokens_are_all_that_a_search_needs(kind: str) -> None:
-    """Of twenty tokens, so that many of the best are forbidden, and of 3,000."""
+    """Search 20 tokens, so that many of the best are forbidden, and 3,000."""
     for vocabulary in (20, 3000):
         table = np.random.default_rng(1).normal(size=(vocabulary, vocabulary)).astype(np.float32)
         of_all, of_few = (BeamSearch(SETTLED[kind], [7], frozenset(ENDS)) for _ in range(2))

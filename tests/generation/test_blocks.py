@@ -1,4 +1,4 @@
-"""Blocks: shared where slots begin alike, copied by who writes, and taken from whoever came last when they run out."""
+"""Blocks: shared by slots that begin alike, copied on write, and taken from the latest slot when they run out."""
 
 from __future__ import annotations
 

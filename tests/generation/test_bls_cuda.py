@@ -1,7 +1,7 @@
 """Decoding through BLS with a cache that is handed from call to call and never looked at.
 
-No GPU is at hand: the engine runs on the CPU, once as a function and once as a Triton model of its own, where the cache
-goes from response to request by DLPack as it does on a GPU.
+There is no GPU here: the engine runs on the CPU, once as a function and once as a Triton model of its own, where the
+cache goes from response to request by DLPack as it does on a GPU.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tests.generation.test_cuda_executor import SAMPLED, generated
 
 
 class Handle:
-    """What a device keeps: nobody here may look inside."""
+    """Tensor on a device, which code here must not read."""
 
     def __init__(self, content: np.ndarray) -> None:
         self.content = content
 
 
 def _engine(graph: Graph, fetched: Counter[Any] | None = None) -> Any:
-    """`fetched` counts the outputs that calls ask for, and their (rows, new tokens)."""
+    """Return an engine of the graph; `fetched` counts the outputs that calls ask for, and their (rows, new tokens)."""
     run = run_with(open_session(graph.path, 1))
 
     def infer(feeds: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from builder.runtime.generation.cache import SlotCache
 
 
 class Copies:
-    """Stands in for an executor: notes what it is told to copy."""
+    """Stand-in for an executor that records the copies it is told to do."""
 
     def __init__(self) -> None:
         self.copied: list[tuple[int, ...]] = []

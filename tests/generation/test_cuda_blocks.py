@@ -1,5 +1,6 @@
-"""Decoding with the cache in blocks on a device, which is not there: the same code on a stand-in with CUDA's rules
-(copying_device.py), where ONNX Runtime's PagedAttention is what it means, in operators of a CPU.
+"""Decoding with the cache in blocks on a stand-in for a device with CUDA's rules (copying_device.py).
+
+It is the same code as on a GPU; ONNX Runtime's PagedAttention runs as equivalent operators of a CPU.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tests.generation.test_cuda_executor import answers
 from tests.generation.test_engine import Asked
 
 CUDA = Session(device="cuda")
-SMALL = 16  # tokens of a block: the least that the operator takes, so that short texts have several
+SMALL = 16  # tokens of a block: the operator's minimum, so that short texts have several
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> CopyingDevice:
 
 
 class TinyDecoder:
-    """A tiny decoder in fp16: its graph over slots, the same over blocks, and the graph that copies a block."""
+    """Tiny decoder in fp16: its graph over slots, the same over blocks, and the graph that copies a block."""
 
     def __init__(self, model_type: str, folder: Path) -> None:
         self.model = make_decoder(model_type)
@@ -86,7 +87,7 @@ def llama(module_folder: Callable[[str], Path]) -> TinyDecoder:
 
 
 def answered(executor: Executor, requests: list[Asked], prefill_tokens: int = 24) -> list[list[int]]:
-    """What an engine says to `requests`, each submitted one step after the one before."""
+    """Return an engine's answers to `requests`, each submitted one step after the one before."""
     engine = Engine(executor, Limits(0, prefill_tokens))
     for one in requests:
         engine.submit(one.sequences)

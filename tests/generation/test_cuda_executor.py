@@ -1,5 +1,6 @@
-"""Decoding with the cache on a device. No GPU is at hand: the same code runs on a stand-in that has CUDA's rules about
-memory (copying_device.py), fp16 cache and all; tests/gpu runs it on a GPU where there is one.
+"""Decoding with the cache on a stand-in for a device with CUDA's rules about memory (copying_device.py).
+
+The same code runs here, fp16 cache and all; tests/gpu runs it on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def test_smaller_weights_are_multiplied_by_activations_in_fp16(
 
 @pytest.fixture(scope="module")
 def half(module_folder: Callable[[str], Path]) -> tuple[Graph, Graph, Geometry]:
-    """A decoder in fp16 with its candidates, the graph that copies its slots, and its arena."""
+    """Return a decoder in fp16 with its candidates, the graph that copies its slots, and its arena."""
     folder = module_folder("half")
     exported = export_decoder(make_decoder("llama"), folder, 128)
     graph = with_candidates(to_half(exported.graph, folder / "half" / "model.onnx", real=("logits",)), folder)
@@ -125,7 +126,7 @@ def half(module_folder: Callable[[str], Path]) -> tuple[Graph, Graph, Geometry]:
 
 
 def generated(executor: Executor, options: dict[str, Any]) -> list[list[int]]:
-    """The tokens of two requests that begin and run together; the second goes on alone, and guesses."""
+    """Return the tokens of two requests that begin and run together; the second goes on alone, and guesses."""
     requests = [Asked(prompt, count, **options) for prompt, count in zip(prompts(), (12, 40), strict=False)]
     engine = Engine(executor, Limits(0, 128))
     for one in requests:
@@ -256,7 +257,7 @@ def test_the_emitted_model_answers_as_the_one_for_the_cpu(built: Path, cuda: Cop
 
 
 def answers(folder: Path, texts: list[str]) -> list[str]:
-    """Greedy answers to requests that run together, two beginning alike."""
+    """Return greedy answers to requests that run together, two beginning alike."""
     service = Service(folder)
     service.engine.start()
     by_number: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""What clients of the vLLM and TensorRT-LLM backends send, by their names, as this model's options."""
+"""Inputs of clients of the vLLM and TensorRT-LLM backends, by their names, become this model's options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {"TYPE_UINT64": np.uint64, "TYPE_INT32": np.int32, "TYPE_FP32": np.float
 
 
 def read(**tensors: Any) -> Options:
-    """Tensors of shape [1, n], as TensorRT-LLM's clients send them, in the types of the configuration."""
+    """Read tensors of shape [1, n], as TensorRT-LLM's clients send them, in the types of the configuration."""
     kinds = {field.name: KINDS.get(field.data_type, np.object_) for field in (*COMMON, *PROMPT)}
     arrays = {}
     for name, value in tensors.items():
@@ -115,7 +115,10 @@ def test_guides_of_vllm(written: Any) -> None:
 
 
 def test_what_nvidias_front_makes_of_a_chat_for_vllm() -> None:
-    """server r26.08 (b8040ad), python/openai/openai_frontend/engine/utils/triton.py, _create_vllm_generate_request."""
+    """Source: server r26.08 (b8040ad), python/openai/openai_frontend/engine/utils/triton.py.
+
+    The function is _create_vllm_generate_request.
+    """
     schema = {"type": "object"}
     others = ("regex", "choice", "grammar", "json_object", "whitespace_pattern", "structural_tag", "_backend")
     flags = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend_was_auto")

@@ -1,4 +1,4 @@
-"""A draft model guesses: the text is the same whatever it says, and the fewer steps the more of it is right."""
+"""A draft model guesses: its guesses never change the text, and right guesses save steps."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class PagedTarget(PagedSumExecutor):
 
 
 class Wrong(SumExecutor):
-    """Always says another token than SumExecutor."""
+    """Draft that always gives another token than SumExecutor."""
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         return np.roll(super().run(first, tokens, lengths, wanted), 1, axis=1)
 
 
 class Fickle(SumExecutor):
-    """Is wrong after each third token."""
+    """Draft that is wrong after each third token."""
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         logits = super().run(first, tokens, lengths, wanted)

@@ -30,7 +30,7 @@ from tests.generation.executors import JoiningSumExecutor, SumExecutor, expected
 
 
 class Letters(Detokenizer):
-    """Of one letter a token, without a tokeniser."""
+    """Decoder of one letter a token, without a tokeniser."""
 
     def __init__(self) -> None: ...
 
@@ -42,7 +42,7 @@ class Letters(Detokenizer):
 
 
 class Asked:
-    """One request and what came of it."""
+    """One request, and its outcome."""
 
     def __init__(self, prompt: list[int], count: int, ends: tuple[int, ...] = (), **options: Any) -> None:
         self.pieces: list[Piece] = []
@@ -77,7 +77,7 @@ class Asked:
 
 
 class FailingExecutor(SumExecutor):
-    """One slot, whose every step raises `error`."""
+    """Executor with one slot, whose every step raises `error`."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(slots=1)

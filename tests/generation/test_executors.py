@@ -1,4 +1,4 @@
-"""Executors of one loop: the cache in place, travelling, and handed on, say the same."""
+"""Executors of one loop give the same text: the cache in place, travelling, and handed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guided answers: a model of random logits says valid documents only, and nobody beside it says anything else."""
+"""Guided answers: a model of random logits writes valid documents only, and rows beside it do not change."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 class RandomExecutor(ArenaExecutor):
-    """Logits that are random, and the same after the same tokens wherever and beside whomever they are."""
+    """Executor of random logits, equal after equal tokens in any slot and beside any rows."""
 
     def __init__(self, slots: int = 4, max_length: int = LENGTH) -> None:
         super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
@@ -143,7 +143,7 @@ class RandomExecutor(ArenaExecutor):
 
 @pytest.fixture(scope="module")
 def folder(module_folder: Callable[[str], Path]) -> Path:
-    """A model's folder, but for its graph: a byte-level tokeniser, and serving.json."""
+    """Return a model's folder without its graph: a byte-level tokeniser, and serving.json."""
     version = module_folder("guided")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -163,7 +163,7 @@ def folder(module_folder: Callable[[str], Path]) -> Path:
 
 
 class Asked:
-    """A service over RandomExecutor, and what it answers."""
+    """Service over RandomExecutor, and its answers."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, slots: int = 4) -> None:
         self.executor = RandomExecutor(slots)
@@ -172,7 +172,7 @@ class Asked:
         self.answers: dict[int, dict[str, np.ndarray] | Exception] = {}
 
     def ask(self, *requests: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """The texts and finish reasons of requests that run together."""
+        """Return the texts and finish reasons of requests that run together."""
         for number, request in enumerate(requests):
             parameters = {"text_input": "so", "max_tokens": 400, **request}
             if "guide" in parameters:
@@ -241,7 +241,7 @@ def _sampled(seed: int, tokens: int = 400) -> dict[str, Any]:
 
 
 def _has_classes(schema: Mapping[str, Any]) -> bool:
-    r"""Whether a pattern has classes, such as \W and \p{Letter}, that the validator's Python reads otherwise."""
+    r"""Return True if a pattern has classes, such as \W and \p{Letter}, that the validator's Python reads otherwise."""
     return re.search(r"\\\\[pPwWdDsS]", json.dumps(schema)) is not None
 
 
@@ -262,8 +262,10 @@ def test_other_guides(guide: dict[str, Any], whole: str, asked: Asked) -> None:
 
 
 def test_arguments_of_a_call_are_of_their_own_schema(asked: Asked) -> None:
-    """Libraries of JavaScript write a repeated schema as a reference to where it came first: that was looked for in the
-    schema of the whole call, which has a `name` too."""
+    """Regression: a reference to the first place of a repeated schema was looked for in the schema of the whole call.
+
+    Libraries of JavaScript write repeated schemas so; the schema of the whole call has a `name` too.
+    """
     properties = {
         "name": {"enum": ["x", "y"]},
         "again": {"$ref": "#/properties/name"},
@@ -291,7 +293,7 @@ def test_arguments_of_a_call_are_of_their_own_schema(asked: Asked) -> None:
 
 
 def test_a_guide_keeps_its_spaces(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a checkpoint whose answers lose those before marks."""
+    """The checkpoint removes spaces before punctuation from its answers."""
     copy = Path(shutil.copytree(folder, tmp_path / "cleaned"))
     (copy / "serving.json").write_text(dump(replace(load_generation(copy), clean_up=True)))
     ((text, _),) = Asked(copy, monkeypatch).ask({"guide": {"regex": "(yes|no) , [a-f]{3,5} !"}})
@@ -374,7 +376,7 @@ def test_what_contradicts_a_guide_is_refused(other: dict[str, Any], asked: Asked
 
 
 def test_a_guide_that_is_never_understood_is_refused_in_time(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether thirty expressions can all match takes longer than anybody waits."""
+    """It takes longer than any request to decide whether thirty expressions can all match."""
     monkeypatch.setattr(guides_module, "CHECK_CPU_S", 1)
     monkeypatch.setattr(guides_module, "CHECK_S", 600)
     schema = {"type": "string", "allOf": [{"pattern": f"a.*b{number}.*c"} for number in range(30)]}

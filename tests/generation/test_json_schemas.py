@@ -1,4 +1,4 @@
-"""Schemas that llguidance alone reads too generously: mended, or refused by name."""
+"""Schemas that llguidance alone reads too generously are corrected, or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guessing what comes next: the text is the same, to the token and the draw; only the steps are fewer."""
+"""Prompt lookup does not change the text, to the token and the draw; it only saves steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCABULARY = 50
 
 
 class CopyingExecutor(SumExecutor):
-    """Goes on as the text did before, nine times out of ten; else as SumExecutor."""
+    """Executor that goes on as the text did before, nine times out of ten; else as SumExecutor."""
 
     guesses = True
 
@@ -42,7 +42,7 @@ class CopyingExecutor(SumExecutor):
 
 
 class CopyingPagedExecutor(PagedSumExecutor):
-    """The same over blocks."""
+    """CopyingExecutor over blocks."""
 
     def next_token(self, held: list[int]) -> int:
         copied = copied_token(held)

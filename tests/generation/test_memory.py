@@ -1,4 +1,4 @@
-"""What a large request leaves behind does not stay with the process."""
+"""Memory of a large request does not stay with the process."""
 
 from __future__ import annotations
 

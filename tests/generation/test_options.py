@@ -1,4 +1,4 @@
-"""Requests as clients send them, and what is said to those that cannot be meant."""
+"""Requests as clients send them, and the errors of those that make no sense."""
 
 from __future__ import annotations
 

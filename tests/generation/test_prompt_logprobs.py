@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens: those of PyTorch, whoever runs beside it and whatever is cached."""
+"""Log-probabilities of a prompt's own tokens: those of PyTorch, beside any rows and with any cache."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_fails_for_one_prompt_fails_for_it_alone(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """A service whose model is a SumExecutor, and whose tokens are single letters."""
+    """Return a service whose model is a SumExecutor, and whose tokens are single letters."""
     letters = {chr(ord("A") + number): number for number in range(50)}
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token="A"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -167,7 +167,7 @@ def test_what_was_cached_and_how_long_it_waited_is_said_where_it_is_asked_for(sm
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_loop_leaves_the_writing_of_answers_to_others(small: Service, stream: bool) -> None:
-    """What is done later, in its order, says what is said at once."""
+    """Answers written later, in their order, equal those written at once."""
     asked: dict[str, Any] = {"max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1, "n": 2, "stream": stream}
     at_once = answers_of(small, text_input="BCD", **asked)
     answers: list[tuple[Answer, bool]] = []

@@ -1,4 +1,4 @@
-"""Texts for an encoder: prefixes, pairs of languages, language tokens, and what is said of those not known."""
+"""Texts for an encoder: prefixes, pairs of languages, language tokens, and errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_chat_of_half_characters_and_a_template_that_does_not_compile_are_refu
 
 
 def test_other_threads_run_while_a_text_is_tokenised() -> None:
-    """Of the decode loop, say: the tokeniser's own `encode` keeps them all waiting."""
+    """The decode loop is such a thread; the tokeniser's own `encode` keeps them all waiting."""
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     turns, over = 0, threading.Event()
 
@@ -99,7 +99,7 @@ def test_other_threads_run_while_a_text_is_tokenised() -> None:
             turns += 1
 
     def seen() -> int:
-        """How often the other thread ran meanwhile."""
+        """Return how often the other thread ran during a long tokenisation."""
         before = turns
         assert len(token_ids(tokenizer, ["The train leaves. " * 20_000], special=False)[0]) > 20_000
         return turns - before

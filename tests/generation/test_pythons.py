@@ -1,4 +1,4 @@
-"""Emitted code in the Pythons of Triton's containers, with what its requirements pin there."""
+"""Emitted code in the Pythons of Triton's containers, with the packages that its requirements pin there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decode loop of an encoder-decoder: who reads what, when the encoder runs, and what is left behind."""
+"""The decode loop of an encoder-decoder: rows read their own texts, the encoder runs in time, and nothing stays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.generation.test_engine import Letters
 
 
 class Read:
-    """One request of n sequences, and what came of it."""
+    """One request of n sequences, and its outcome."""
 
     def __init__(self, text: list[int], count: int, n: int = 1, deadline: float | None = None) -> None:
         self.text, self.count = text, count

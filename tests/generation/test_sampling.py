@@ -1,4 +1,4 @@
-"""Sampling against transformers' own logits processors, and against what a user is promised of seeds and bans."""
+"""Sampling against transformers' own logits processors, and against the promises about seeds and bans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The highest of many scores, however they are found."""
+"""The highest of many scores, by every method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from builder.runtime.generation.scores import highest, log_sum_exp
 
 
 def sorted_through(rows: np.ndarray, totals: np.ndarray, scores: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """The same by sorting everything."""
+    """Find the same by sorting everything."""
     values = (rows - totals[:, None] + scores[:, None]).ravel()
     order = np.lexsort((-rows.ravel(), np.arange(rows.size) // rows.shape[1], -values))[:count]
     places = [index for index in order if values[index] > -np.inf]
@@ -19,7 +19,7 @@ def sorted_through(rows: np.ndarray, totals: np.ndarray, scores: np.ndarray, cou
 @pytest.mark.parametrize("size", [1, 50, 1024, 5000, 70_000])
 @pytest.mark.parametrize("beams", [1, 5])
 def test_the_highest_of_all_rows(size: int, beams: int) -> None:
-    """Of scores that differ, of scores most of which are equal, and where nearly all are forbidden."""
+    """The scores all differ, are mostly equal, or are nearly all forbidden."""
     generator = np.random.default_rng(size)
     rows = generator.normal(size=(beams, size)).astype(np.float32)
     equal = generator.integers(0, 3, rows.shape).astype(np.float32)
@@ -44,7 +44,7 @@ def test_the_highest_of_all_rows(size: int, beams: int) -> None:
 
 @pytest.mark.parametrize("best", [-1000, -40, -31, 0, 31, 40, 1000])
 def test_log_sum_exp(best: float) -> None:
-    """Of scores of any size; many that are far below the best count as well."""
+    """Scores have any size; many that are far below the best count as well."""
     row = np.full(70_000, best - 12, np.float32)
     row[::9] = best - 200
     row[7] = best

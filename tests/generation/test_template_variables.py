@@ -1,4 +1,4 @@
-"""What a request adds to a chat template: its variables, an effort of reasoning, an answer that was begun."""
+"""Additions of a request to a chat template: its variables, an effort of reasoning, an answer that was begun."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.checkpoints import make_tokenizer
 from tests.generation.executors import SumExecutor
 from tests.servings import answered, decoder_serving
 
-QWEN3 = (  # how Qwen3's begins an answer
+QWEN3 = (  # Qwen3's beginning of an answer
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
-EFFORT = "{{ reasoning_effort | default('medium') }}{{ messages[0].content }}"  # as gpt-oss's
+EFFORT = "{{ reasoning_effort | default('medium') }}{{ messages[0].content }}"  # like gpt-oss's
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " A cat is  "}]
 
 

@@ -28,7 +28,7 @@ from tests.servings import decoder_serving
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte: each character beyond ASCII takes several."""
+    """Return a tokeniser of one token a byte: each character beyond ASCII takes several."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -81,7 +81,7 @@ def test_the_pieces_are_the_text_that_follows_the_prompt(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_tokens_of_log_probabilities_are_spelled_as_in_the_text(kind: str) -> None:
-    """Those that begin a word came without their space, and were one key with those that do not."""
+    """Regression: tokens that begin a word came without their space, and shared a key with those that do not."""
     tokenizer = make_tokenizer(kind, type_ids=False).backend_tokenizer
     prompt = tokenizer.encode("The museum", add_special_tokens=False).ids
     tokens = tokenizer.encode("The museum in Oslo is closed for repairs", add_special_tokens=False).ids[len(prompt) :]
@@ -107,7 +107,7 @@ def test_the_first_token_of_a_text_is_spelled_without_the_space_before_it(kind: 
 
 
 def test_a_token_is_spelled_after_the_one_before_it() -> None:
-    """Where a word's last token says so, the next one has the space, and not every token after any."""
+    """If a word's last token says so, the next token has the space, and not every token after any."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "a</w>": 2, "b</w>": 3}, [], end_of_word_suffix="</w>"))
     tokenizer.decoder = decoders.BPEDecoder("</w>")
     spelling = Spelling(tokenizer, ())
@@ -251,7 +251,7 @@ def prompt() -> dict[str, np.ndarray]:
 
 
 def service_of(before: str, clean_up: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """A service whose model is a SumExecutor, and whose tokens are letters with `before` before each."""
+    """Return a service whose model is a SumExecutor, and whose tokens are letters with `before` before each."""
     marks = {f"{before}{chr(ord('A') + number)}": number for number in range(50)}
     tokenizer = Tokenizer(models.WordLevel(marks, unk_token=f"{before}A"))
     tokenizer.decoder = decoders.Fuse()

@@ -1,4 +1,4 @@
-"""The seeded checkpoints that golden answers belong to: python -m tests.golden.checkpoints FOLDER"""
+"""Create the seeded checkpoints that golden answers belong to: python -m tests.golden.checkpoints FOLDER."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUESTION_ANSWERING = ("bert", "roberta", "xlm-roberta")
 
 
 def make(folder: Path) -> None:
-    """One checkpoint an architecture, with what another transformers needs to read its tokeniser."""
+    """Create one checkpoint an architecture, with the files that another transformers needs to read its tokeniser."""
     for model_type in QUESTION_ANSWERING:
         target = make_checkpoint(folder / model_type, model_type, "question-answering")
         names = AutoTokenizer.from_pretrained(target).model_input_names

@@ -1,4 +1,4 @@
-"""Write question_answering.json: what the last question-answering pipeline answers for seeded checkpoints.
+"""Write question_answering.json: the last question-answering pipeline's answers for seeded checkpoints.
 
 transformers 5 has no such pipeline. Run in an environment of its own, on checkpoints this project made:
 

@@ -91,7 +91,7 @@ LONG = {"max_position_embeddings": 1024, "n_positions": 1024, "sliding_window": 
 
 
 def long_prompts() -> list[list[int]]:
-    """Four, of almost three blocks of 256 tokens each. Three of them begin with the same two blocks and a bit."""
+    """Return four prompts of almost three blocks of 256 tokens each; three begin with the same two blocks and a bit."""
     generator = np.random.default_rng(0)
     beginning = generator.integers(5, VOCABULARY, 520).tolist()
     tails = [generator.integers(5, VOCABULARY, length).tolist() for length in (215, 225, 235, 750)]
@@ -99,7 +99,7 @@ def long_prompts() -> list[list[int]]:
 
 
 def answered(executor: Executor) -> tuple[list[list[int]], Stats]:
-    """48 tokens after each, in an engine that reuses beginnings; each comes when the prompt before it has been read."""
+    """Return 48 tokens after each prompt, in an engine with a prefix cache; each comes when the one before is read."""
     requests = [Asked(prompt, 48) for prompt in long_prompts()]
     engine = Engine(executor, Limits(0, 256))
     for one in requests:
@@ -113,8 +113,10 @@ def answered(executor: Executor) -> tuple[list[list[int]], Stats]:
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
 def test_blocks_say_on_the_gpu_what_slots_say_there(model_type: str, tmp_path: Path) -> None:
-    """Seven blocks of 256 tokens, where all four texts would take twelve: they share what they begin with, grow into a
-    fourth block each, and one has to give way and is computed again."""
+    """Give seven blocks of 256 tokens to four texts that would take twelve.
+
+    They share their beginnings, grow into a fourth block each, and one is preempted and computed again.
+    """
     exported = export_decoder(make_decoder(model_type, **LONG), tmp_path, 1024)
     half = to_half(fuse(exported.graph, tmp_path), tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)

@@ -1,6 +1,6 @@
-"""Repositories that are broken one field at a time, each with the rule that says so; whole ones, with none.
+"""Repositories that are broken one field at a time, each with its rule; and whole ones, without one.
 
-What a server makes of them is compared in test_server.py: an error is a model that does not load, or answers nothing.
+test_server.py compares them with a server: an error is a model that does not load, or answers nothing.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ WARM_UP = 'model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data
 
 
 def parameter(name: str, value: str) -> str:
-    """A parameter of a configuration."""
+    """Return a parameter of a configuration."""
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
 
 
 def graph(inputs: tuple[int | str, ...] = ("batch", 4), external: str | None = None) -> bytes:
-    """An ONNX graph, y = x + 1, that the ONNX Runtime of every release reads."""
+    """Return an ONNX graph, y = x + 1, that the ONNX Runtime of every release reads."""
     one = helper.make_tensor("one", TensorProto.FLOAT, [4], [1.0] * 4)
     if external is not None:
         del one.float_data[:]
@@ -80,10 +80,10 @@ def graph(inputs: tuple[int | str, ...] = ("batch", 4), external: str | None = N
 
 @dataclass(frozen=True)
 class Case:
-    """`code`: of the rule that is broken; None: whole. `files`: beside config.pbtxt.
+    """Repository of one model. `code`: of the broken rule; None: whole. `files`: beside config.pbtxt.
 
-    `alone`: nothing else may be loading while it does, for it needs other models, or Triton 24.10 ends now and then as
-    it loads it. `hangs`: Triton 24.10 is never done with loading it. `loads`: it loads, and every request fails.
+    `alone`: nothing else may be loading meanwhile, because it needs other models, or Triton 24.10 ends now and then as
+    it loads it. `hangs`: Triton 24.10 never finishes loading it. `loads`: it loads, and every request fails.
     """
 
     config: str | bytes | None

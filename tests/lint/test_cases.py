@@ -1,4 +1,4 @@
-"""Each broken repository is found by its rule, and whole ones are not; here without a server."""
+"""Each broken repository is found by its rule, and whole ones are not; without a server here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_THE_MACHINE = ("TR403", "TR404", "TR451", "TR452")
 
 @pytest.fixture(scope="module")
 def findings(module_folder: Callable[[str], Path]) -> dict[str, list[Finding]]:
-    """What was found of each case, all of them in one repository."""
+    """Return the findings of each case, all of them in one repository."""
     repository = module_folder("cases")
     for name, case in CASES.items():
         case.write(repository / name)

@@ -1,4 +1,4 @@
-"""--fix writes what needs no decision, says so, and leaves everything else as it is."""
+"""--fix applies fixes that need no decision, reports them, and leaves everything else as it is."""
 
 from __future__ import annotations
 

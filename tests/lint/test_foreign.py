@@ -1,4 +1,4 @@
-"""Repositories that others wrote, or broke: something is said of each, and nothing is a traceback."""
+"""Foreign or broken repositories: each has a finding, and none causes a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings for machines: what SARIF, GitHub and JSON say of one."""
+"""Findings for machines: SARIF, GitHub and JSON."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from builder.runtime.contract import Arena, LayerShape, dump
 from tests.lint.cases import CASES, ONNX, WHOLE, Case
 from tests.servings import decoder_serving
 
-ELSEWHERE = {  # what breaks it, where that is not here and not a case
+ELSEWHERE = {  # the cause of a rule that is neither here nor in a case
     "TR101": "test_foreign.py",
     "TR103": "test_foreign.py",
     "TR109": "test_foreign.py",

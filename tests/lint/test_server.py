@@ -1,4 +1,4 @@
-"""Both ways on the real server: what has an error does not load, and what has none does."""
+"""Lint and the real server agree: models with an error do not load, and the others do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_what_check_passes_loads_and_what_the_server_refuses_check_refuses(tmp_p
 
 
 def _refused(folder: Path) -> dict[str, str]:
-    """What the server says of each model that it does not load.
+    """Return the server's message for each model that it does not load.
 
     Triton 24.10 ends now and then, seen at warm_up_of_many: the rest is then asked of another server.
     """
@@ -60,14 +60,14 @@ def _refused(folder: Path) -> dict[str, str]:
 
 
 def _turns(names: Sequence[str]) -> Iterator[tuple[Sequence[str], int]]:
-    """Models that are loaded together, and how many at once; then those that are alone, and those that hang."""
+    """Yield models that load together, and how many at once; then those that load alone, and those that hang."""
     alone = [name for name in names if CASES[name].alone or CASES[name].hangs]
     yield [name for name in names if name not in alone], AT_ONCE
     yield from (([name], 1) for name in sorted(alone, key=lambda name: CASES[name].hangs))
 
 
 def _load(client: InferenceServerClient, name: str) -> str | None:
-    """Why the server does not load a model; None where it does."""
+    """Return the reason why the server does not load a model; None if it does."""
     try:
         client.load_model(name, client_timeout=HANGS_S if CASES[name].hangs else LONG_S)
     except InferenceServerException as error:
@@ -76,7 +76,7 @@ def _load(client: InferenceServerClient, name: str) -> str | None:
 
 
 def _ended(server: Server, client: InferenceServerClient) -> bool:
-    """Whether it has, or is about to; one that goes on says so."""
+    """Return True if the server has ended, or is about to; one that goes on says so."""
     while server.process.poll() is None:
         with contextlib.suppress(InferenceServerException):
             if client.is_server_live():

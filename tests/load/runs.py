@@ -1,4 +1,4 @@
-"""Load tests as if they had been measured."""
+"""Load tests with invented measurements."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def run_of(*loads: Load) -> Run:
 
 
 def encoder(level: Level, rates: Sequence[float], model: str = "topics", p99_ms: float = 20.0) -> list[Load]:
-    """One repeat a rate of answers."""
+    """Return one repeat for each rate of answers."""
     return [Load(model, level, Seen(rate, 1000 / rate, 1500 / rate, p99_ms), SERVED) for rate in rates]
 
 
 def stream(level: Level, tokens: Sequence[float], model: str = "writes") -> list[Load]:
-    """One repeat a rate of tokens."""
+    """Return one repeat for each rate of tokens."""
     return [
         Load(model, level, Seen(rate / 32, 320.0, 330.0, 340.0, Stream(20.0, 25.0, 9.0, 12.0, rate)), SERVED)
         for rate in tokens

@@ -1,4 +1,4 @@
-"""Load tests without a server: levels, what perf_analyzer and Triton say, noise, what is kept and shown."""
+"""Load tests without a server: levels, output of perf_analyzer and Triton, noise, and the figures kept and shown."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_what_triton_counted_between_two_moments() -> None:
 
 
 def test_an_interval_is_students() -> None:
-    """Of 10, 12 and 14: s = 2, t = 4.303, so 4.303 * 2 / sqrt(3); one value says nothing of its noise."""
+    """For 10, 12 and 14: s = 2, t = 4.303, so 4.303 * 2 / sqrt(3); one value says nothing of its noise."""
     estimate = Estimate.of([10.0, 12.0, 14.0])
     assert estimate.mean == 12.0
     assert estimate.half == pytest.approx(4.968, abs=1e-3)

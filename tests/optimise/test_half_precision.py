@@ -1,4 +1,4 @@
-"""Half precision, and what must not be in it."""
+"""Half precision, and the operators that must not use it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.export.test_decoders import prompts
 def graph_of(
     nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], inputs: list[tuple[str, int]], folder: Path
 ) -> Graph:
-    """A graph with one output, `out`, and the types of what is between stated, as the exporter states them."""
+    """Return a graph with one output, `out`, with explicit types of the values between, as the exporter writes them."""
     between = [name for node in nodes for name in node.output if name not in ("out", "rows")]
     model = helper.make_model(
         helper.make_graph(
@@ -140,7 +140,7 @@ def test_what_is_multiplied_by_a_scale_is_rounded_too(tmp_path: Path) -> None:
 
 
 def test_the_type_that_a_graph_states_counts() -> None:
-    """That of the first number was taken, and a result in fp16 of one in fp32 was not rounded."""
+    """Regression: the type of the first number was taken, and a result in fp16 of one in fp32 was not rounded."""
     kinds = {"x": TensorProto.FLOAT, "y": TensorProto.FLOAT16}
     tensors = [helper.make_tensor_value_info(name, kind, [1]) for name, kind in kinds.items()]
     node = helper.make_node("Mixed", ["x"], ["y"], domain="tests")

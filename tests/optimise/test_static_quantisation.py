@@ -1,4 +1,4 @@
-"""Static int8: what is written is what ONNX Runtime's own quantiser writes."""
+"""Static int8: the result equals that of ONNX Runtime's own quantiser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_THE_GRAPH, BESIDE = 1 << 30, 1_000
 
 
 class Calls(CalibrationDataReader):  # type: ignore[misc]
-    """The quantiser's own interface to `feeds`, one call at a time."""
+    """Calibration reader: the quantiser's own interface to `feeds`, one call at a time."""
 
     def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
         self.feeds = feeds
@@ -40,8 +40,10 @@ class Calls(CalibrationDataReader):  # type: ignore[misc]
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Graph:
-    """Two products of one input, two of one matrix, one with a column of zeros, one with a single column; a sum reads
-    what products read too, and so does a product that can be left alone."""
+    """Return two products of one input, two of one matrix, one with a column of zeros, one with a single column.
+
+    A sum reads inputs of products too, and so does a product that can be left alone.
+    """
     random = np.random.default_rng(0)
     weights = {name: random.normal(size=(24, 24)).astype(np.float32) for name in ("left", "right", "apart")}
     weights["right"] = np.where(np.arange(24) == 5, 0, weights["right"] * 3 - 1).astype(np.float32)
@@ -66,7 +68,7 @@ def graph(tmp_path: Path) -> Graph:
 
 
 def content(model: onnx.ModelProto) -> tuple[list[bytes], dict[str, tuple[str, tuple[int, ...], bytes]]]:
-    """Nodes in any order, and tensors by their names."""
+    """Return nodes in any order, and tensors by their names."""
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     return (
         sorted(node.SerializeToString(deterministic=True) for node in model.graph.node),

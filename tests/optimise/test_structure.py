@@ -1,4 +1,4 @@
-"""Heads and neurons taken out: exactly where they are empty, by importance where a share is asked for."""
+"""Heads and neurons are removed: exactly the empty ones, or by importance if a share is requested."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def answers(graph: Graph) -> np.ndarray:
 
 
 def emptied(folder: Path, model_type: str = "bert") -> Path:
-    """A checkpoint whose first layer lost head 1 and neurons 3 and 5, and its second all neurons but constant ones."""
+    """Create a checkpoint: its first layer lost head 1 and neurons 3 and 5, its second all but constant neurons."""
     make_checkpoint(folder, model_type, "feature-extraction")
     model: Any = AutoModel.from_pretrained(folder)
     first, second = model.encoder.layer
     with torch.no_grad():
         first.attention.output.dense.weight[:, 8:16] = 0  # nothing reads head 1
         first.output.dense.weight[:, [3, 5]] = 0
-        second.attention.self.value.weight[16:24] = 0  # head 2 says its bias, whatever it looks at
+        second.attention.self.value.weight[16:24] = 0  # the output of head 2 is its bias, for any input
         second.attention.self.value.bias[16:24] = 0.7
-        second.intermediate.dense.weight[:] = 0  # every neuron says the same for every token
+        second.intermediate.dense.weight[:] = 0  # every neuron gives the same for every token
         second.intermediate.dense.bias[:] = 0.3
     model.save_pretrained(folder)
     return folder

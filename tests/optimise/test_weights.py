@@ -1,4 +1,4 @@
-"""Precisions of decoders: everything quantised, tied weights once, and a row's answer its own whoever is beside it."""
+"""Precisions of decoders: everything is quantised, tied weights once, and rows do not change each other's answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Fused = tuple[Graph, tuple[LayerShape, ...], Reference]
 
 @pytest.fixture(scope="module")
 def fused(module_folder: Callable[[str], Path]) -> Callable[[str], Fused]:
-    """The graph of a tiny decoder, its cache, and what PyTorch says; made at the first use of each."""
+    """Return the graph of a tiny decoder, its cache, and PyTorch's reference; created at the first use of each."""
 
     @functools.cache
     def export_once(model_type: str) -> Fused:
@@ -143,9 +143,9 @@ def test_the_gate_and_auto(tmp_path: Path) -> None:
 
 
 def _slower(choice: str) -> set[str]:
-    """What a choice says was slower, and so not judged."""
+    """Return the precisions that a choice reports as slower, and so not judged."""
     _, _, rest = choice.partition("; slower: ")
-    slower, _, _ = rest.partition("; ")  # what follows is said of a busy machine
+    slower, _, _ = rest.partition("; ")  # the rest is about a busy machine
     return {one.split(" (")[0] for one in slower.split(", ") if one}
 
 

@@ -1,4 +1,4 @@
-"""Plans for GPUs: what a card holds, in numbers, and that builds, Compose and Kubernetes get the same ones."""
+"""Plans for GPUs: a card's capacity in numbers, which are the same for builds, Compose and Kubernetes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TWO = [{"name": "l4", "memory_gb": 24}, {"name": "t4"}]
 
 
 class _Compose(yaml.SafeLoader):
-    """Reads what Compose has of its own."""
+    """YAML loader that reads Compose's own tags."""
 
 
 def _sequence(loader: Any, node: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is known of a model before it is built is what the build finds out, and after it what it measured."""
+"""The needs of a model before its build equal those that the build finds, and after it those that it measured."""
 
 from __future__ import annotations
 

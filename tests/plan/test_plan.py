@@ -1,4 +1,4 @@
-"""Plans: the arithmetic on made-up speeds, and what is lacking said with what would do."""
+"""Plans: the arithmetic on invented speeds, and errors that say what would be enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What N pods hold: the requests divided, or the models."""
+"""Contents of N pods: the requests divided, or the models."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_has_no_room_anywhere_is_said() -> None:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plans above, of which requests keep so many cores busy."""
+    """Set the plans above, whose requests keep that many cores busy."""
     rates = {"a": 60.0, "b": 6.0, "c": 3.0}
 
     def plan_of(capacity: Capacity, load: Load, needs: None) -> Plan:

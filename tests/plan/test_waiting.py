@@ -1,4 +1,4 @@
-"""The queue that is played through: where its times are known, and where only batches keep it up."""
+"""The simulated queue: where its times are known, and where only batches keep it up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builder.runtime.contract import Batching
 
 
 def _together(rows: int) -> Batching:
-    """Whatever fits into a batch is one call."""
+    """Return one call for everything that fits into a batch."""
     return Batching(token_budget=1 << 30, max_rows=rows, call_cost=1 << 20)
 
 
@@ -26,7 +26,7 @@ def test_one_after_the_other_at_random_is_the_queue_of_the_textbooks() -> None:
 @pytest.mark.parametrize(("busy", "call"), [(0.3, 0.0), (0.6, 0.0), (0.6, 4.0), (0.5, 10.0)])
 def test_waits_are_those_of_pollaczek_and_khinchine(busy: float, call: float) -> None:
     """M/G/1, and M/D/1 where a call costs the same for any text: the mean wait is rate * E[S^2] / (2 (1 - busy))."""
-    cost = Cost(call, 1 - call / 10)  # 10 ms for a text of 10 tokens, which is what texts have on average
+    cost = Cost(call, 1 - call / 10)  # 10 ms for a text of 10 tokens, which is the average of texts
     rate = 100 * busy
     times = latencies(cost, rate, texts=1, mean=10, longest=1e6, batching=_together(1))
     service = 10 + cost.part * (np.random.default_rng(1).exponential(10, 1_000_000) - 10)

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes, all of them on this machine, and what of it can be killed."""
+"""A Ray cluster of several nodes, all of them on this machine, whose nodes and processes can be killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STORE = 80 << 20  # bytes of shared memory of a node: the least that Ray takes i
 
 
 class Nodes:
-    """`cluster`: a ray.cluster_utils.Cluster, whose first node only leads."""
+    """Nodes of `cluster`, a ray.cluster_utils.Cluster whose first node only leads."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
@@ -42,18 +42,18 @@ class Nodes:
         return str(self.cluster.address)
 
     def at_least(self, count: int) -> list[str]:
-        """The nodes that have a core, `count` of them or more."""
+        """Return the nodes that have a core, `count` of them or more."""
         while len(self.cluster.worker_nodes) < count:
             self.cluster.add_node(num_cpus=1, **_small())
         return [node.node_id for node in self.cluster.worker_nodes]
 
     def kill(self, node_id: str) -> None:
-        """End a node, and all that runs on it, at once."""
+        """End a node, and everything that runs on it, at once."""
         (node,) = [node for node in self.cluster.worker_nodes if node.node_id.startswith(node_id)]
         self.cluster.remove_node(node, allow_graceful=False)
 
     def of(self, process: int) -> str:
-        """The node that a process runs on: that whose raylet it descends from."""
+        """Return the node that a process runs on: that whose raylet it descends from."""
         raylets = {node.all_processes["raylet"][0].process.pid: node.node_id for node in self.cluster.worker_nodes}
         while process not in raylets:
             process = _parent(process)
@@ -61,7 +61,7 @@ class Nodes:
 
 
 def _small() -> dict[str, Any]:
-    """A node that is there as soon as its raylet is.
+    """Return options of a node that is there as soon as its raylet is.
 
     A raylet waits for the ports that its agents choose, which on a busy machine import for longer than that and end it
     (WaitForDashboardAgentPorts in Ray's src/ray/raylet/node_manager.cc); it does not wait for ports that it is told.
@@ -72,8 +72,11 @@ def _small() -> dict[str, Any]:
 
 
 def _telling(patch: pytest.MonkeyPatch) -> None:
-    """Raylets are told the port that their agent listens on: Ray 2.60 tells it to the agent alone, and each raylet then
-    waits 15 s for the file in which the agent names it, which is not long enough where other programs run."""
+    """Tell raylets the port that their agent listens on.
+
+    Ray 2.60 tells it to the agent alone, and each raylet then waits 15 s for the file in which the agent names it. That
+    is not long enough if other programs run.
+    """
     from ray._private import services
 
     start = services.start_ray_process
@@ -92,7 +95,7 @@ def _telling(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def ray_nodes() -> Iterator[Nodes]:
-    """A cluster whose first node has no cores, and nothing else has any: see `at_least`."""
+    """Run a cluster whose first node has no cores, and nothing else has any: see `at_least`."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # of sockets, whose paths have 107 characters at most
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**SETTINGS, **PATIENCE, **LOOPBACK, **LEAN, **SLOW, "RAY_TMPDIR": folder}.items():
@@ -114,7 +117,7 @@ def ray_nodes() -> Iterator[Nodes]:
 
 
 def stubs(entry: Path) -> dict[int, int]:
-    """The processes of the model of a repository on every Triton of this machine, and the Triton of each."""
+    """Return the processes of a repository's model on every Triton of this machine, and the Triton of each."""
     stubs_found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended

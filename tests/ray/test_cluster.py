@@ -1,4 +1,4 @@
-"""Serving and building on a Ray cluster of several nodes, replicas and nodes killed in the midst of it."""
+"""Serving and building on a Ray cluster of several nodes, with replicas and nodes killed meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT = "The museum opens late on Fridays"
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    """A cluster without cores: each test says how many nodes it needs."""
+    """Run a cluster without cores: each test says how many nodes it needs."""
     with ray_nodes() as nodes:
         yield nodes
 
@@ -64,20 +64,20 @@ def test_a_build_goes_on_elsewhere_when_its_node_is_killed(
 
 
 def _deaths(events: list[Progress | Outcome]) -> int:
-    """How often the worker of the model `good` died; that of the other may have been on the same node."""
+    """Return how often the worker of the model `good` died; that of the other may have been on the same node."""
     stages = [news.stage for news in events if isinstance(news, Progress) and news.name == "good"]
     return sum("its worker died" in stage for stage in stages)
 
 
 @pytest.fixture(scope="module")
 def models(built: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
-    """A repository of a classifier, one with an engine beside it, and a model that generates."""
+    """Return a repository of a classifier, one with an engine beside it, and a model that generates."""
     return join([built(name) for name in ("topics", "flags", "writes")], module_folder("on-ray") / "models")
 
 
 @dataclass
 class Site:
-    """The application, for clients. `nodes`: those that it runs on; `models`: its repository."""
+    """Application for clients. `nodes`: those that it runs on; `models`: its repository."""
 
     port: int
     nodes: Nodes
@@ -85,42 +85,42 @@ class Site:
     failures: list[Any] = field(default_factory=list)
 
     def open(self, path: str, body: Any) -> Any:
-        """The response, to be read."""
+        """Return the response, to be read."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
         )
         return urllib.request.urlopen(request, timeout=WAIT_S)
 
     def classify(self, name: str) -> Any:
-        """What a classifier answers."""
+        """Return the answer of a classifier."""
         with self.open("/v1/tasks/text-classification", {"model": name, "inputs": [TEXT]}) as response:
             return json.loads(response.read())[0][0]["label"]
 
     def stubs(self, model: str) -> dict[int, int]:
-        """The processes of a model, and the Triton of each."""
+        """Return the processes of a model, and the Triton of each."""
         return stubs(self.models / model)
 
     def replicas(self) -> dict[str, int]:
-        """How many there are, by state."""
+        """Return the number of replicas by state."""
         from ray import serve
 
         return dict(serve.status().applications[NAME].deployments["Triton"].replica_states)
 
     def whole(self) -> Site:
-        """As it was in the beginning: two replicas, on two nodes."""
+        """Wait until it is as in the beginning: two replicas, on two nodes."""
         self.nodes.at_least(2)
         _wait_for(lambda: self.replicas() == {"RUNNING": 2})
         return self
 
     def write(self, name: str) -> None:
-        """Have a model that generates write for a while."""
+        """Let a generating model write for a while."""
         body = {"model": name, "prompt": "a", "max_tokens": 100, "ignore_eos": True}
         with self.open("/v1/completions", body) as response:
             assert json.loads(response.read())["usage"]["completion_tokens"] == 100
 
     @contextmanager
     def asked(self, clients: int, ask: Callable[[], object]) -> Iterator[list[int]]:
-        """Clients that ask and ask meanwhile: one item for each answer. What fails is noted."""
+        """Run clients that ask again and again meanwhile: one item for each answer. Failures are recorded."""
         done, counts = threading.Event(), list[int]()
         threads = [threading.Thread(target=self._ask_until, args=(done, ask, counts)) for _ in range(clients)]
         for thread in threads:
@@ -143,8 +143,10 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(nodes: Nodes, models: Path) -> Iterator[Site]:
-    """Two replicas, each with room for two models, on nodes of their own; a third where there is another node and more
-    to do than 3 requests at once on each."""
+    """Serve two replicas, each with memory for two models, on nodes of their own.
+
+    A third starts if there is another node and each has more than 3 requests at once.
+    """
     nodes.at_least(2)
     replicas = {"min_replicas": 2, "max_replicas": 3, "models_per_replica": 1}
     options = read_options({"repository": str(models), **replicas, "busy": 3, "grow_after_s": 0.5, "shrink_after_s": 5})
@@ -155,7 +157,7 @@ def site(nodes: Nodes, models: Path) -> Iterator[Site]:
 
 @contextmanager
 def _looking_often() -> Iterator[None]:
-    """Applications of which Ray counts the requests all the time, and not every ten seconds over the last thirty."""
+    """Make Ray count the requests of applications all the time, not every ten seconds over the last thirty."""
     from ray import serve
 
     deployment = serve.deployment
@@ -226,7 +228,7 @@ def test_a_stream_that_has_begun_ends_with_an_error(site: Site) -> None:
 
 
 def _broken_stream(site: Site) -> list[Any]:
-    """The events of a stream whose Triton is killed after the first of them."""
+    """Return the events of a stream whose Triton is killed after the first of them."""
     body = {"model": "writes", "prompt": "a", "max_tokens": 120, "ignore_eos": True}
     site.open("/v1/completions", {**body, "max_tokens": 1}).close()
     loaded = site.stubs("writes")

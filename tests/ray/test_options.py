@@ -79,7 +79,7 @@ def test_a_node_has_longer_to_start_than_ray_gives_it_unless_somebody_says_other
 
 
 class FakeControl(AbstractContextManager["FakeControl"]):
-    """serve.control.Control that only notes what it is told."""
+    """serve.control.Control that only records its calls."""
 
     calls: list[tuple[str, str]]
 
@@ -100,7 +100,7 @@ class FakeControl(AbstractContextManager["FakeControl"]):
 
 @pytest.fixture
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
-    """A model that is loaded on a server that runs."""
+    """Return a model that is loaded on a running server."""
     monkeypatch.setattr(FakeControl, "calls", [], raising=False)
     monkeypatch.setattr(replica, "Control", FakeControl)
     process = cast("subprocess.Popen[str]", type("Running", (), {"poll": lambda self: None})())

@@ -1,4 +1,4 @@
-"""What is asked again when a replica, or the gateway in front of it, is gone: without a cluster."""
+"""Requests are sent again when a replica, or the gateway in front of it, dies: without a cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeHandle:
-    """A ray.serve DeploymentHandle whose calls come to what is next in `comes`; a list is a stream's answers."""
+    """ray.serve DeploymentHandle whose calls return the next item of `comes`; a list is a stream's answers."""
 
     def __init__(self, *comes: Any) -> None:
         self.comes = list(comes)
@@ -49,7 +49,7 @@ class FakeHandle:
 
 
 class FakeCall:
-    """A DeploymentResponse, or its generator."""
+    """DeploymentResponse, or its generator."""
 
     def __init__(self, handle: FakeHandle, comes: Any) -> None:
         self.handle, self.comes = handle, comes
@@ -139,7 +139,7 @@ def test_an_error_goes_through_as_it_was() -> None:
 
 
 class Proxied:
-    """What Ray's proxy wraps: an application that returns without a response where the gateway that it asked died.
+    """Application that Ray's proxy wraps: it returns without a response if the gateway that it asked died.
 
     `answers`: the messages of each time.
     """

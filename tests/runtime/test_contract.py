@@ -1,4 +1,4 @@
-"""serving.json: what is written is what is read, and nothing else is taken for it."""
+"""serving.json: it is read as it was written, and other documents are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter of an encoder, on a stand-in for Triton's module: what it takes over is answered, whatever fails."""
+"""The adapter of an encoder, on a stand-in for Triton's module: it answers every request that it takes over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 300.0
 
 
 class Sender:
-    """Triton's response sender: what a client was sent."""
+    """Triton's response sender, which records a client's responses."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -34,7 +34,7 @@ class Sender:
 
 @dataclass
 class Asked:
-    """A request of one input; without a sender, one that Triton has none for."""
+    """Request of one input; without a sender, one for which Triton has none."""
 
     text_input: np.ndarray
     sender: Sender | None = None
@@ -50,7 +50,7 @@ class Asked:
 
 @dataclass
 class TritonError:
-    """What a response with an error holds."""
+    """Error of a response."""
 
     message: str
     code: str
@@ -58,7 +58,7 @@ class TritonError:
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A TritonPythonModel whose front repeats what it is asked."""
+    """Return a TritonPythonModel whose front repeats its input."""
     codes = {code: code for code in ("INVALID_ARG", "UNAVAILABLE", "INTERNAL")}
     triton = ModuleType(TRITON)
     for name, value in {

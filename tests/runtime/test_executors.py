@@ -37,7 +37,7 @@ SUMS = np.array([[6.0], [5.0]], np.float32)  # of the tokens that are no padding
 
 @pytest.fixture(scope="module")
 def graphs(module_folder: Callable[[str], Path]) -> Mapping[str, Graph]:
-    """By engine: the sum of each row's tokens."""
+    """Return by engine a graph of the sum of each row's tokens."""
     folder = module_folder("graphs")
     nodes = [
         helper.make_node("Mul", ["input_ids", "attention_mask"], ["kept"]),
@@ -113,7 +113,7 @@ def test_openvino_multiplies_as_it_was_verified_or_not_at_all(graphs: Mapping[st
     if openvino.arithmetic_on(cpu()["flags"]) == "fp32":
         with pytest.raises(RuntimeError, match="was verified in bf16"):
             on_openvino.Executor(graph.path.parent, _serving(replace(graph, arithmetic="bf16")))
-    else:  # fp32 is had everywhere in process, where OpenVINO can be told
+    else:  # fp32 is possible everywhere in process, where OpenVINO can be told
         exact = on_openvino.Executor(graph.path.parent, _serving(replace(graph, arithmetic="fp32")))
         np.testing.assert_array_equal(exact.infer(FEEDS)["features"], SUMS)
 
@@ -133,7 +133,7 @@ def test_an_executor_that_was_not_emitted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["handles", "paged"])
 def test_an_engine_of_a_decode_loop_that_was_not_emitted(name: str, tmp_path: Path) -> None:
-    """ "paged" is a module beside the engines, and none."""
+    """The module "paged" is beside the engines, and is not one."""
     serving = decoder_serving(executor="in-process", session=Session(engine=name), model="model.onnx")
     with pytest.raises(ContractError, match=rf"serving\.json\.session\.engine is '{name}', which is not here"):
         make_executor(tmp_path, serving, None)

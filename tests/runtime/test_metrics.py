@@ -1,4 +1,4 @@
-"""What is published on Triton's /metrics, on a stand-in for its module: each is a message, so only changes are."""
+"""Metrics on Triton's /metrics, on a stand-in for its module: each is a message, so only changes are published."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ LIMIT = 12
 
 
 class SumEngine:
-    """A fake engine: the feature of a row is the sum of its tokens, so padding and order would show."""
+    """Fake engine: the feature of a row is the sum of its tokens, so padding and order would show."""
 
     def __init__(self, fail_on: int | None = None) -> None:
         self.shapes: list[tuple[int, ...]] = []

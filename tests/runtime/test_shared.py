@@ -1,4 +1,4 @@
-"""A shared front's table of models, on a memory that counts: what is loaded, what makes room, what is refused."""
+"""A shared front's table of models, on a memory that counts: loads, evictions and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S = 300.0
 
 
 class CountedMemory:
-    """A process of `BASE` bytes and those of the models in it. A model is as large as the file in its folder."""
+    """Memory of a process of `BASE` bytes and of the models in it. A model is as large as the file in its folder."""
 
     def __init__(self) -> None:
         self.bytes = BASE
@@ -81,7 +81,7 @@ def _host(listing: Listing, counted: CountedMemory, limit: int) -> Host:
 
 
 def _ask(host: Host, name: str) -> None:
-    """One request: loaded where it is not there, and done."""
+    """Send one request: load the model if it is missing, and finish."""
     host.leave(host.take(name) or host.load(name))
 
 
@@ -197,11 +197,11 @@ def test_an_entry_that_is_damaged_is_to_be_shared_again(entry: Any, tmp_path: Pa
 
 
 class Panic(BaseException):
-    """What libraries in Rust raise: no Exception."""
+    """Error that Rust libraries raise: not an Exception."""
 
 
 class Waiting:
-    """A loader over `host`, and what came of the requests that it was asked for."""
+    """Loader over `host`, and the outcomes of its requests."""
 
     def __init__(self, host: Host) -> None:
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()

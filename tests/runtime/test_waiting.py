@@ -1,4 +1,4 @@
-"""The queue of an encoder's front: what is taken, kept, refused and dropped."""
+"""The queue of an encoder's front: requests taken, kept, refused and dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 300.0
 
 
 class FakeFront:
-    """Answers batches one by one as it is let; requests are known by their `sender`, a name."""
+    """Front that answers batches one by one as it is let; requests are known by their `sender`, a name."""
 
     def __init__(self, size: int, timeout_s: float = 0.0) -> None:
         self.batches: list[list[str]] = []
@@ -46,7 +46,7 @@ class FakeFront:
         return request.sender in self.gone
 
     def take(self, names: str, rows: int = 1, came: float = 0.0, by_name: bool = False) -> None:
-        """Requests of these names; `by_name`: each is for the model of that name."""
+        """Take requests of these names; `by_name`: each is for the model of that name."""
         tensors = {"text_input": np.zeros((rows, 1))}
         self.queue.take(came, [Taken(name, tensors, rows, name if by_name else "") for name in names])
 
@@ -56,7 +56,7 @@ class FakeFront:
         assert self.asked.acquire(timeout=PATIENCE_S)
 
     def answered(self) -> None:
-        """Wait until all that was taken is answered."""
+        """Wait until all taken requests are answered."""
         with self.queue.changed:
             assert self.queue.changed.wait_for(self.queue._idle, PATIENCE_S)
 
@@ -66,7 +66,7 @@ class FakeFront:
 
 
 class Panic(BaseException):
-    """What a tokeniser's Rust raises when it panics."""
+    """Error that a tokeniser's Rust raises when it panics."""
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_what_comes_after_a_look_waits_in_triton_until_its_turn(fronts: list[Fak
     queue, taken = front.queue, list[bool]()
     queue.look_s = PATIENCE_S
     front.begin("abcdef")
-    came = queue.returned + 1  # nobody was behind what was taken
+    came = queue.returned + 1  # no request waited behind those that were taken
     thread = threading.Thread(target=lambda: taken.append(queue.takes(came, 4)))
     thread.start()
     front.let.release()

@@ -45,7 +45,7 @@ sys.exit(main())
 
 
 def put_echo(repository: Path, name: str = "echo") -> Path:
-    """Write the model to a repository, which is returned."""
+    """Write the model to a repository; return the repository."""
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(CONFIG.format(name=name))
     (repository / name / "1" / "model.py").write_text(PROGRAM)
@@ -54,7 +54,7 @@ def put_echo(repository: Path, name: str = "echo") -> Path:
 
 @dataclass
 class Served:
-    """A running command, its output so far and its Triton's ports."""
+    """Running command, its output so far and its Triton's ports."""
 
     process: subprocess.Popen[str]
     ports: Ports
@@ -66,12 +66,12 @@ class Served:
 
     @property
     def triton(self) -> int:
-        """The process of tritonserver that runs now."""
+        """Return the process of the running tritonserver."""
         (process,) = [pid for pid in descendants(self.process.pid) if b"/bin/tritonserver" in _arguments(pid)[0]]
         return process
 
     def wait_until_ready(self, times: int = 1) -> None:
-        """Wait until it has said so often that it is ready."""
+        """Wait until the command has reported that many times that it is ready."""
         assert comes_about(lambda: self.output.count("ready; stop") >= times or self.process.poll() is not None)
         assert self.process.poll() is None, self.output
 
@@ -98,7 +98,7 @@ def serving(repository: Path, file: Path, *options: str) -> Iterator[Served]:
 
 
 def descendants(process: int) -> list[int]:
-    """The children of a process, and theirs."""
+    """Return the children of a process, and theirs."""
     children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

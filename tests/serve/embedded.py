@@ -1,4 +1,4 @@
-"""The embedded tritonserver by itself: what options it knows, and a server of ours with some of them."""
+"""The embedded tritonserver by itself: its options, and a server of ours with some of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from builder.serve.triton import Ports, free_ports
 
 
 def embedded_options() -> set[str]:
-    """What `tritonserver --help` lists."""
+    """Return the options that `tritonserver --help` lists."""
     shown = subprocess.run([_program(), "--help"], env=_environment(), capture_output=True, text=True, timeout=300)
     return set(re.findall(r"^\s+--([a-z-]+)", shown.stdout + shown.stderr, re.MULTILINE))
 
 
 @contextmanager
 def empty_server(options: Sequence[str], repository: Path) -> Iterator[Ports]:
-    """A tritonserver with `options` on a `repository` without models."""
+    """Run a tritonserver with `options` on a `repository` without models."""
     ports = free_ports()
     addresses = [f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")]
     addresses += [f"--{kind}-port={port}" for kind, port in vars(ports).items()]

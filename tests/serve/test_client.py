@@ -1,4 +1,4 @@
-"""The client, where there is nobody to ask."""
+"""The client without a server that answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_server_that_has_gone_is_said_of_every_question(question: str) -> None
 
 
 class FakeClient(Client):
-    """Of a server that answers at once; `sent`: what it was asked."""
+    """Client of a server that answers at once; `sent`: the requests to it."""
 
     def __init__(self, *inputs: Field) -> None:
         self.signature = Signature(inputs, (), {}, streams=True)

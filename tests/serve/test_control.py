@@ -1,4 +1,4 @@
-"""A server that is told to serve another version and does not: what the repository says then."""
+"""The repository after a server was told to serve another version and did not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Versions = dict[str, set[int]]
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Versions 1 and 2, of which 2 is served."""
+    """Publish versions 1 and 2, of which 2 is served."""
     monkeypatch.setattr(versions, "OVERLAP_S", 0)  # no server starts meanwhile
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
@@ -36,7 +36,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _server(
     monkeypatch: pytest.MonkeyPatch, after: Versions | None, error: BaseException, before: Versions | None
 ) -> None:
-    """One that fails to switch with `error`; its versions by their state `before` and `after`, None: it is gone."""
+    """Set a server that fails to switch with `error`.
+
+    `before` and `after` are its versions by their state; None: it is gone.
+    """
     now: list[Versions | None] = [before]
 
     def known(self: Control, model: str, states: Collection[str] = ("READY",)) -> set[int]:
@@ -65,8 +68,10 @@ def _server(
 def test_a_rollback_that_fails_leaves_server_and_repository_at_one(
     after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where it did switch, and only the last requests of before did not end: to put the files back would have the
-    next start serve what nobody serves now."""
+    """If it did switch, and only earlier requests did not end, the files stay switched too.
+
+    With the old files, the next start would serve a version that is not served now.
+    """
     _server(monkeypatch, after, error, before={"READY": {2}})
     assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
     assert served(repository / "front") == says
@@ -97,7 +102,7 @@ def test_a_server_of_another_repository_has_no_say_in_this_one(
 def test_so_does_a_promotion(
     after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a version that passed its trial, and that a Triton which starts anew would serve."""
+    """A version passed its trial, and a Triton that starts anew would serve it."""
 
     def passed(options: argparse.Namespace, *_: object) -> list[str]:
         return []

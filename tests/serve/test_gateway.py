@@ -1,4 +1,4 @@
-"""A gateway beside a server: what becomes of one that ends by itself. Another program listens in its place."""
+"""A gateway beside a server, and its end by itself. Another program listens in its place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(600)
 
 @pytest.fixture
 def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """What gives the process that listens: it writes it to the file `url`."""
+    """Return a function that gives the listening process, which writes its id to the file `url`."""
     monkeypatch.setattr(gateway_module, "PROGRAM", LISTENS)
 
     def process() -> int:

@@ -1,4 +1,4 @@
-"""Which servers are killed for their silence, and which are not."""
+"""Servers are killed for their silence only if they hang."""
 
 from __future__ import annotations
 

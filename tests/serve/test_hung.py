@@ -1,4 +1,4 @@
-"""A Triton that lives and does not answer: one that is stopped by a signal is exactly that."""
+"""A Triton that lives and does not answer: a process that is stopped by a signal is exactly that."""
 
 from __future__ import annotations
 

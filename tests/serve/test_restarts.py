@@ -1,4 +1,4 @@
-"""What clients of the gateway of `serve` are told while Triton or a model is started again."""
+"""Answers to clients of the gateway of `serve` while Triton or a model starts again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATH = "/v1/tasks/echo"
 
 
 class Clients(threading.Thread):
-    """Asks again and again, on a connection for each request; `refused`: what was no answer."""
+    """Clients that ask again and again, on a connection for each request; `refused`: responses without an answer."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -38,7 +38,7 @@ class Clients(threading.Thread):
 
 
 def ask(port: int, model: str) -> tuple[int, str | None, str]:
-    """The status, the Retry-After and the body of an answer."""
+    """Return the status, the Retry-After and the body of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         body = json.dumps({"model": model, "inputs": "a"})

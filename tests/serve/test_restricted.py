@@ -1,4 +1,4 @@
-"""What we write for deployment, tried on a real server as far as the embedded release knows it."""
+"""The deployment files on a real server, as far as the embedded release knows their options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGGING, REGIONS = "/v2/logging", "/v2/systemsharedmemory/status"
 
 @pytest.fixture(scope="module")
 def ports(module_folder: Callable[[str], Path]) -> Iterator[Ports]:
-    """A server with the options of docker-compose.yml."""
+    """Run a server with the options of docker-compose.yml."""
     script, _, *options = SERVICES["triton"]["command"][2:]
     restricted = script.splitlines()[0].split('"')[1].split("$")[0] + KEY
     options += [f"--{name}={restricted}" for name in ("grpc-restricted-protocol", "http-restricted-api")]

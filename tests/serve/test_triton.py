@@ -35,7 +35,7 @@ def test_a_port_that_somebody_has_is_passed_over(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A folder with the looks of a repository; nothing here gets as far as loading it."""
+    """Return a folder that looks like a repository; nothing here gets as far as loading it."""
     folder = tmp_path / "model_repository"
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "config.pbtxt").write_text('name: "model"')

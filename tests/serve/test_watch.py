@@ -1,4 +1,4 @@
-"""What is started again, how often and when: on processes that only look like Triton's, and no server."""
+"""Models and servers start again in time and in number: on processes that only look like Triton's, without a server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from builder.serve import watch
 from builder.serve.triton import Ports, Server
 from builder.serve.watch import ATTEMPTS, Restarts, Watcher, children, keep_running
 
-# A parent that never takes leave of its children, as tritonserver does; it ends with its standard input.
+# A parent that never reaps its children, as tritonserver; it ends with its standard input.
 PARENT = """
 import os, subprocess, sys
 end = ["-f", "--pid", str(os.getpid())]  # of tail, which stands for a stub: with its parent
@@ -43,7 +43,7 @@ for stub in stubs:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """Two models of one process each, and no decode loop."""
+    """Return two models of one process each, and no decode loop."""
     models = []
     for name in ("front", "engine"):
         models.append(tmp_path / name / "1" / "model.py")
@@ -59,7 +59,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def controlled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What the server was told, in order; it does all of it."""
+    """Return the commands to the server in order; it does all of them."""
     calls: list[tuple[str, str]] = []
 
     def control(self: Watcher, verb: str, name: str) -> str:
@@ -108,7 +108,7 @@ def test_what_is_not_signed_is_not_loaded_again(server: Server, tmp_path: Path) 
 
 
 class FakeIndex:
-    """What Triton says of the versions of the model "engine"."""
+    """Triton's index of the versions of the model "engine"."""
 
     states: ClassVar[dict[str, str]] = {}
 

@@ -1,1 +1,1 @@
-"""JSON schemas of many shapes, random walks through what a guide allows of each, and a judge of where they end."""
+"""JSON schemas of many shapes, random walks through the texts that a guide allows, and a judge of their ends."""

@@ -35,7 +35,7 @@ def generated(count: int, seed: int) -> Iterator[Any]:
 
 
 class _Source:
-    """Draws one schema."""
+    """Source that draws one schema."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance

@@ -72,7 +72,7 @@ DEFINITIONS: dict[str, Any] = {
 }
 
 
-FAMILIES = {  # keywords that say something about one type only
+FAMILIES = {  # keywords that apply to one type only
     "number": ("multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"),
     "string": ("maxLength", "minLength", "pattern", "format"),
     "array": ("prefixItems", "items", "contains", "maxItems", "minItems", "uniqueItems", "unevaluatedItems"),

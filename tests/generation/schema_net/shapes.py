@@ -1,4 +1,4 @@
-"""Schemas with the shapes of JSONSchemaBench (https://arxiv.org/abs/2501.10868): of real projects, where they are here.
+"""Schemas with the shapes of JSONSchemaBench (https://arxiv.org/abs/2501.10868), from real projects if they are here.
 
 Kubernetes' objects come from kubernetes-validate, those of JSON Schema Store from check-jsonschema; those of Snowplow,
 of GitHub's repositories and of function calls are written like theirs.
@@ -24,7 +24,7 @@ REFERENCE = re.compile(r'"#/(definitions|\$defs)/([^"]+)"')
 
 
 def shapes() -> dict[str, list[Any]]:
-    """Return schemas by where their shape is from."""
+    """Return schemas by the origin of their shape."""
     return {
         "Kubernetes": list(_kubernetes()),
         "JSON Schema Store": list(_store()),
@@ -35,7 +35,7 @@ def shapes() -> dict[str, list[Any]]:
 
 
 def _kubernetes() -> Iterator[Any]:
-    """Yield every object of the newest version that has one, with what it is made of."""
+    """Yield every object of the newest version that has one, with the objects that it refers to."""
     newest = max(KUBERNETES.glob("v*-local"), key=lambda folder: int(folder.name.split(".")[1]))
     yield from _parts(json.loads((newest / "_definitions.json").read_text("utf-8")))
 
@@ -98,7 +98,7 @@ def _snowplow() -> Iterator[Any]:
 
 
 def _calls() -> Iterator[Any]:
-    """Yield the schemas of calls that are demanded, of one function and of any of several."""
+    """Yield the schemas of required calls, of one function and of any of several."""
     parameters: dict[str, dict[str, Any]] = {
         "weather": {"city": {"type": "string", "maxLength": 9}, "unit": {"enum": ["celsius", "fahrenheit"]}},
         "search": {"query": {"type": "string"}, "limit": {"type": "integer", "minimum": 1, "maximum": 50}},

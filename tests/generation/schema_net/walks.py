@@ -1,4 +1,4 @@
-"""Random walks through what a guide allows, and whether they end in documents of its schema."""
+"""Random walks through the texts that a guide allows; each must end in a document of its schema."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_guides(folder: Path) -> Guides:
 
 @dataclass
 class Findings:
-    """Counts of what became of schemas and of walks; `wrong`: schemas, with the answers that should not have come."""
+    """Counts of the outcomes of schemas and of walks; `wrong`: schemas, with the answers that should not have come."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
@@ -51,7 +51,7 @@ class Findings:
 
 
 class Walker:
-    """Walks under the guides of one tokeniser."""
+    """Walker under the guides of one tokeniser."""
 
     def __init__(self, guides: Guides, walks: int) -> None:
         self.guides, self.walks = guides, walks
@@ -59,7 +59,7 @@ class Walker:
         self.closing = np.array([END, *(self.tokenizer.token_to_id(text) for text in CLOSING)])
 
     def look(self, schemas: Iterable[Any]) -> Findings:
-        """Return what becomes of `schemas`."""
+        """Return the outcomes of `schemas`."""
         findings = Findings()
         for number, schema in enumerate(schemas):
             findings.counts["schemas"] += 1
@@ -92,7 +92,7 @@ class Walker:
             findings.wrong.append({"schema": schema, "answer": text, "problem": problem})
 
     def answer(self, guide: Guide, chance: np.random.Generator) -> str | None:
-        """Return the text of one walk; None where it is cut off."""
+        """Return the text of one walk; None if it is cut off."""
         tokens: list[int] = []
         eagerness = chance.choice((0.0, 2.0, 6.0))  # to come to an end
         for step in range(TOKENS):
@@ -112,7 +112,7 @@ class Walker:
 
 
 def problem_of(text: str, schema: Any) -> str | None:
-    """Return what is wrong with a document, whichever of repeated names a reader keeps; None where nothing is."""
+    """Return the problem of a document, for any reading of repeated names; None if there is none."""
     for members in (dict, _first_of_each):
         try:
             document = json.loads(
@@ -136,7 +136,7 @@ def judge_of(schema: Any) -> Any:
 
 
 def reason(message: str) -> str:
-    """Return what a refusal is about, without its names and numbers."""
+    """Return the cause of a refusal, without its names and numbers."""
     message = message.removeprefix("guide is refused: ")
     message = re.sub(r"^#\S*/", "", message)
     if message.startswith("Unimplemented keys"):
