@@ -1,7 +1,7 @@
 """Results of stages on disk: a document and files, each named by its content; whole, or not there.
 
-stages/KEY.json   names the document and the files of one stage by their SHA-256 blobs/SHA256      a document or a file,
-once for all stages that made the same
+stages/KEY.json   names the document and the files of one stage by their SHA-256
+blobs/SHA256      a document or a file, once for all stages that made the same
 
 Builders share a folder without locks: each file is written under another name and renamed into place, and is hashed
 when it is read. A damaged file counts as missing, and so does one that another process has just removed.

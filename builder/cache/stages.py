@@ -1,4 +1,4 @@
-"""Family whose stages run once: the result of an earlier build of the same key is reused.
+"""Family of models whose stages run once: the result of an earlier build of the same key is reused.
 
 The key of a stage covers the checkpoint, the options that matter to it and the code that made it. A stage is looked up
 when a later one needs it: if the ladder is kept, neither the export nor PyTorch's answers are read. A kept result was

@@ -18,8 +18,8 @@ FILE = "builds.jsonl"
 KEPT = 20_000  # lines that are read, the newest
 RECENT = 50  # the most recent builds of a kind and size, by which the next is estimated
 BASE = 950_000_000  # bytes of a process that builds, without its weights
-TIMES = 2.5  # the checkpoint's weights: measured were MiniLM 2.5, a llama in 16 bits 2.2, GPT-2 in fp32 1.2
-MORE = 2.0  # the weights, for another engine that has them at the same time: fp32 for a checkpoint of 16 bits
+TIMES = 2.5  # times the checkpoint's weights: measured were MiniLM 2.5, a llama in 16 bits 2.2, GPT-2 in fp32 1.2
+MORE = 2.0  # times the weights, for another engine that has them at the same time: fp32 for a checkpoint of 16 bits
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ def lint(
 ) -> list[Finding]:
     """Return the findings, model by model, in the order of the rules' codes.
 
-    `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: what every
-    model must have been signed with, as builder/triton/signatures.py takes it. `digests`: of files that the caller has
-    just written; None: every file is read. Raises SpecError if the key is not one.
+    `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: the key that
+    every model must have been signed with, as builder/triton/signatures.py takes it. `digests`: of files that the
+    caller has just written; None: every file is read. Raises SpecError if the key is not one.
     """
     looked_at = Repository(repository, triton, verify_key, digests or Digests())
     findings = [finding for rule in all_rules() for finding in rule.findings(looked_at)]

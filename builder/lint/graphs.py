@@ -1,4 +1,4 @@
-"""The graph of a version, as far as it can be read here. Knows engines; knows no rule."""
+"""Graph of a version, as far as it can be read here. Knows engines; knows no rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builder.triton import stock
 
 
 class Unreadable(Exception):
-    """A graph that its engine cannot read; the message says why."""
+    """Graph that its engine cannot read; the message says why."""
 
 
 def signature_of(version: Version) -> stock.Signature | None:

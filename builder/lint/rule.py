@@ -28,9 +28,9 @@ Check = Callable[[Any], Iterator[Problem]]
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule. `what`, `why`, `wrong`, `right`: its documentation.
+    """Rule of the linter.
 
-    `source`: where Triton, or another program, has the rule.
+    `what`, `why`, `wrong`, `right`: its documentation. `source`: where Triton, or another program, enforces it.
     """
 
     code: str

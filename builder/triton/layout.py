@@ -1,7 +1,7 @@
 """Lay out a verified encoder as the entries of a repository. Pure: reads and writes no file.
 
-NAME/        python: tokenise, run the engine, post-process; dynamic batching on texts NAME_model/  the engine, where it
-is a Triton model of its own
+NAME/        python: tokenise, run the engine, post-process; dynamic batching on texts
+NAME_model/  the engine, where it is a Triton model of its own
 """
 
 from __future__ import annotations

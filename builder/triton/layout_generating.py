@@ -1,7 +1,7 @@
 """Lay out a verified model that generates as the entries of a repository. Pure: reads and writes no file.
 
-NAME/        python: the decode loop, decoupled, with its graphs where it runs them itself NAME_model/  its only graph,
-where the steps run through BLS
+NAME/        python: the decode loop, decoupled, with its graphs where it runs them itself
+NAME_model/  its only graph, where the steps run through BLS
 """
 
 from __future__ import annotations

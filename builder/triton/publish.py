@@ -1,15 +1,15 @@
-"""Publishing: a build becomes the next version of its model; written beside the repository, synced, checked, moved in.
+"""Publish a build as the next version of its model: write it beside the repository, sync, check and move it in.
 
 A version is a front and, where its engine is a Triton model of its own, that too, with the same number:
 
 NAME/N/         all of version N: the files that its backend reads and, beside them, its config.pbtxt, build.json and,
                 of a front, report.html and bom.cdx.json
-NAME/warmup/N/  requests that warm an engine up, where there are some: Triton looks for them there alone
+NAME/warmup/N/  requests that warm an engine up, if there are any: Triton looks for them only there
 NAME/config.pbtxt, build.json, report.html, bom.cdx.json
                 copies of those of the version that is served (builder/triton/versions.py)
 
-Files that are the same in two versions, of one model or of two, are hard links: nothing in a version is written again,
-only replaced.
+Files that are the same in two versions, of one model or of two, are hard links: a file of a version is never written
+again, only replaced.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def publish(
     the two versions before.
 
     A version that cannot be served yet, because a GPU still has to compile its plan, does not replace one that can. The
-    report lies in the version as build.json. Raises RepositoryError if the disk or the folder does not allow it; the
-    repository is then as before.
+    report lies in the version as build.json. Raises RepositoryError if the model would not load, or the disk or the
+    folder does not allow it; the repository is then as before.
     """
     if not isinstance(outcome, Verified | Unverified):
         raise TypeError(f"only Verified or Unverified entries are published, not {type(outcome).__name__}")
@@ -163,7 +163,7 @@ def _write(
 ) -> None:
     """Write one entry without its other versions.
 
-    Files that earlier versions (in `there`), other models or `workplace` have already are links to those.
+    Files that earlier versions (in `there`), other models or `workplace` have already become links to those.
     """
     version, digests = entry.config.version, report.files[entry.name]
     own: dict[str, bytes | Path] = {

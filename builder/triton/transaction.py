@@ -64,7 +64,7 @@ class Change:
         self._replace(path, target)
 
     def write_at_once(self, contents: Mapping[Path, bytes], folder: Path) -> None:
-        """Replace several files, all at the same moment. `folder`: of the repository, for the time of the change."""
+        """Replace several files, all at the same moment. `folder`: a path in the repository that is used meanwhile."""
         if folder.exists():
             self._end_switch(folder)
         if len(contents) > 1:
