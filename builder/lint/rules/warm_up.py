@@ -146,7 +146,7 @@ def _fits(dims: list[int], declared: list[int]) -> bool:
 def warm_ups_name_inputs(model: Model) -> Iterator[Problem]:
     """Check that a warm-up gives inputs of the model, or tensors that control its sequences.
 
-    Triton hands another name to the backend as it is, which ignores it.
+    Triton passes any other name on to the backend, which ignores it.
     """
     known = {tensor.name for tensor in model.config.input}
     known |= {control.name for control in model.config.sequence_batching.control_input}
