@@ -22,7 +22,7 @@ from builder.fleet.work import carry_out
 from builder.ray.cluster import connected
 
 TIMES = 3  # attempts of a build before it has failed
-CARRIED = ("HF_HUB_", "HF_HOME", "TRANSFORMERS_", "BUILD_REPO_")  # variables that a build depends on; none is a secret
+CARRIED = ("HF_HUB_", "HF_HOME", "TRANSFORMERS_", "BUILD_REPO_")  # prefixes of variables that a build depends on
 
 
 @dataclass(frozen=True)
