@@ -10,13 +10,13 @@ from builder.runtime.contract import Arena, Batching, EncoderServing, Generation
 
 
 def answered(answer: dict[str, np.ndarray] | Exception) -> dict[str, np.ndarray]:
-    """The tensors of an answer that is not an error."""
+    """Return the tensors of an answer that is not an error."""
     assert isinstance(answer, dict), answer
     return answer
 
 
 def encoder_serving(**changes: Any) -> EncoderServing:
-    """Of a model that embeds texts of up to 32 tokens."""
+    """Return the serving.json of a model that embeds texts of up to 32 tokens."""
     fields: dict[str, Any] = {
         "task": "feature_extraction",
         "executor": "bls",
@@ -33,7 +33,7 @@ def encoder_serving(**changes: Any) -> EncoderServing:
 
 
 def decoder_serving(**changes: Any) -> GenerationServing:
-    """Of a decode loop over a Triton model of another name."""
+    """Return the serving.json of a decode loop over a Triton model of another name."""
     fields: dict[str, Any] = {
         "task": "text-generation",
         "executor": "bls",

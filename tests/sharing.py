@@ -1,11 +1,11 @@
-"""Which worker runs which tests: what shares something expensive stays together.
+"""Assignment of tests to workers: tests that share something expensive run together.
 
 pytest-xdist's own groups are a suffix of a test's id, which pytest 9.2 does not let it add; so the fixtures that a test
 takes are read off its file and the conftest.py above it: tests of the served repository are one group, and so are those
-that take a fixture which their file, or the conftest.py of their folder, makes once for all of them.
+that take a fixture which their file, or the conftest.py of their folder, creates once for all of them.
 
 A fixture is seen where its name stands: in the arguments, in a mark of the function, in `getfixturevalue("name")` or as
-one of every test; not where the name is computed, nor in a `pytestmark`, nor of tests in classes.
+one of every test; not if the name is computed, nor in a `pytestmark`, nor of tests in classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHARED = Path(__file__).with_name("conftest.py")
 
 
 class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # where mypy does not read xdist
-    """Tests of a group go to one worker, the largest group first; every other test is a group of its own."""
+    """Scheduler that sends a group of tests to one worker, the largest first; every other test is its own group."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid) or nodeid
@@ -31,7 +31,7 @@ class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # where mypy does not
 
 @dataclass(frozen=True)
 class Function:
-    """A test or a fixture: the fixtures that it takes, whether it is made once for several tests, and for all tests."""
+    """Test or fixture: the fixtures that it takes, and if it is created once for several tests, and for all tests."""
 
     takes: tuple[str, ...]
     once: bool
@@ -39,9 +39,9 @@ class Function:
 
 
 def group_of(nodeid: str) -> str | None:
-    """The group of a test by its id; None where it shares nothing.
+    """Return the group of a test by its id; None if it shares nothing.
 
-    What every worker may have of its own, the other fixtures of tests/conftest.py, makes no group.
+    Fixtures that every worker may have of its own, the others of tests/conftest.py, make no group.
     """
     path, _, test = nodeid.partition("[")[0].partition("::")
     file = ROOT / path
@@ -55,7 +55,7 @@ def group_of(nodeid: str) -> str | None:
 
 
 def _needed(files: Sequence[Path], name: str) -> Iterator[tuple[tuple[Path, str], Function]]:
-    """A function of the first of `files` that has it, and the fixtures that it needs, with those that these need."""
+    """Yield a function of the first of `files` that has it, and the fixtures that it needs, directly or not."""
     for depth, file in enumerate(files):
         if function := _functions(file).get(name):
             yield (file, name), function
@@ -80,7 +80,7 @@ def _read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
 
 
 def _by_name(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """The fixtures that marks of a function and its own calls name."""
+    """Yield the fixtures that marks of a function and its own calls name."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".usefixtures", ".getfixturevalue")):
             yield from (str(name.value) for name in node.args if isinstance(name, ast.Constant))

@@ -1,4 +1,4 @@
-"""docs/architectures.json says what becomes of every architecture of transformers; a part of it is made again here."""
+"""docs/architectures.json has the outcome of every architecture of transformers; a part of it is tried again here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every side of a benchmark is judged by, and how its figures are kept."""
+"""Benchmarks: the measures by which every side is judged, and the files of their figures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_figures_say_when_on_what_and_with_which_versions() -> None:
 
 
 class Words:
-    """A tokeniser of one token a word."""
+    """Tokeniser of one token a word."""
 
     def __call__(self, text: str) -> dict[str, list[str]]:
         return {"input_ids": text.split()}

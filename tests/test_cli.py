@@ -1,4 +1,4 @@
-"""The command line as a user runs it: processes, exit codes, what they print."""
+"""The command line as a user runs it: processes, exit codes, output."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_serve_names_the_model_that_does_not_load(small_repository: Path, tmp_pa
 
 
 def _children(pid: int) -> list[int]:
-    """All descendants of a process."""
+    """Return all descendants of a process."""
     children = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

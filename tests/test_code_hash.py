@@ -1,4 +1,4 @@
-"""What a kept export depends on: code that it names, however far away, and none of the rest."""
+"""A kept export depends on the code that it names, however far away, and on no other."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_the_buckets_of_t5_are_of_the_hash_of_its_bias(monkeypatch: pytest.Monke
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
-    """Which definitions a hash is made of."""
+    """Return the definitions that a hash is made of."""
     looked_up: set[tuple[str, ...]] = set()
 
     def digest_of(module: str, *names: str) -> str:

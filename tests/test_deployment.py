@@ -1,4 +1,4 @@
-"""docker-compose.yml and what it mounts: valid, of one release, and pointing at what is there."""
+"""docker-compose.yml and its mounts: valid, of one release, and pointing at existing files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_is_valid_against_the_compose_specification() -> None:
 
 
 def _release(image: str) -> str:
-    """The default of an image's tag."""
+    """Return the default of an image's tag."""
     match = re.search(r"\$\{TRITON_RELEASE:-([\d.]+)\}", image)
     assert match is not None, image
     return match[1]
@@ -198,7 +198,7 @@ def test_a_server_is_started_with_what_changes_it_restricted(name: str, key: str
 
 
 def _said(command: list[str], environment: dict[str, str], file: Path) -> str:
-    """What a command writes until its end; what it has started beside itself is killed then, as in a container."""
+    """Return the output of a command until its end; then kill the processes that it started, as in a container."""
     with (
         file.open("w") as output,
         subprocess.Popen(command, env=environment, stdout=output, text=True, start_new_session=True) as process,
@@ -232,7 +232,7 @@ def test_a_server_is_killed_for_silence_alone(name: str, status: int, killed: bo
 
 
 def test_every_option_is_one_that_the_release_knows() -> None:
-    """Of docker-compose.yml and the page: by the embedded server's own help, or since when by the table."""
+    """The server's own help, or a table of first releases, knows the options of docker-compose.yml and the page."""
     written = " ".join(word.replace("$$", "$") for name in SERVERS for word in SERVICES[name]["command"])
     written = written.replace(WATCH, "")  # those of curl
     page = (ROOT / "docs" / "deployment.md").read_text()

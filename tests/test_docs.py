@@ -1,4 +1,4 @@
-"""README.md and docs/: every command, example, path and link of them, and the site they become."""
+"""README.md and docs/: all their commands, examples, paths and links, and the site that they become."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_the_picture_has_a_title_and_needs_nothing() -> None:
 
 
 class _Fetches(HTMLParser):
-    """What a page makes a browser load."""
+    """Resources that a page makes a browser load."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a card can run: refused at build, by the table of what each choice needs."""
+"""Choices that a card cannot run are refused at build, by the table of each choice's needs."""
 
 from __future__ import annotations
 

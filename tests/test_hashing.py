@@ -1,4 +1,4 @@
-"""Hashes of files are those of what the files hold, one after the other."""
+"""Hashes of files are those of their contents, one after the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_large_file_is_hashed_again_once_it_was_written_and_not_for_another_na
     os.link(file, other)
     stat = file.stat()
     file.write_bytes(two)
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as if nobody had: nothing was read for these two
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as if there were none: nothing was read for these two
     assert digests.of(file) == digests.of(other) == first == sha256_of_bytes(one)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
     assert digests.of(other) == Digests().of(file) == sha256_of_bytes(two)

@@ -1,4 +1,4 @@
-"""The memory that a container may take, which is less than its machine's."""
+"""The memory that a container may use, which is less than its machine's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_without_a_limit_the_machine_says(tmp_path: Path) -> None:
 
 
 def test_a_container_of_an_older_system_has_its_limit_too(tmp_path: Path) -> None:
-    """cgroup v1, whose files are in a folder of their own: a build there took what the machine had."""
+    """Regression: cgroup v1 has its files in a folder of their own; a build there took all of the machine's memory."""
     folder = tmp_path / "memory"
     folder.mkdir()
     (folder / "memory.usage_in_bytes").write_text("9000\n")

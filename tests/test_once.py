@@ -1,4 +1,4 @@
-"""What workers share: made once and, where that failed, made anew by the next that needs it."""
+"""Resources that workers share are created once and, after a failure, again by the next that needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /proc counts, in bytes."""
+"""Counts of /proc in bytes."""
 
 from __future__ import annotations
 

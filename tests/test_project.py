@@ -1,4 +1,4 @@
-"""What holds for the project as a whole: its package, its emitted files, its rules."""
+"""Rules of the project as a whole: its package, its emitted files, its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of Triton releases: complete where a build relies on it, in order, and true where it was corrected."""
+"""The table of Triton releases: complete for the needs of a build, in order, and right where it was corrected."""
 
 from __future__ import annotations
 

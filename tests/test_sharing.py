@@ -1,4 +1,4 @@
-"""Which tests go to one worker: those that share a fixture, however they come by it, and no others."""
+"""Tests that share a fixture go to one worker, however they come by it, and no others."""
 
 from __future__ import annotations
 

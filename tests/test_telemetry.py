@@ -53,7 +53,7 @@ print(json.dumps({"before": before, "after": lost(), "answers": [sorted(answer) 
 
 
 def _plain_environment(home: Path) -> dict[str, str]:
-    """Return what a login shell has: libraries send nothing where variables of CI or of a test runner are set."""
+    """Return the environment of a login shell: libraries send nothing if variables of CI or a test runner are set."""
     (home / "tmp").mkdir(parents=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {"HOME": str(home), "PATH": path, "TMPDIR": str(home / "tmp"), "HF_HUB_OFFLINE": "1"}

@@ -1,4 +1,4 @@
-"""Values as tensors: what they mean, or a refusal; never something else."""
+"""Values as tensors: they keep their meaning, or are refused; they never become something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full, whoever finds it so and however: one line, and nothing left behind."""
+"""A full disk, however it is found: one line, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Disk(NamedTuple):
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The last of these is what is free where temporary files are; all that is asked is answered by it."""
+    """Return a list whose last value is the free space where temporary files are; every query gets it."""
     free = [1 << 60]
     monkeypatch.setattr("builder.workplace.shutil.disk_usage", lambda place: Disk(1 << 60, 0, free[-1]))
     return free

@@ -1,8 +1,8 @@
 """Small models with a right answer, trained here: every rung of the ladder has a true accuracy to lose.
 
-Questions about passages, entities of sentences, and a language model on text that ships with Python; made by code from
-fixed seeds, in about a minute each on two cores. Trained once: kept in the user's cache, under the hash of the file
-that trains and the versions it ran with.
+Questions about passages, entities of sentences, and a language model on text that ships with Python; created by code
+from fixed seeds, in about a minute each on two cores. They are trained once and kept in the user's cache, under the
+hash of the file that trains and the versions it ran with.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ Sample = dict[str, Any]
 
 
 def question_answering() -> tuple[Path, Path]:
-    """(checkpoint, samples with labels): a sentence and a question about it; some have no answer."""
+    """Return (checkpoint, samples with labels): a sentence and a question about it; some have no answer."""
     return kept("question-answering", _train_questions)
 
 
 def token_classification() -> tuple[Path, Path]:
-    """(checkpoint, samples with labels): people, places and days of two sentences."""
+    """Return (checkpoint, samples with labels): people, places and days of two sentences."""
     return kept("token-classification", _train_tags)
 
 
 def language_model() -> tuple[Path, Path]:
-    """(checkpoint, samples): English about Python, from the topics that pydoc prints."""
+    """Return (checkpoint, samples): English about Python, from the topics that pydoc prints."""
     return kept("language-model", _train_language)
 
 
 def kept(name: str, train: Callable[[Path], list[Sample]]) -> tuple[Path, Path]:
-    """The folder of a trained model and its samples that it never saw; trained by the first who asks."""
+    """Return the folder of a trained model and its samples that it never saw; the first caller trains it."""
     digest = hashlib.sha256(Path(inspect.getfile(train)).read_bytes())
     digest.update(f"{torch.__version__} {transformers.__version__}".encode())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "build-repo" / "trained"
@@ -79,7 +79,7 @@ def kept(name: str, train: Callable[[Path], list[Sample]]) -> tuple[Path, Path]:
 
 
 def _sentences(seed: int) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Two sentences about two people, and who was where, when and with what."""
+    """Return two sentences about two people: their places, times and objects."""
     generator = np.random.default_rng(seed)
     while True:
         people = generator.choice(PEOPLE, 2, replace=False)
@@ -128,7 +128,7 @@ def _bert(auto_class: Any, tokenizer: PreTrainedTokenizerFast, **options: Any) -
 
 
 def fit(model: Any, batches: Iterator[dict[str, Any]], steps: int, rate: float) -> None:
-    """Train `model` on so many batches."""
+    """Train `model` on that many batches."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
@@ -155,7 +155,7 @@ def _question_samples(seed: int) -> Iterator[Sample]:
 
 
 def question_batches(tokenizer: PreTrainedTokenizerFast, seed: int, size: int = 64) -> Iterator[dict[str, Any]]:
-    """Questions with where their answers start and end, for ever."""
+    """Yield questions with the start and end of their answers, for ever."""
     stream = _question_samples(seed)
     while True:
         samples = [next(stream) for _ in range(size)]

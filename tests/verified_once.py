@@ -1,4 +1,4 @@
-"""Builds of one checkpoint in many precisions share its stages up to the ladder; what differs between them is after."""
+"""Builds of one checkpoint in many precisions share its stages up to the ladder; their differences come after it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from builder.spec import BuildSpec
 
 
 class VerifiedOnce:
-    """The checkpoint of `spec`, exported into `folder` and found to answer as PyTorch does.
+    """Checkpoint of `spec`, exported into `folder` and verified to answer as PyTorch does.
 
-    Where one of the builds calibrates or prunes, `spec` must too: samples are split into those to fit to and those to
+    If one of the builds calibrates or prunes, `spec` must too: samples are split into those to fit to and those to
     judge on.
     """
 
@@ -33,7 +33,7 @@ class VerifiedOnce:
         self.exact: Any = family.verify(family.fuse(exported), reference)
 
     def build(self, spec: BuildSpec) -> BuildReport:
-        """`build(spec)`, from the ladder on."""
+        """Run `build(spec)` from the ladder on."""
         assert spec.model == self.model
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "begin", self._begin)
@@ -48,7 +48,7 @@ class VerifiedOnce:
 
 @dataclass(frozen=True)
 class _FromTheLadderOn:
-    """A family whose first stages are done."""
+    """Family whose first stages are done."""
 
     family: Family[Any, Any, Any, Any, Any]
     exact: Any

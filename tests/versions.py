@@ -1,4 +1,4 @@
-"""A further version of a model, without a build: the files of one that is there under another number."""
+"""A further version of a model, without a build: the files of an existing one under another number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from builder.triton.versions import entries
 
 
 def copy_version(repository: Path, name: str, number: int, copy: int) -> None:
-    """Version `copy` of a model, of what version `number` has, a compiled plan apart. It is not served."""
+    """Copy version `number` of a model to version `copy`, except for a compiled plan. It is not served."""
     for entry in (repository / mate for mate in entries(repository, name, number)):
         ignored = shutil.ignore_patterns("*.plan")
         shutil.copytree(entry / str(number), entry / str(copy), ignore=ignored)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def held_files(version: Path, name: str) -> dict[str, bytes]:
-    """What of `version` becomes another file, or is there besides, with the adapter held_NAME.py."""
+    """Return the files of `version` that change, or are added, with the adapter held_NAME.py."""
     ours = Path(__file__).with_name(f"held_{name}.py").read_bytes()
     return {"emitted.py": (version / "model.py").read_bytes(), "model.py": ours}
 

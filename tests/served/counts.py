@@ -1,4 +1,4 @@
-"""What a generating model of a running Triton counts, as Triton's own /metrics has it."""
+"""Counters of a generating model on a running Triton, from Triton's own /metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from builder.serve.triton import Server
 
 
 def counts(server: Server, model: str) -> dict[str, float]:
-    """The newest of each, which a model publishes once a second."""
+    """Return the newest value of each counter, which a model publishes once a second."""
     with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=300) as response:
         lines = response.read().decode().splitlines()
     mine = [line for line in lines if line.startswith("build_repo_") and f'model="{model}"' in line]

@@ -1,4 +1,4 @@
-"""A model that a running Triton has for a while, made of the files of one that was built. Nobody's repository changes.
+"""A model that a running Triton has for a while, made of the files of a built one. No repository changes.
 
 Triton takes the files and the configuration of a model with the order to load it (server, docs/protocol/
 extension_model_repository.md, Load).
@@ -31,7 +31,7 @@ def guest(
     instances: int = 1,
     **serving: object,
 ) -> Iterator[None]:
-    """The model `name`: version 1 of `entry` with `files` besides, and another serving.json in the fields `serving`.
+    """Load the model `name`: version 1 of `entry` with more `files`, and `serving` as changed fields of serving.json.
 
     After the block nothing of it may be left.
     """

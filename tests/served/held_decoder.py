@@ -1,7 +1,7 @@
-"""A decoder's front that sends one response, and no other while a gate is closed; it says who took each request.
+"""A decoder's front that sends one response, and no other while a gate is closed; it records who took each request.
 
-It is the emitted adapter but for that, which is called emitted.py beside it. Its parameter `place` is a folder:
-place/closed: the gate is; place/taken: a line for each request.
+Otherwise it is the emitted adapter, which is called emitted.py beside it. Its parameter `place` is a folder:
+place/closed: the gate is closed; place/taken: a line for each request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An encoder's front whose engine waits while a gate is closed, and which says what it holds.
+"""An encoder's front whose engine waits while a gate is closed, and which reports the requests that it holds.
 
-It is the emitted adapter but for that, which is called emitted.py beside it. Its parameter `place` is a folder:
-place/closed: the gate is; place/calls: the rows of each call of the engine; place/PROCESS.json: what it holds.
+Otherwise it is the emitted adapter, which is called emitted.py beside it. Its parameter `place` is a folder:
+place/closed: the gate is closed; place/calls: the rows of each call of the engine; place/PROCESS.json: its requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
         super().initialize(args)
         self.place = Path(json.loads(args["model_config"])["parameters"]["place"]["string_value"])
         self.engine, self.front.infer = self.front.infer, self._infer
-        self.waiting.look_s = LOOK_S  # between two looks at who waits: a second of nothing but waiting otherwise
+        self.waiting.look_s = LOOK_S  # between two looks at waiting requests: a second of nothing but waiting otherwise
         threading.Thread(target=self._tell, daemon=True).start()
 
     def _infer(self, feeds: dict[str, Any]) -> Any:
@@ -42,8 +42,8 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
             time.sleep(LOOK_S)
 
     def _holds(self) -> dict[str, int]:
-        """Requests; and those of them that wait and whose clients have left."""
-        with self.waiting.changed:  # nobody is answered meanwhile: Triton knows nothing of who was
+        """Return the number of requests, and of those that wait and whose clients disconnected."""
+        with self.waiting.changed:  # no request is answered meanwhile: Triton forgets the clients of answered ones
             taken = [request for requests in self.waiting.taken.values() for _, request in requests]
             left = sum(request.sender.is_cancelled() for request in taken)
             return {"requests": len(taken) + self.waiting.answering, "left": left}

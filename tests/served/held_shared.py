@@ -1,8 +1,8 @@
-"""A shared front whose models wait while a gate is closed, and which says what each was asked. What it took of one is
-not answered until it has taken something of another.
+"""A shared front whose models wait while a gate is closed, and which records the requests to each.
 
-It is the emitted adapter but for that, which is called emitted.py beside it. Its parameter `place` is a folder:
-place/closed: the gate is; place/calls: a line with a model and its requests, for each time that it was asked.
+Requests that it took for one model are not answered until it has taken one for another. Otherwise it is the emitted
+adapter, which is called emitted.py beside it. Its parameter `place` is a folder: place/closed: the gate is closed;
+place/calls: a line with a model and its requests, for each time that it was asked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
         return dataclasses.replace(front, answer=answer)
 
     def _alone(self, name: str) -> bool:
-        """Whether this is the thread that answers what was taken, and all of that was for the model `name`."""
+        """Return True if this thread answers taken requests, and all of them were for the model `name`."""
         if threading.current_thread() is not self.waiting.thread:
             return False
         self.seen |= set(self.waiting.taken)

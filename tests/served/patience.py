@@ -1,4 +1,4 @@
-"""Waiting for what comes about by itself, however slow the machine is."""
+"""Waiting for events that happen by themselves, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def comes_about(condition: Callable[[], bool], patience_s: float = 300) -> bool:
-    """Whether `condition` becomes true."""
+    """Return whether `condition` becomes true within `patience_s`."""
     end = time.monotonic() + patience_s
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What Triton counted of a model."""
+"""Triton's counts of a model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ TRIES = 20  # to have requests come together, which a busy system does not alway
 
 
 def settled(served: Client, least: int = 0) -> dict[str, Any]:
-    """Triton's counts, of `least` requests at least, once they no longer change: it counts a request a little after it
-    has answered it.
+    """Return Triton's counts, of `least` requests at least, once they no longer change.
+
+    Triton counts a request a little after it has answered it.
     """
     last = served.statistics()
     while True:
@@ -24,5 +25,5 @@ def settled(served: Client, least: int = 0) -> dict[str, Any]:
 
 
 def counted(statistics: dict[str, Any]) -> tuple[int, int]:
-    """Requests and executions."""
+    """Return the requests and executions."""
     return int(statistics.get("inference_count", 0)), int(statistics.get("execution_count", 0))

@@ -56,7 +56,7 @@ def test_concurrent_requests_of_unequal_length_share_executions(client: Callable
 
 
 def _at_once(served: Client, samples: list[dict[str, Any]]) -> tuple[list[Any], int]:
-    """The answers to many samples, and in how many executions Triton came to them."""
+    """Return the answers to many samples, and the number of Triton's executions for them."""
     requests, executions = counted(settled(served))
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(served.ask, samples))

@@ -13,7 +13,7 @@ NAMES = {"Qwen3-0.6B": "writes", "minilm": "minilm_fp32"}  # in the documentatio
 
 
 def _examples(page: str, language: str, server: Server) -> list[str]:
-    """The blocks of a page, for the server and the models of the tests."""
+    """Return the blocks of a page, for the server and the models of the tests."""
     text = (ROOT / "docs" / page).read_text("utf-8")
     for name, tested in NAMES.items():
         text = text.replace(name, tested)

@@ -253,14 +253,15 @@ def test_a_full_queue_is_a_rate_limit_and_the_others_are_answered(url: str) -> N
 
 
 def test_clients_that_leave_free_the_slot(server: Server, api: openai.OpenAI) -> None:
-    """One slot: the next request has it before a long answer is whole. On a busy machine one may be, before its client
-    has left; not each of many.
+    """One slot: the next request has it before a long answer is whole.
+
+    On a busy machine an answer may be whole before its client disconnects; not each of many.
     """
     assert any(_generated_when_left(server, api, 250) < 250 for _ in range(5 * TRIES))
 
 
 def _generated_when_left(server: Server, api: openai.OpenAI, length: int) -> float:
-    """How many tokens the slot generates when a client leaves after the first of `length`, and another comes."""
+    """Return the tokens that the slot generates when a client disconnects after the first of `length`."""
     before = _generated(server, api)
     stream = api.completions.create(
         model="writes_one", prompt="The", max_tokens=length, stream=True, extra_body=PAST_ENDS
@@ -271,7 +272,7 @@ def _generated_when_left(server: Server, api: openai.OpenAI, length: int) -> flo
 
 
 def _generated(server: Server, api: openai.OpenAI) -> float:
-    """The tokens of the slot until now; one more request has been answered when they are published."""
+    """Return the tokens of the slot until now; one more request has been answered when they are published."""
     requests, end = counts(server, "writes_one")["requests_total"], time.monotonic() + 300
     assert api.completions.create(model="writes_one", prompt="The", max_tokens=1).usage
     while (now := counts(server, "writes_one"))["requests_total"] == requests:

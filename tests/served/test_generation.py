@@ -35,7 +35,7 @@ PROMPTS = ("The museum in Oslo", "My order arrived", "Water expands when it free
 
 
 def reference(folder: Path, prompt: str, count: int, special: bool = True) -> str:
-    """What transformers adds to the prompt, greedily and past any end."""
+    """Return the text that transformers adds to the prompt, greedily and past any end."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
     with torch.no_grad():
@@ -220,8 +220,9 @@ def test_a_client_that_leaves_frees_its_slot(client: Connect) -> None:
 
 
 def test_a_full_queue_refuses(client: Connect) -> None:
-    """One slot and a queue of two: of 12 requests at once some are refused, where they come while one is answered, and
-    every other is answered.
+    """One slot and a queue of two refuse some of 12 requests at once, which come while one is answered.
+
+    Every other request is answered.
     """
     url = client("writes_one").url
 
@@ -270,7 +271,7 @@ def test_metrics(server: Server, client: Connect) -> None:
         client("writes").ask({"text_input": prompt, "max_tokens": 9, "ignore_eos": True})
 
     def grown() -> bool:
-        """They are published one after the other."""
+        """Return True if the counters grew; they are published one after the other."""
         after = counts(server, "writes")
         return (
             after["generated_tokens_total"] >= before["generated_tokens_total"] + 18

@@ -1,6 +1,6 @@
-"""What an encoder's front holds, on a real Triton, while its engine takes long: a gate decides for how long.
+"""Requests that an encoder's front holds on a real Triton while its engine takes long: a gate decides for how long.
 
-How many requests come at once, and how fast the machine is, changes nothing: each step waits for what it needs to see.
+The number of concurrent requests and the machine's speed change nothing: each step waits for what it needs to see.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLE = {"text_input": TEXTS[5], "top_k": 3}
 
 @dataclass(frozen=True)
 class Held:
-    """The front, and the gate before its engine in the folder `place`. `stub`: of the client's server."""
+    """Front, and the gate before its engine in the folder `place`. `stub`: of the client's server."""
 
     served: Client
     stub: Any
@@ -55,25 +55,25 @@ class Held:
         (self.place / "closed").unlink(missing_ok=True)
 
     def request(self) -> service_pb2.ModelInferRequest:
-        """One of so many rows that no two share a batch."""
+        """Return a request of so many rows that no two share a batch."""
         tensors = to_tensors(SAMPLE, self.served.signature.inputs)
         return self.served._request({name: np.repeat(array, ROWS, axis=0) for name, array in tensors.items()})
 
     def send(self, count: int) -> list[Any]:
-        """So many requests at once."""
+        """Send that many requests at once."""
         return [self.stub.ModelInfer.future(self.request(), timeout=300) for _ in range(count)]
 
     def holds(self) -> list[dict[str, int]]:
-        """What each of its processes has: the requests, and how many of their clients have left."""
+        """Return for each of its processes the requests, and how many of their clients disconnected."""
         return [json.loads(file.read_text()) for file in sorted(self.place.glob("*.json"))]
 
     def has(self, requests: int, left: int = 0) -> bool:
-        """Whether it comes to hold so many requests altogether."""
+        """Return whether the front comes to hold that many requests altogether."""
         wanted = {"requests": requests, "left": left}
         return comes_about(lambda: {key: sum(one[key] for one in self.holds()) for key in wanted} == wanted)
 
     def answered(self, futures: Sequence[Any]) -> int:
-        """How many were answered, and right."""
+        """Return how many were answered; check their answers."""
         answers = [InferResult(future.result()) for future in futures if future.exception() is None]
         expected = [self.served.ask(SAMPLE)] * ROWS
         for answer in answers:
@@ -85,7 +85,7 @@ class Held:
 
 @pytest.fixture
 def held(server: Server, built: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
-    """A front of `instances`, with the limits that are given, on the server that all tests share."""
+    """Run a front of `instances`, with the given limits, on the server that all tests share."""
     entry = built(OF) / OF
 
     @contextmanager
@@ -108,7 +108,7 @@ def held(server: Server, built: Callable[[str], Path], tmp_path: Path) -> Callab
 
 
 def test_who_waits_for_longer_than_the_limit_is_told_and_never_reaches_the_engine(held: Callable[..., Any]) -> None:
-    with held(queue=8, queue_timeout_ms=1500) as front:  # no thread that has nothing else to do starts so late
+    with held(queue=8, queue_timeout_ms=1500) as front:  # a thread with other work does not start so late
         requests = front.send(5)
         assert front.has(requests=5)
         time.sleep(1.6)
@@ -136,7 +136,7 @@ def test_two_instances_share_what_may_wait(held: Callable[..., Any]) -> None:
 
 
 def test_what_a_client_has_left_never_reaches_the_engine_and_nothing_of_it_stays(held: Callable[..., Any]) -> None:
-    """That it can be unloaded says that nothing stays: Triton waits for each request of a model."""
+    """If it can be unloaded, nothing stays: Triton waits for each request of a model."""
     with held(queue=8, queue_timeout_ms=0) as front:
         first = front.send(1)
         assert front.has(requests=1)
@@ -156,8 +156,10 @@ def test_what_a_client_has_left_never_reaches_the_engine_and_nothing_of_it_stays
 def test_what_a_process_held_that_died_is_answered_by_the_next_one(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the clients of a gateway. Triton answers none of these requests, and keeps them, so this one is a server of
-    its own, which does not get the time to wait for them."""
+    """The gateway sends them again. Triton answers none of these requests, and keeps them.
+
+    So this is a server of its own, which does not get the time to wait for them.
+    """
     monkeypatch.setattr(lost, "LOOK_S", 0.02)
     monkeypatch.setattr(lost, "LOST_S", 3600.0)  # until the next process is there
     monkeypatch.setattr(leaving, "LONGEST_S", 0.05)
@@ -177,7 +179,7 @@ def test_what_a_process_held_that_died_is_answered_by_the_next_one(
 
 
 async def _asked_of_a_process_that_dies(server: Server, held: Held, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What came of three requests that it held."""
+    """Return the outcomes of three requests that the process held."""
     triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
     held.close()
     asked = [asyncio.ensure_future(triton.infer(held.request())) for _ in range(3)]
@@ -205,5 +207,5 @@ def _done(futures: Sequence[Any]) -> int:
 
 
 def _rows(front: Held) -> int:
-    """Rows that the engine was given since the gate was closed."""
+    """Return the rows that the engine was given since the gate was closed."""
     return sum(map(int, (front.place / "calls").read_text().split()))

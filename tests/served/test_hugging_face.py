@@ -29,7 +29,7 @@ def url(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def asking(url: str, monkeypatch: pytest.MonkeyPatch) -> Asking:
-    """A client of a path of the gateway, where the Hub itself is not to be reached."""
+    """Return a function that connects a client to a path of the gateway, without access to the Hub."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return lambda path: InferenceClient(model=f"{url}{path}", token="none", timeout=300)
 

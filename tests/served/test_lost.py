@@ -1,4 +1,4 @@
-"""What becomes of the requests that a decode process had when it was killed, on a real Triton and for a gateway."""
+"""Requests in a decode process that is killed, on a real Triton and for a gateway."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_stream_whose_process_is_killed_is_ended_with_the_reason_and_a_whole_a
 async def _asked_of_a_process_that_dies(
     server: Server, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, str, ApiError]:
-    """The piece that came of a stream, the whole answer to another request, and what the stream ended with."""
+    """Return the piece of a stream, the whole answer to another request, and the error that ended the stream."""
     triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
     (place / "closed").touch()
     (place / "taken").touch()

@@ -1,4 +1,4 @@
-"""What operators see: tokens, padding and engine calls on Triton's own /metrics."""
+"""Metrics for operators: tokens, padding and engine calls on Triton's own /metrics."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Connect = Callable[[str], Client]
 
 
 def streamed(server: Server, model: str, tensors: dict[str, np.ndarray]) -> list[Any]:
-    """The responses to one request over a gRPC stream, the empty last one left out."""
+    """Return the responses to one request over a gRPC stream, without the empty last one."""
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
     inputs = [
         grpc.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
@@ -44,7 +44,10 @@ def texts(*strings: str) -> np.ndarray:
 
 
 def vllm(text: str, stream: bool, **sampling: Any) -> dict[str, np.ndarray]:
-    """What NVIDIA's OpenAI front sends with --backend vllm (server r26.08, _create_vllm_generate_request)."""
+    """Return the tensors that NVIDIA's OpenAI front sends with --backend vllm.
+
+    Source: server r26.08, _create_vllm_generate_request.
+    """
     return {
         "text_input": texts(text),
         "stream": np.array([stream]),

@@ -1,4 +1,4 @@
-"""What a real Triton answers, against transformers, for every task, with its options, on real text."""
+"""Answers of a real Triton against transformers, for every task, with its options, on real text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More requests than a model answers, on a real Triton: some are refused, none is answered wrongly."""
+"""More requests than a model answers, on a real Triton: some are refused, and all answers are right."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ COUNTERS = ("refused", "waited_seconds")
 def _flood(
     client: Client, tensors: dict[str, np.ndarray], meanwhile: Callable[[], None] = lambda: None
 ) -> tuple[list[InferResult], Counter[str]]:
-    """What came of many requests at once: answers, and the statuses of those that were refused. `meanwhile`: what
-    happens when the first is answered."""
+    """Return the answers to many requests at once, and the statuses of those that were refused.
+
+    `meanwhile` is called when the first is answered.
+    """
     request, answers, refused = client._request(tensors), [], Counter[str]()
     with grpc.insecure_channel(client.url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -82,7 +84,7 @@ def test_a_flood_is_refused_and_what_is_answered_is_right(
 def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_ends(
     server: Server, client: Callable[[str], Client]
 ) -> None:
-    """What its front has taken would keep it from being unloaded for ever if nobody answered it."""
+    """Its front must answer the requests that it has taken: otherwise it could never be unloaded."""
     served, sample = client("features"), {"text_input": TEXTS[5]}
     expected = served.ask(sample)
     with InferenceServerClient(server.url) as control:
@@ -100,8 +102,10 @@ def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_end
 def test_burst_at_a_decoder_is_answered_or_refused_and_waits_in_one_queue(
     server: Server, client: Callable[[str], Client]
 ) -> None:
-    """Regression: each waiting request had a payload of its own in Triton. A thousand of them make its dynamic batcher
-    unlock freed memory, of any model (core, src/dynamic_batch_scheduler.cc, BatcherThread; mended in release 26.11).
+    """Regression: each waiting request had a payload of its own in Triton.
+
+    A thousand of them make its dynamic batcher unlock freed memory, of any model (core, src/dynamic_batch_scheduler.cc,
+    BatcherThread; fixed in release 26.11).
     """
     decoder, encoder = client("writes"), client("features")
     with InferenceServerClient(server.url) as control:

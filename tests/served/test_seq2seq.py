@@ -21,7 +21,7 @@ SHORT = [text for text in TEXTS if len(text) < 110]
 
 
 def reference(folder: Path, text: str, count: int, returned: int = 1, **options: Any) -> list[str]:
-    """What `generate` makes of `text`, with the checkpoint's generation_config and `options` over it."""
+    """Return the output of `generate` for `text`, with the checkpoint's generation_config and `options` over it."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
     if "src_lang" in options:
         tokenizer.src_lang = options.pop("src_lang")

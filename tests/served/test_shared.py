@@ -1,4 +1,4 @@
-"""A shared front on a real Triton: it answers as each model's own front did, to the bit."""
+"""A shared front on a real Triton: its answers equal those of each model's own front, to the bit."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ Tensors = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Shared:
-    """A server of the shared front `encoders`. `own`: what each model answered to TEXTS by a front of its own, and
-    `both` to two of them at once.
+    """Server of the shared front `encoders`.
+
+    `own`: each model's answers to TEXTS by a front of its own; `both`: the answers to two of them at once.
     """
 
     server: Server
@@ -90,7 +91,7 @@ def _wait_for_mates(front: Path) -> None:
 
 
 def _add_damaged(models: Path) -> None:
-    """A model without its graph, which nobody would have published."""
+    """Add a model without its graph, which no build publishes."""
     shutil.copytree(models / "two", models / "damaged")
     (models / "damaged" / "1" / "model.onnx").unlink()
     entries = read_hosted(models).entries
@@ -118,7 +119,7 @@ def _asked(url: str, name: str, texts: Sequence[str], model: str | None = None) 
 
 
 def _at_once(url: str, requests: Sequence[tuple[str, Sequence[str]]]) -> list[Any]:
-    """The answers to requests of (model, texts) that are sent together, or their errors."""
+    """Return the answers to requests of (model, texts) that are sent together, or their errors."""
     came: queue.SimpleQueue[tuple[int, Any, Any]] = queue.SimpleQueue()
     with grpc.InferenceServerClient(url) as client:
         for number, (model, texts) in enumerate(requests):
@@ -151,7 +152,7 @@ def test_models_batched_together_answer_to_the_bit_as_by_fronts_of_their_own(hos
 
 
 def _batch(url: str, requests: Sequence[tuple[str, Sequence[str]]]) -> list[Any]:
-    """The answers to requests that came together, so that they were one batch."""
+    """Return the answers to requests that came together and formed one batch."""
     with Client(url, "encoders") as client:
         before = counted(settled(client))
         for _ in range(TRIES):
@@ -230,7 +231,7 @@ def test_a_version_that_does_not_load_leaves_the_one_before_answering(hosting: S
 
 
 def _labels(hosting: Shared, name: str) -> set[str]:
-    """The classes that a model says now."""
+    """Return the current classes of a model."""
     return {label.decode() for label in _asked(hosting.url, "encoders", TEXTS[:1], name)["label"][0]}
 
 
@@ -262,7 +263,7 @@ def test_a_model_that_many_ask_for_keeps_nobody_waiting_who_asks_for_another(hos
 def _after_a_flood(
     url: str, comes_first: Callable[[], bool], open_gate: Callable[[], None]
 ) -> list[tuple[str, Any, Any]]:
-    """(model, answer, error) of a request for one that `comes_first`, of many more, and of one for two."""
+    """Return (model, answer, error) of a request for one that `comes_first`, of many more, and of one for two."""
     came: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
 
     def ask(client: grpc.InferenceServerClient, model: str) -> None:
@@ -304,7 +305,7 @@ def test_clients_of_the_gateway_find_each_model_by_its_name(hosting: Shared) -> 
 
 @pytest.fixture
 def own_fronts(hosting: Shared, tmp_path: Path) -> Path:
-    """The two models with fronts of their own."""
+    """Copy the two models with fronts of their own."""
     return Path(shutil.copytree(hosting.models.parents[2] / "untouched", tmp_path / "repository"))
 
 

@@ -1,4 +1,4 @@
-"""Stopping a real Triton: what runs is finished, and nobody waits for what only keeps a connection open."""
+"""Stopping a real Triton: running requests are finished, and idle open connections are not waited for."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ SAMPLE = {"text_input": "The museum", "max_tokens": 100, "ignore_eos": True}
 
 @pytest.fixture
 def decoder(built: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A repository of one generating model."""
+    """Copy a repository of one generating model."""
     return Path(shutil.copytree(built("writes"), tmp_path / "model_repository"))
 
 
 def test_no_stream_keeps_its_model_and_the_model_lies_there_as_it_was_published(
     decoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that stops waits for requests that it has: to cancel a stream whose answer is complete left it with
-    them, as a cancellation does that crosses the last response. Also, the Python of a model would leave __pycache__
-    folders beside it.
+    """Regression: cancelling a stream whose answer is complete left its request with the server, which waits for it.
+
+    Such a cancellation crosses the last response. The Python of a model would also leave __pycache__ folders beside it.
     """
-    monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # it is waited for, however long its Python takes to end,
+    monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # wait for it, however long its Python takes to end,
     monkeypatch.setattr(responses, "PATIENCE_S", 300.0)  # and so is the end of a request
     published = {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()}
     with running(decoder) as server:
@@ -98,7 +98,7 @@ def test_a_model_ends_the_request_of_a_stream_that_is_left(model: str, shape: tu
 
 
 class Recorded(Responses):
-    """Keeps the errors that come in."""
+    """Responses that keep the errors that come in."""
 
     def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout_s: float) -> None:
         self.errors: list[str] = []
@@ -112,7 +112,7 @@ class Recorded(Responses):
 
 
 async def _left(url: str) -> None:
-    """What the gateway does with streams whose clients leave."""
+    """Open streams as the gateway does, and disconnect from them."""
     triton = Triton(url)
     for turn in range(60):
         request = service_pb2.ModelInferRequest(model_name="writes")
@@ -130,7 +130,7 @@ async def _left(url: str) -> None:
 
 
 def _wait_until_all_came() -> None:
-    """The last response too, and the end of the stream: nobody has read them yet."""
+    """Wait for the last response too, and the end of the stream, which are still unread."""
     end = time.monotonic() + 300
     while any(thread.name == "responses of writes" for thread in threading.enumerate()):
         assert time.monotonic() < end
@@ -138,7 +138,7 @@ def _wait_until_all_came() -> None:
 
 
 async def _refused(url: str) -> None:
-    """What the gateway does with streams whose only response is an error."""
+    """Open streams as the gateway does whose only response is an error."""
     triton = Triton(url)
     for _ in range(20):
         request = service_pb2.ModelInferRequest(model_name="writes")

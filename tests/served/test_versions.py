@@ -32,7 +32,7 @@ from tests.versions import copy_version
 
 @pytest.fixture(scope="module")
 def builds(module_folder: Callable[[str], Path]) -> Mapping[str, Pair]:
-    """Two builds of each model of the benchmark, to be published under one name."""
+    """Return two builds of each model of the benchmark, to be published under one name."""
     return pairs(module_folder("builds"))
 
 
@@ -146,7 +146,7 @@ PAUSE_S = 0.01  # of each client, so that Triton has a core
 
 
 class Asking(AbstractContextManager["Asking"]):
-    """Clients of a gateway, one request after the other."""
+    """Clients of a gateway, which send one request after the other."""
 
     def __init__(self, url: str, clients: int = 4) -> None:
         self.url, self.stopping = url, threading.Event()

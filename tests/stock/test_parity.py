@@ -1,4 +1,4 @@
-"""What tests/served asks of the stand-ins, of Triton's own C++ backends: `BACKENDS=folder scripts/test tests/stock`."""
+"""The checks of tests/served, on Triton's own C++ backends: `BACKENDS=folder scripts/test tests/stock`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Reach = Callable[[str, str], None]
 
 @pytest.fixture(scope="session")
 def port_of() -> Iterator[Port]:
-    """The port of a scheme's server, which is started when it is asked for."""
+    """Return the port of a scheme's server, which starts when it is asked for."""
     with ExitStack() as servers:
         ports: dict[str, int] = {}
 
@@ -37,13 +37,13 @@ def port_of() -> Iterator[Port]:
 
 @pytest.fixture(autouse=True)
 def _no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server reads what is published here."""
+    """Set the overlap of versions to zero: no server reads what is published here."""
     monkeypatch.setattr(versions, "OVERLAP_S", 0.0)
 
 
 @pytest.fixture
 def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
-    """Have addresses of a scheme be at an endpoint, and nothing else that this environment says of stores be true."""
+    """Point addresses of a scheme to an endpoint, and hide all other store settings of this environment."""
     for name in [name for name in os.environ if name.startswith(OTHERS)]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(_metadata, "_NO_GCE_CHECK", True)  # read from the environment as it is imported
@@ -57,7 +57,7 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
 
 @pytest.fixture
 def make_bucket(port_of: Port, reach: Reach) -> Callable[[str], str]:
-    """Makes a bucket on a scheme's server, and an environment in which it is reached: its name."""
+    """Return a function that creates a bucket on a scheme's server, sets the environment, and returns the name."""
 
     def make(scheme: str) -> str:
         reach(scheme, f"http://{HOST}:{port_of(scheme)}")
@@ -70,7 +70,7 @@ def make_bucket(port_of: Port, reach: Reach) -> Callable[[str], str]:
 
 @pytest.fixture
 def bucket(make_bucket: Callable[[str], str]) -> str:
-    """A new bucket of the S3 server."""
+    """Return a new bucket of the S3 server."""
     return make_bucket("s3")
 
 
@@ -81,13 +81,13 @@ def store(bucket: str) -> Store:
 
 @pytest.fixture(params=["s3", "gs", "az"])
 def cloud(request: pytest.FixtureRequest, make_bucket: Callable[[str], str]) -> Store:
-    """A store of each kind that is not a folder."""
+    """Return a store of each kind that is not a folder."""
     return open_store(f"{request.param}://{make_bucket(request.param)}/fleet")
 
 
 @pytest.fixture
 def raw(bucket: str) -> Callable[[str], bytes | None]:
-    """What is in an object of the bucket, by its key; None where there is none."""
+    """Return the content of an object of the bucket by its key; None if there is none."""
     client = boto3.client("s3")
 
     def read(key: str) -> bytes | None:

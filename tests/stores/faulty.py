@@ -1,4 +1,4 @@
-"""A connection to a server that breaks: an answer is cut off after so many bytes, a few times."""
+"""A connection to a server that breaks: an answer is cut off after a number of bytes, a few times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Faulty:
-    """A way to `port` that ends a connection `cuts` times, each after `after` bytes of its answers."""
+    """Way to `port` that ends a connection `cuts` times, each after `after` bytes of its answers."""
 
     port: int
     after: int

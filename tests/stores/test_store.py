@@ -1,4 +1,4 @@
-"""An object store by itself, on a real S3 server and in a folder: what is got is what was put, whole or not at all."""
+"""An object store by itself, on a real S3 server and in a folder: objects come back as put, whole or not at all."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_manifest_that_is_none(text: str) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits before what failed is tried again: Azure's library would for 15 s, Google's for 1 and 2."""
+    """Retry without a wait: Azure's library would wait for 15 s, Google's for 1 and 2."""
     monkeypatch.setattr(module, "PAUSE_S", 0.01)
     monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda self, settings: 0.01)
     monkeypatch.setattr(gcsfs.retry.random, "random", lambda: -100.0)

@@ -36,13 +36,13 @@ LARGE = bytes(range(256)) * 2048
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Where versions are built."""
+    """Return the repository of the builds."""
     return tmp_path / "built" / "model_repository"
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """Where they are served."""
+    """Return the repository that is served."""
     (tmp_path / "served").mkdir()
     return tmp_path / "served" / "model_repository"
 

@@ -1,4 +1,4 @@
-"""Versions of a small model, published without a build: what stores carry is files."""
+"""Versions of a small model, published without a build: stores carry only files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MODEL = b"class TritonPythonModel: ...\n"
 
 
 def publish_version(repository: Path, front: bytes, weights: bytes) -> None:
-    """The next version of a front, whose model has the comment `front`, with an engine of its own."""
+    """Publish the next version of a front, whose model has the comment `front`, with an engine of its own."""
     publish(repository, outcome(front, weights))
 
 
 def outcome(front: bytes, weights: bytes) -> Unverified:
-    """What a build of that would leave."""
+    """Return the outcome that a build of that would leave."""
     entries = []
     engine = {"1/model.py": MODEL, "1/weights": weights}
     for name, files in {"front": {"1/model.py": MODEL + b"# " + front}, "front_model": engine}.items():

@@ -1,4 +1,4 @@
-"""The emitted code of each task over PyTorch, against transformers' pipelines, on what checkpoints of others hold."""
+"""The emitted code of each task over PyTorch, against transformers' pipelines, on foreign checkpoints' settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_words_of_added_tokens_come_without_the_blanks_they_eat(
 def test_texts_are_cut_on_the_side_of_the_tokenizer(
     name: str, side: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Where truncation is asked for, as the pipelines cut: topics a text, entail the text of a pair."""
+    """If truncation is requested, texts are cut as the pipelines cut: topics a text, entail the text of a pair."""
     spec = make_spec(model=str(checkpoint(name)), task=SERVED[name].task, max_length=24, truncate=True)
     resolved = resolve(spec)
     resolved.tokenizer.truncation_side, resolved.tokenizer.model_max_length = side, 24
@@ -126,7 +126,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # of a request that comes before one wit
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_pipeline_that_is_kept_answers_as_one_made_anew(name: str, checkpoint: Callable[[str], Path]) -> None:
-    """What one request asked for is not asked for the next."""
+    """Options of one request do not apply to the next."""
     resolved = resolve(make_spec(model=str(checkpoint(name))))
     task = encoder_task(resolved.task)
     text = {"text_input": f"The museum in {resolved.tokenizer.mask_token or 'Oslo'} is closed."}

@@ -1,4 +1,4 @@
-"""Sparse embeddings: what sentence-transformers' SparseEncoder answers, built, and refused where they are not meant."""
+"""Sparse embeddings: equal to those of sentence-transformers' SparseEncoder, built, and refused for other models."""
 
 from __future__ import annotations
 

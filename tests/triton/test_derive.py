@@ -23,7 +23,7 @@ from tests.triton.test_settings import _entry
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One encoder, laid out as a build does, whose weights are some bytes, which no linter reads."""
+    """Publish one encoder, laid out as a build does, whose weights are some bytes, which no linter reads."""
     for module in (publish_module, derive):
         monkeypatch.setattr(module, "check", lambda staged, digests=None: [])
     entry = replace(_entry(name="front"), name="front")
@@ -59,7 +59,7 @@ def test_the_next_version_has_the_settings_and_the_files_of_the_one_before(repos
 
 
 def _same(front: Path) -> set[str]:
-    """Pages that say nothing of a version."""
+    """Return the pages that are equal in versions 1 and 2."""
     pages = ("report.html", "bom.cdx.json")
     return {page for page in pages if (front / "1" / page).read_bytes() == (front / "2" / page).read_bytes()}
 

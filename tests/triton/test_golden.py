@@ -1,4 +1,4 @@
-"""Golden repositories: what every target emits, to the byte, and read by Triton's own protobuf."""
+"""Golden repositories: every target's emitted files, to the byte, and read by Triton's own protobuf."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_config_is_one_to_triton(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_triton_may_prepare_the_next_batch_of_every_front(target: str) -> None:
-    """Where a queue has a limit it does not (support_prefetching_ in its scheduler_utils.cc), and pauses for 500 ms."""
+    """A queue with a limit prevents that (support_prefetching_ in its scheduler_utils.cc), and pauses for 500 ms."""
     policy = _parsed(target, "encoder").dynamic_batching.default_queue_policy
     assert (policy.max_queue_size, policy.default_timeout_microseconds, policy.allow_timeout_override) == (0, 0, False)
 
@@ -52,8 +52,11 @@ def test_triton_may_prepare_the_next_batch_of_every_front(target: str) -> None:
 def test_the_queue_of_an_encoder_is_kept_by_its_front_where_it_can(
     options: dict[str, Any], front: tuple[int, int], batcher: tuple[int, int]
 ) -> None:
-    """Where the batcher keeps it, it pauses: with priorities it does anyway. Fronts of old releases cannot, nor those
-    whose resources Triton's rate limiter takes back when execute() returns."""
+    """A queue in the batcher pauses; with priorities it does anyway.
+
+    Fronts of old releases cannot keep a queue, nor those whose resources Triton's rate limiter takes back when
+    execute() returns.
+    """
     spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
     made = graph("onnxruntime")
     serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})

@@ -1,6 +1,6 @@
-"""Plans that another machine compiles: what is written here, what is refused until then, and what is published there.
+"""Plans that another machine compiles: files written here, refusals before the compilation, and the publication there.
 
-TensorRT and a GPU are not at hand: `FakeMachine` stands for them. The comparison is polygraphy's own, with ONNX
+There is no TensorRT and no GPU here: `FakeMachine` stands for them. The comparison is polygraphy's own, with ONNX
 Runtime in TensorRT's place.
 """
 
@@ -41,7 +41,7 @@ H200 = {"tensorrt": "10.5.0.18", "gpu": "NVIDIA H200", "compute_capability": "9.
 
 @pytest.fixture(scope="module")
 def built(module_folder: Callable[[str], Path]) -> Path:
-    """A repository with one plan that is still to compile."""
+    """Build a repository with one plan that is still to compile."""
     folder = module_folder("plan")
     checkpoint = make_checkpoint(folder / "checkpoint", "bert", "feature-extraction")
     output = folder / "repository"
@@ -57,7 +57,7 @@ def repository(built: Path, tmp_path: Path) -> Path:
 
 @dataclass
 class FakeMachine:
-    """A GPU machine whose TensorRT writes `content` as a plan."""
+    """GPU machine whose TensorRT writes `content` as a plan."""
 
     fingerprint: dict[str, str]
     content: bytes = b"plan"
@@ -295,7 +295,7 @@ def test_a_plan_that_answers_as_onnx_runtime_passes_and_another_does_not(
 
 
 class FakeTensorRT(ModuleType):
-    """What `build` reads of the module; polygraphy's functions that need the rest are replaced in `_fake_tensorrt`."""
+    """Parts of the module that `build` reads; `_fake_tensorrt` replaces polygraphy's functions that need the rest."""
 
     __version__ = "10.5.0.18"
     MemoryPoolType = SimpleNamespace(WORKSPACE="workspace")
@@ -303,7 +303,7 @@ class FakeTensorRT(ModuleType):
 
 
 class ProfiledRunner(OnnxrtRunner):  # type: ignore[misc]  # where mypy does not read polygraphy
-    """ONNX Runtime with the rule of TensorRT's execution contexts: a shape outside the profile is refused.
+    """Runner of ONNX Runtime with the rule of TensorRT's execution contexts: a shape outside the profile is refused.
 
     Rule: IExecutionContext.setInputShape, "the dimensions must be within the optimization profile's min and max".
     """
@@ -325,7 +325,7 @@ SHAPES: list[tuple[int, ...]] = []  # that ProfiledRunner ran
 
 
 def _fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """ONNX Runtime in TensorRT's place: an engine is the path of its graph. What was asked of it is returned."""
+    """Put ONNX Runtime in TensorRT's place: an engine is the path of its graph. Return the calls that it got."""
     calls: dict[str, Any] = {}
 
     def network(path: str, strongly_typed: bool) -> str:

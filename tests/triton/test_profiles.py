@@ -1,4 +1,4 @@
-"""Optimisation profiles as functions of shapes: every call that a front model makes has one, in every instance."""
+"""Optimisation profiles as functions of shapes: every call of a front model has one, in every instance."""
 
 from __future__ import annotations
 

@@ -54,14 +54,14 @@ def _publish(repository: Path, content: bytes, keep: int = 2, batch: int = 1) ->
 
 
 def _contents(repository: Path) -> set[bytes]:
-    """The models' files, of the versions that are served."""
+    """Return the models' files, of the versions that are served."""
     return {
         (entry / str(number) / "model.bin").read_bytes() for entry in repository.iterdir() for number in loaded(entry)
     }
 
 
 def _whole(repository: Path) -> None:
-    """What a server that starts at this moment finds: fronts, each with the version of the engine that it calls."""
+    """Check what a server finds that starts now: fronts, each with the version of the engine that it calls."""
     number = served(repository / "front")
     assert number in loaded(repository / "front_model")
     contents = {(repository / name / str(number) / "model.bin").read_bytes() for name in ("front", "front_model")}
@@ -389,8 +389,10 @@ def test_an_error_at_any_step_leaves_what_was_there(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_no_model_is_missing_or_half_at_any_moment(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that starts in the middle, and recovers nothing, finds a front and the engine that it calls. Two sizes
-    of a batch cannot share a config.pbtxt."""
+    """A server that starts in the middle, and recovers nothing, finds a front and the engine that it calls.
+
+    Two sizes of a batch cannot share a config.pbtxt.
+    """
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     moments = 0

@@ -1,4 +1,4 @@
-"""The same checkpoint and spec give the same bytes; the report says what was measured."""
+"""The same checkpoint and spec give the same bytes; the report has the measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_two_builds_give_the_same_files(checkpoint: Callable[[str], Path], tmp_p
         for name in ("report.html", "build.json"):
             assert tree.pop(f"flags/{name}") == tree[f"flags/1/{name}"]
         del tree["flags/1/report.html"]
-    for tree in trees:  # what was measured is told there too
+    for tree in trees:  # it has the measurements too
         for name in ("flags/config.pbtxt", "flags/1/config.pbtxt"):
             tree[name], count = re.subn(rb'\nparameters \{ key: "report" .*', b"", tree[name])
             assert count == 1

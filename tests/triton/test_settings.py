@@ -1,4 +1,4 @@
-"""What can be changed without a build is, byte for byte, what a build with these options would have written."""
+"""Settings that change without a build are, byte for byte, those that a build with these options would have written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.servings import decoder_serving
 
 
 def _entry(**options: Any) -> RepositoryEntry:
-    """An encoder's front, laid out as a build does."""
+    """Return an encoder's front, laid out as a build does."""
     spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
     served = graph(options.get("engine", "onnxruntime"))
     serving = serving_document(spec.front, "feature_extraction", served, 256, {"input_ids": 0}, {})
@@ -30,7 +30,7 @@ def _entry(**options: Any) -> RepositoryEntry:
 
 
 def _written(folder: Path, entry: RepositoryEntry) -> Path:
-    """Its configuration and its serving.json, in a folder as it would be published; the version's folder."""
+    """Write the configuration and the serving.json into a folder as published; return the version's folder."""
     (folder / "1").mkdir()
     (folder / CONFIG).write_text(render(entry.config))
     serving = entry.files["1/serving.json"]

@@ -1,4 +1,4 @@
-"""Signatures: what was signed holds, and whatever is not it is refused by its name."""
+"""Signatures: a signed repository is accepted, and every change to it is refused by its name."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _public(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[Path, Path]:
-    """A private key and its public one."""
+    """Write a private key and its public key."""
     key = ec.generate_private_key(ec.SECP256R1())
     return _private(tmp_path / "private.pem", key), _public(tmp_path / "public.pem", key)
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Two models, one with an engine of its own; nothing here is loaded."""
+    """Write two models, one with an engine of its own; nothing here is loaded."""
     for name, built in {"front": ("front", "front_model"), "front_model": (), "other": ("other",)}.items():
         for number in (1, 2) if name == "front" else (1,):
             _write_version(tmp_path / "model_repository" / name, number, built)
@@ -52,7 +52,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def _write_version(entry: Path, number: int, built: tuple[str, ...] = ()) -> None:
-    """A version as publish leaves it, which is served."""
+    """Write a version as publish leaves it, which is served."""
     version, warm_up = entry / str(number), entry / "warmup" / str(number) / "text"
     version.mkdir(parents=True)
     warm_up.parent.mkdir(parents=True)
@@ -122,7 +122,7 @@ def _without_a_report(repository: Path) -> None:
 
 
 def _with_the_report_of_before(repository: Path) -> None:
-    """Of a version that was signed, and had no engine."""
+    """Restore the report of a version that was signed, and had no engine."""
     shutil.copyfile(repository / "front" / "2" / "build.json", repository / "front" / "build.json")
 
 
@@ -134,7 +134,7 @@ def _with_a_damaged_report(repository: Path) -> None:
 def test_no_file_beside_the_versions_hides_an_engine(
     hide: Callable[[Path], None], repository: Path, keys: tuple[Path, Path]
 ) -> None:
-    """What is loaded with a model is what its versions say, which is signed."""
+    """The signed versions name the models that are loaded with them."""
     private, public = keys
     shutil.rmtree(repository / "front" / "2")
     shutil.rmtree(repository / "front" / "warmup" / "2")
@@ -255,7 +255,7 @@ def _link_beside(repository: Path) -> None:
 
 
 def _configure(repository: Path) -> None:
-    """What would have Triton run another Python."""
+    """Make Triton run another Python."""
     path = repository / "front" / "config.pbtxt"
     path.write_text(path.read_text() + ' parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/tmp/x" } }')
 
@@ -265,7 +265,7 @@ def _warm_up(repository: Path) -> None:
 
 
 def _exchange(repository: Path) -> None:
-    """Each is signed, and stands in the other's place."""
+    """Exchange two models: each is signed, and stands in the other's place."""
     for name, target in (("front/1", "aside"), ("other/1", "front/1"), ("aside", "other/1")):
         (repository / name).rename(repository / target)
     for model in ("front", "other"):
@@ -287,7 +287,7 @@ def _cut(repository: Path) -> None:
 
 
 def _forge(repository: Path) -> None:
-    """A changed file, and a statement that says so, under the old signature."""
+    """Change a file, and the statement about it, under the old signature."""
     _change(repository)
     path = repository / "front" / "1" / SIGNATURE
     bundle = json.loads(path.read_text())
@@ -389,7 +389,7 @@ def test_with_certificates_whoever_the_trusted_one_names_may_sign(
 def _certificate(
     path: Path, key: ec.EllipticCurvePrivateKey, issuer: ec.EllipticCurvePrivateKey, authority: bool
 ) -> Path:
-    """Of `key`, by `issuer`, for a day."""
+    """Write a certificate of `key`, issued by `issuer`, for a day."""
     now = datetime.datetime.now(datetime.UTC)
     names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in ("signer", "root")]
     usage = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""A guest in a repository: there for a while, gone after it, and in nobody's way."""
+"""A guest in a repository: there for a while, removed after it, and invisible to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning without a server: the space, the search, the verdict, and what is written."""
+"""Tuning without a server: the space, the search, the verdict, and the written files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPACE: Mapping[str, Sequence[object]] = {SHARED: ["1x1", "1x4", "2x2"], "max_bat
 
 
 def _loads(*figures: tuple[float, float]) -> list[Load]:
-    """Of levels in order: (answers/s, p99)."""
+    """Return load tests of levels in order: (answers/s, p99)."""
     return [encoder(level, [rate], p99_ms=p99)[0] for level, (rate, p99) in zip(LEVELS, figures, strict=False)]
 
 
@@ -70,7 +70,7 @@ def test_slots_that_do_not_fit_into_memory_are_not_tried(tmp_path: Path) -> None
 def _search(
     rates: Mapping[str, float], trials: int = 12, refused: str = "", noise: float = 0.5
 ) -> tuple[Finding, list[object]]:
-    """A model whose answers a second depend on instances x threads alone, and that fails with `refused`."""
+    """Search a model whose answers a second depend on instances x threads alone, and that fails with `refused`."""
     attempts: list[object] = []
 
     def share(settings: Mapping[str, int] | None) -> str:
@@ -202,7 +202,7 @@ def test_a_tuned_decoder_is_what_a_build_by_the_file_that_tune_wrote_makes(
 
 
 def _memory_and_rest(config: Path) -> tuple[int, object]:
-    """What a configuration says of the memory, and all else in it but its number and what was measured."""
+    """Return the memory in a configuration, and everything else in it but its number and the measurements."""
     parsed = parse(config.read_text("utf-8"), "writes")
     memory: int = json.loads(parsed.parameters["report"].string_value)["memory"]
     del parsed.parameters["report"]

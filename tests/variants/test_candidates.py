@@ -1,4 +1,4 @@
-"""Each precision on each engine: it is what it says, answers as it should, and is refused where it cannot run."""
+"""Each precision on each engine: it is the requested one, answers correctly, and is refused where it cannot run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BYTES_IN_TENSORRT = {"int8-static TensorRT": 0.39, "fp8 TensorRT": 0.39, "int8-s
 
 @functools.cache
 def judged() -> list[Feed]:
-    """Every other text; the rest is for calibration."""
+    """Return every other text; the rest is for calibration."""
     return batches(_tokenizer(), TEXTS[1::2])
 
 
@@ -58,7 +58,7 @@ def _tokenizer() -> PreTrainedTokenizerBase:
 
 @pytest.fixture(scope="module")
 def maker(module_folder: Callable[[str], Path]) -> VariantMaker:
-    """MiniLM, calibrated on every other text."""
+    """Return a maker of MiniLM's variants, calibrated on every other text."""
     folder = module_folder("variants")
     spec = make_spec(model=str(minilm()), triton="25.08")  # the first whose bf16 kernels for CUDA are known
     return VariantMaker(spec, export(resolve(spec), folder).graph, folder, batches(_tokenizer(), TEXTS[::2]))
@@ -66,7 +66,7 @@ def maker(module_folder: Callable[[str], Path]) -> VariantMaker:
 
 @pytest.fixture(scope="module")
 def graph_of(maker: VariantMaker) -> Callable[[Variant], Graph]:
-    """The graph of a variant, made at its first use."""
+    """Return a function that returns the graph of a variant, created at its first use."""
     return functools.cache(lambda variant: maker.make(variant).graph)
 
 

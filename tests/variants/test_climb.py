@@ -1,4 +1,4 @@
-"""The ladder: the fastest rung that keeps the quality, found by judging as few as it takes."""
+"""The ladder: it finds the fastest rung that keeps the quality, and judges as few as possible."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _twice_as_slow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def graph_of(variant: Variant, left_alone: int) -> Graph:
-    """A graph that is not there: its path says what it was made of."""
+    """Return a graph that does not exist: its path says what it was made of."""
     return Graph(Path(variant.precision, str(left_alone)), (), (), (), 20, 9, Counter(), size=1)
 
 
 def made_of(graph: Graph) -> tuple[str, int]:
-    """The precision of a graph, and how many of its layers were left alone."""
+    """Return the precision of a graph, and how many of its layers were left alone."""
     return graph.path.parent.name, int(graph.path.name)
 
 
@@ -56,7 +56,7 @@ def quality_of(mean: float) -> Quality:
 
 
 class FakeEvaluator(Evaluator):
-    """Qualities and speeds are given, by what a graph was made of."""
+    """Evaluator with given qualities and speeds, by what a graph was made of."""
 
     metric = "cosine"
 
@@ -89,7 +89,7 @@ class FakeEvaluator(Evaluator):
 
 
 class FakeMaker(VariantMaker):
-    """Eight layers, any of which can be left alone; it has no fp16."""
+    """Maker of eight layers, any of which can be left alone; it has no fp16."""
 
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
         if variant.precision == "fp16":
@@ -236,7 +236,7 @@ def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_
 
 
 def test_what_is_not_served_is_dropped_as_soon_as_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What missed the quality before another is made of it; what is slower before the rest is measured as served."""
+    """A graph below the quality is dropped before another is made of it; a slower one before the rest is measured."""
     monkeypatch.setattr("builder.variants.ladder.WITHIN", 3.0)
     evaluator, maker = FakeEvaluator({("int8", 0): 0.9}), a_maker()
     gone: list[list[tuple[str, int]]] = []
@@ -271,7 +271,10 @@ def _files(folder: Path) -> Callable[[str], list[Graph]]:
 
 
 def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[str]) -> PrecisionRungs[str]:
-    """A generating model: what a precision keeps of PyTorch's tokens and its perplexity. Judged: `judged_names`."""
+    """Return the rungs of a generating model: the kept share of PyTorch's tokens, and the perplexity.
+
+    The judged names are appended to `judged_names`.
+    """
     base = Rung("PyTorch fp32", 1, {"token, 1 rows": 4.0, "prompt of 128": 1.0}, perplexity=20.0)
     speed = {"fp32": 2.0, "int8": 1.0, "int4-weights": 0.5}
 

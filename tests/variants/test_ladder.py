@@ -1,4 +1,4 @@
-"""Each rung on models with a right answer: what it keeps of their true score, what it refuses, what it says."""
+"""Each rung on models with a right answer: the true score that it keeps, its refusals, and its report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUNGS = (
 
 @pytest.fixture(scope="module")
 def questions(module_folder: Callable[[str], Path]) -> VerifiedOnce:
-    """The trained model of questions; its samples are split, as for the rungs that fit to some of them."""
+    """Return the trained model of questions; its samples are split, as for the rungs that fit to some of them."""
     model, samples = question_answering()
     spec = make_spec(model=str(model), name="qa", samples=samples, precision="int8-static")
     return VerifiedOnce(spec, module_folder("questions"))

@@ -1,4 +1,4 @@
-"""What is counted of the runs that are timed."""
+"""Timed runs: those that count for a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builder.variants import latency, steps, timing
 
 
 class Clock:
-    """A clock that each run sets forward, by so many seconds."""
+    """Clock that each run sets forward by a number of seconds."""
 
     def __init__(self, runs: Iterator[float]) -> None:
         self.now, self.runs = 0.0, runs
@@ -26,7 +26,7 @@ class Clock:
 def test_a_rough_time_of_a_token_leaves_out_the_first_run(
     monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
-    """Which reads what no run before it has read, such as weights whose pages were given back."""
+    """The first run reads what no run before it has read, such as weights whose pages were given back."""
     clock = Clock(iter(seconds))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     assert tuple(steps._about({"token, 1 rows": clock.run, "prompt of 128": clock.run}).values()) == expected

@@ -1,4 +1,4 @@
-"""Traffic: the same requests to every engine in turn, other batches in every round, and what the figures say."""
+"""Traffic: the same requests to every engine in turn, other batches in every round, and their figures."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_rounds_end_where_one_is_faster_by_more_than_noise() -> None:
 
 
 class Clock:
-    """A clock that fronts set forward."""
+    """Clock that fronts set forward."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def front(self, seconds: float) -> Callable[[Sequence[int]], object]:
-        """Takes `seconds` for each request."""
+        """Return a front that takes `seconds` for each request."""
 
         def answer(requests: Sequence[int]) -> None:
             self.now += seconds * len(requests)
@@ -66,7 +66,7 @@ class Clock:
 
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> dict[str, int]:
-    """How many rounds each front has, by its name, that takes so many seconds for a request."""
+    """Return how many rounds each front has, by its name, that takes so many seconds for a request."""
     clock = Clock()
     monkeypatch.setattr(traffic, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(traffic, "ENOUGH_S", 1e9)

@@ -33,7 +33,7 @@ def _sentences() -> list[tuple[str, int]]:
 
 
 def _train(folder: Path) -> float:
-    """Train on nine tenths of the sentences; the accuracy on the rest."""
+    """Train on nine tenths of the sentences; return the accuracy on the rest."""
     labels = dict(enumerate(TOPICS))
     make_checkpoint(folder, "bert", "text-classification", labels, initializer_range=0.02, hidden_dropout_prob=0.0)
     tokenizer = AutoTokenizer.from_pretrained(folder)

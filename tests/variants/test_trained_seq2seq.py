@@ -1,5 +1,8 @@
-"""A model that writes numbers as words, trained here: a task with a right answer, so each precision has accuracy to
-lose. 0 to 999 as digits; numbers that were never seen must come out right."""
+"""A model that writes numbers as words, trained here: a task with a right answer.
+
+Each precision so has accuracy to lose. The numbers are 0 to 999 as digits; numbers that were never seen must come out
+right.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ SIZES = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_l
 
 
 def words(number: int) -> str:
-    """407 is "four hundred and seven"."""
+    """Return a number in words: 407 is "four hundred and seven"."""
     if number < 20:
         return ONES[number]
     if number < 100:
@@ -57,7 +60,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def train(folder: Path) -> list[dict[str, str]]:
-    """Train on all but some numbers, of which samples are returned."""
+    """Train on all but some numbers; return samples of these."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -85,7 +88,7 @@ def train(folder: Path) -> list[dict[str, str]]:
 
 
 def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
-    """What the emitted code says to each number, all of them in its one batch."""
+    """Return the emitted code's answer to each number, all of them in its one batch."""
     service = Service(folder)
     assert service.engine.executor.searches
     service.engine.start()

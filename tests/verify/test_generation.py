@@ -45,7 +45,7 @@ def reference(model: PreTrainedModel) -> Reference:
 
 @pytest.fixture(scope="module")
 def right(model: PreTrainedModel, reference: Reference) -> Agreement:
-    """What a graph says that says what transformers' generate does."""
+    """Return the agreement of a graph that gives the text of transformers' generate."""
     texts = tuple(tuple(greedy_tokens(model, prompt, NEW_TOKENS)) for prompt in reference.prompts)
     return Agreement(0.0, 1.0, 1.0, reference.perplexity, texts, texts[:1])
 
@@ -104,7 +104,7 @@ def test_other_probabilities_are_refused(right: Agreement, error: float) -> None
 
 
 class ByPyTorch(Executor):
-    """Answers with PyTorch's own run over all that a slot holds."""
+    """Executor that answers with PyTorch's own run over everything that a slot holds."""
 
     def __init__(self, geometry: Geometry, said: Callable[[tuple[int, ...]], np.ndarray]) -> None:
         super().__init__(geometry)
@@ -117,7 +117,7 @@ class ByPyTorch(Executor):
         return logits[last_of_rows(tokens) if wanted is None else wanted]
 
     def answer(self, slot: int, new: list[int], held: int) -> np.ndarray:
-        """(new, vocabulary)"""
+        """Return the logits of shape (new, vocabulary)."""
         self.texts[slot] = [*self.texts[slot][:held], *new]
         return self.said(tuple(self.texts[slot]))[-len(new) :]
 
@@ -126,21 +126,21 @@ class ByPyTorch(Executor):
 
 
 class WrongAlone(ByPyTorch):
-    """A single token of a single row is answered wrongly."""
+    """Executor that answers a single token of a single row wrongly."""
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         return super().run(first, tokens, lengths, wanted) * (-1 if tokens.size == 1 else 1)
 
 
 class LengthsOfTheFirst(ByPyTorch):
-    """All rows of a call are taken for as long as its first."""
+    """Executor that takes all rows of a call to be as long as its first."""
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         return super().run(first, tokens, np.full_like(lengths, lengths[0]), wanted)
 
 
 class StepsForget(ByPyTorch):
-    """A single token does not see the first of its row."""
+    """Executor where a single token does not see the first of its row."""
 
     def answer(self, slot: int, new: list[int], held: int) -> np.ndarray:
         answer = super().answer(slot, new, held)
@@ -148,7 +148,7 @@ class StepsForget(ByPyTorch):
 
 
 class PromptsForget(ByPyTorch):
-    """Of a prompt the second token sees nothing before it."""
+    """Executor where the second token of a prompt sees nothing before it."""
 
     def answer(self, slot: int, new: list[int], held: int) -> np.ndarray:
         answer = super().answer(slot, new, held).copy()
@@ -158,7 +158,7 @@ class PromptsForget(ByPyTorch):
 
 
 class RowsChange(ByPyTorch):
-    """From three rows on the last two are answered for one another."""
+    """Executor that exchanges the answers of the last two rows, from three rows on."""
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         logits = super().run(first, tokens, lengths, wanted)
@@ -167,7 +167,7 @@ class RowsChange(ByPyTorch):
 
 @pytest.fixture(scope="module")
 def said(model: PreTrainedModel) -> Callable[[tuple[int, ...]], np.ndarray]:
-    """PyTorch's logits after each token of a text, (tokens, vocabulary)."""
+    """Return PyTorch's logits after each token of a text, (tokens, vocabulary)."""
 
     @functools.cache
     def logits(text: tuple[int, ...]) -> np.ndarray:

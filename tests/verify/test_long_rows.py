@@ -1,4 +1,4 @@
-"""The row that a build runs beyond its samples: past every window, and red where a window is lost."""
+"""The row that a build runs beyond its samples: past every window, and failing if a window is lost."""
 
 from __future__ import annotations
 

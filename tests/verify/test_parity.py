@@ -1,4 +1,4 @@
-"""A graph that is wrong is found to be wrong."""
+"""Wrong graphs are recognised."""
 
 from __future__ import annotations
 

@@ -22,8 +22,10 @@ EXPECTED = [{"embedding": [float(count), 1.0]} for count in range(1, 9)]
 
 
 class FakePipeline:
-    """Its answers are as many letters as a text has. In a batch those come in `order`; a text of 4 letters fails
-    where `failing`."""
+    """Pipeline whose answers have as many letters as a text.
+
+    In a batch they come in `order`; a text of 4 letters fails if `failing`.
+    """
 
     order: Any = staticmethod(list)
     failing = False

@@ -44,7 +44,7 @@ PROMPTS = ([5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15], [20, 21, 22])
 
 @dataclass(frozen=True)
 class Kind:
-    """A graph as this build's own engine read it, and how its calls are recorded and made again on another."""
+    """Kind of graph as this build's own engine read it, with the recording of its calls and their replay on another."""
 
     own: Graph
     case: Callable[[Graph], Case]
@@ -54,7 +54,7 @@ class Kind:
 
 
 def _encoder(folder: Path) -> Graph:
-    """Two products, and features made one long, as sentence embeddings are."""
+    """Return two products, and features normalised to length one, as sentence embeddings are."""
     random = np.random.default_rng(0)
     nodes = [
         helper.make_node("MatMul", ["x", "first"], ["hidden"], name="first"),
@@ -211,7 +211,7 @@ def test_what_is_in_a_branch_counts(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def representation(module_folder: Callable[[str], Path]) -> Graph:
-    """The encoder as OpenVINO has it, in what it computes in on this processor."""
+    """Return the encoder as OpenVINO has it, in the precision that it uses on this processor."""
     folder = module_folder("openvino")
     return openvino.convert(_encoder(folder), folder / "model.xml", openvino.arithmetic_on(cpu()["flags"]), False)
 

@@ -1,4 +1,4 @@
-"""Verified is a type: only a comparison that passed makes it."""
+"""Verified is a type that only a successful comparison returns."""
 
 from __future__ import annotations
 
