@@ -70,7 +70,7 @@ VERBS = (
     "deploy",
 )
 HELP = "help"
-CLOSE = 0.75  # similarity from which a word is taken for a misspelt verb; "serv" and "serve" have 0.89
+CLOSE = 0.75  # least similarity of a word that counts as a misspelt verb; "serv" and "serve" have 0.89
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def _leave(status: int) -> None:
 
     For torch and transformers that takes more than a second. If the output can no longer be written, Python reports it.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for what is no daemon, and ends pools
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, and ends pools
     atexit._run_exitfuncs()
     with suppress(OSError):
         sys.stdout.flush()

@@ -38,4 +38,4 @@ class Digests:
         return self._known[state]
 
 
-WRITTEN = Digests()  # of what builds of this process wrote
+WRITTEN = Digests()  # of files that builds of this process wrote

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 600.0  # of the wall clock, on a machine that is busy with other things
-MEMORY = 2 << 30  # bytes beside what its libraries take; the largest known tokenizers take a quarter
+MEMORY = 2 << 30  # bytes beside those of its libraries; the largest known tokenizers take a quarter
 OUT_OF_MEMORY = 3  # exit status of a child in which Python found no memory; other libraries abort
 ONE_THREAD = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 

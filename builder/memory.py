@@ -15,7 +15,7 @@ from builder.errors import SpecError
 from builder.runtime.contract import LayerShape
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel  # seconds to import, and who checks a repository needs numbers alone
+    from transformers import PreTrainedModel  # takes seconds to import, and checks of a repository need numbers alone
 
 ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache

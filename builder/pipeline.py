@@ -60,7 +60,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             family, stage = _prepared(spec, checkpoint, folder, stage)
-            release = spec.triton if spec.target == "cpu" else None  # no GPU is here to make the calls again on
+            release = spec.triton if spec.target == "cpu" else None  # there is no GPU here to repeat the calls on
             outcome: Verified | Unverified = verified(family, key, release, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
             with stage("lay out"):
@@ -83,7 +83,7 @@ def _prepared(
     family = _family(spec, checkpoint, folder, stage)
     if spec.draft is None:
         return family, stage
-    from builder.families.decoder.drafted import Drafted, resolve_draft  # loads what decoders alone need
+    from builder.families.decoder.drafted import Drafted, resolve_draft  # loads modules that only decoders need
 
     with stage("resolve the draft"):
         own, draft = resolve_draft(spec, checkpoint)

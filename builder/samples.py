@@ -192,7 +192,7 @@ def load_samples(path: Path, fields: Sequence[Field], labels: Sequence[str] = ()
     Raises SpecError with the line's number.
     """
     try:
-        lines = path.read_text("utf-8").split("\n")  # and by nothing else that ends a line in Unicode: texts have that
+        lines = path.read_text("utf-8").split("\n")  # not splitlines: texts contain Unicode's other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"--samples {path} cannot be read as UTF-8: {error}") from error
     known = {field.name for field in fields}

@@ -35,7 +35,7 @@ def workplace() -> Iterator[Path]:
     except Exception as error:
         reason = full(error)
         if reason is None or (isinstance(error, RepositoryError) and PREFIX not in str(error)):
-            raise  # a RepositoryError says itself which disk is full, unless that is the one of this folder
+            raise  # a RepositoryError names the full disk itself, unless it is the one of this folder
         text = " ".join(str(reason).split())[:300]
         if isinstance(reason, OSError) and reason.filename is not None and PREFIX not in str(reason.filename):
             raise RepositoryError(f"a disk is full ({text}): free some space there") from error

@@ -22,7 +22,7 @@ def read_card(folder: Path) -> dict[str, list[str]]:
             text = stream.read(LONGEST).decode("utf-8", errors="replace")
         head = text.split("\n---", 1)[0].removeprefix("---") if text.startswith("---") else ""
         metadata = yaml.safe_load(head)
-    except (OSError, RecursionError, ValueError, yaml.YAMLError):  # the Hub shows such a card as it is
+    except (OSError, RecursionError, ValueError, yaml.YAMLError):  # the Hub shows an invalid card as it is
         return {}
     if not isinstance(metadata, dict):
         return {}

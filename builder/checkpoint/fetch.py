@@ -14,7 +14,7 @@ from builder.errors import CheckpointError, RepositoryError, first_line
 from builder.workplace import full
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# Nothing that runs but chat templates, which do in a sandbox, and nothing pickled.
+# No file that runs, except chat templates, which run in a sandbox, and nothing pickled.
 FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model", "*.spm", CARD]
 
 

@@ -22,7 +22,7 @@ from builder.runtime.generation.options import RANGES
 FILE = "generation_config.json"
 TASK_FILE = "task_specific_params of config.json"
 LARGEST_SEARCH = int(RANGES["num_beams"][1])
-MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
+MAX_TOKENS = 128  # of an answer, if neither the request nor the checkpoint gives a number
 SAME_NAME = (
     "repetition_penalty",
     "encoder_repetition_penalty",
@@ -118,7 +118,7 @@ def refuse_unserved(
     _refuse_absurd(config, f"{file}, or {TASK_FILE}," if of_task else file)
     values = {name: value for name, value in config.to_dict().items() if value is not None}
     unknown = [name for name in values if name not in IMPLEMENTED and name not in HARMLESS and name not in REFUSED]
-    # what transformers does not know it ignores: a field of a checkpoint's own, which its own code would read
+    # transformers ignores a checkpoint's own fields, which its own code would read
     known = [name for name in unknown if name in GenerationConfig().to_dict()]
     wrong = [name for name, off in REFUSED.items() if name in values and values[name] not in off]
     if not config.do_sample:
@@ -154,7 +154,7 @@ def _refuse_absurd(config: GenerationConfig, file: str) -> None:
 
 _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
     "num_beams": lambda config, is_decoder: bool(config.do_sample) and (config.num_beams or 1) > 1,  # beams that sample
-    "min_length": lambda config, is_decoder: (  # counts a prompt nobody knows; min_new_tokens takes its place
+    "min_length": lambda config, is_decoder: (  # counts a prompt that is unknown here; use min_new_tokens instead
         is_decoder and bool(config.min_length) and config.min_new_tokens is None
     ),
     "forced_bos_token_id": lambda config, is_decoder: is_decoder and config.forced_bos_token_id is not None,

@@ -18,7 +18,7 @@ from transformers.utils import import_utils
 
 MODELS = Path(transformers.__file__).parent / "models"
 
-Offered = dict[frozenset[str], dict[str, set[str]]]  # by what has to be installed: the names of each module
+Offered = dict[frozenset[str], dict[str, set[str]]]  # by required packages: the names of each module
 
 
 def load_models() -> None:

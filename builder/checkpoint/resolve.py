@@ -140,7 +140,7 @@ def describe(source: Source) -> Checkpoint:
         with torch.device("meta"):
             model = _from_config(_model_class(files.task, files.config), without_quantisation(files.config))
         _read_generation_config(model, files.folder)
-    except Exception as error:  # whatever a broken checkpoint makes transformers raise
+    except Exception as error:  # transformers raises any kind for a broken checkpoint
         raise CheckpointError(
             f"{source.model} is not a checkpoint for {files.task.name}: {first_line(error)}"
         ) from error
@@ -186,7 +186,7 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
             _read_generation_config(model, files.folder)
     except BuilderError:
         raise
-    except Exception as error:  # whatever a broken checkpoint makes transformers raise
+    except Exception as error:  # transformers raises any kind for a broken checkpoint
         raise CheckpointError(
             f"the checkpoint does not load for {task.name}: {first_line(error)[:300]}. Its weights, its config.json "
             "(id2label too) and the task must belong together"
@@ -245,7 +245,7 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
     refuse_hostile_files(folder, model)
     try:
         tokenizer = survived(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
-    except Exception as error:  # whatever a broken file makes tokenizers raise
+    except Exception as error:  # tokenizers raises any kind for a broken file
         raise CheckpointError(f"the tokenizer of {model} does not load: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         try:
@@ -314,7 +314,7 @@ def position_limit(model: PreTrainedModel) -> int | None:
         if name.rsplit(".", 1)[-1] in POSITION_TABLES and hasattr(module, "weight") and hasattr(module, "padding_idx")
     ]
     declared: Any = getattr(model.config, "max_position_embeddings", None)
-    if declared and declared > 0:  # a table may have rows beyond it that mean something else
+    if declared and declared > 0:  # further rows of a table may have another meaning
         limits.append(int(declared))
     return min(limits, default=None)
 

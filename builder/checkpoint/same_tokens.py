@@ -6,7 +6,7 @@ import json
 
 from transformers import PreTrainedTokenizerFast
 
-PARTS = ("normalizer", "pre_tokenizer", "model")  # of tokenizer.json: what decides where a text is cut
+PARTS = ("normalizer", "pre_tokenizer", "model")  # of tokenizer.json: they decide where a text is cut
 
 
 def difference(own: PreTrainedTokenizerFast, other: PreTrainedTokenizerFast) -> str | None:

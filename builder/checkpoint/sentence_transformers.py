@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from builder.errors import CheckpointError
 from builder.runtime.fields import JSON_TYPES
 
-MODULES = "sentence_transformers."  # where every module that this builder knows comes from
+MODULES = "sentence_transformers."  # the package of every module that this builder knows
 POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -26,7 +26,7 @@ POOLING_KEYS = {  # in the order in which sentence-transformers concatenates the
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len"}  # a newer config.json's names that are not ours
+POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len"}  # a newer config.json's names that differ from ours
 MODULE_NAMES = ("Transformer", "Pooling", "Dense", "Normalize", "MLMTransformer", "SpladePooling")
 SETTINGS = (  # the file of a Transformer module's settings, in the order in which sentence-transformers looks
     "sentence_bert_config.json",

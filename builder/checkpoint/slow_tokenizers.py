@@ -21,7 +21,7 @@ CUTTING = (1, 4)  # its kinds of pieces that texts are cut into: normal ones, an
 LEAST = 32.0  # of the least likely piece; an unknown letter has 10 less in both libraries, so two of them are likelier
 ALONE = 4 * LEAST  # of an unknown letter that stands alone and is a piece of the other language
 MARK = "\x01"  # before such a letter, in texts and in its piece: elsewhere it is no piece, but a part of an unknown run
-OTHER_MARK = "\x02"  # what a text's own MARK is read as
+OTHER_MARK = "\x02"  # replaces a text's own MARK
 LONGEST = 20  # pieces of the other language, the longest, that the two have to cut in the same way
 PROBES = (*TEXTS, "", " ", "  two  spaces ", "Ünïcödé ﬁ … №", "日本語", "a\tb\nc", "<unk> </s>", ">>fra<< Hello")
 
@@ -103,5 +103,5 @@ def _is_foreign_letter(piece: str, scores: Mapping[str, float]) -> bool:
 
 def _of_the_other_language(pieces: Iterable[str], scores: Mapping[str, float]) -> list[str]:
     """Return the longest pieces that only the language of the answers has, in letters that both languages have."""
-    foreign = [piece.replace("▁", "") for piece in pieces if piece not in scores and "<" not in piece]  # no special one
+    foreign = [piece.replace("▁", "") for piece in pieces if piece not in scores and "<" not in piece]
     return sorted((word for word in foreign if set(word) <= set(scores)), key=len)[-LONGEST:]

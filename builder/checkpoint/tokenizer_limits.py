@@ -19,7 +19,7 @@ from builder.runtime.panics import TokenizerError
 from builder.samples import TEXTS
 
 PROBE = "builder.checkpoint.tokenizer_probe:probe"
-SECONDS = 20  # of a processor, for loading and for all texts; what known models take is far below
+SECONDS = 20  # of a processor, for loading and for all texts; known models take far less
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -79,5 +79,5 @@ def _charsmap(file: Path) -> bytes:
     """Return the map of characters of a SentencePiece model; empty if it has none, or is not such a model."""
     try:
         return bytes(ModelProto.FromString(file.read_bytes()).normalizer_spec.precompiled_charsmap)
-    except Exception:  # a file of another format, which whoever reads it will say
+    except Exception:  # a file of another format; its later reader reports it
         return b""

@@ -98,7 +98,7 @@ def _encoding(tokenizer: Tokenizer, text: str) -> str | None:
     try:
         ids = survived(tokenizer.encode, text).ids
         written = len(survived(tokenizer.decode, ids))
-    except TokenizerError:  # an error of the request that has such a text
+    except TokenizerError:  # an error for a request with this text
         return None
     most = MAX_WRITTEN * (len(text) + 1)
     if len(ids) > most:

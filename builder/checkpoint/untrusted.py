@@ -16,7 +16,7 @@ from builder.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 LABELS = ("num_labels", "id2label", "label2id")
-MOST = {  # by the names that configurations have; what is far beyond any checkpoint that there is
+MOST = {  # by the names of configurations; far beyond any known checkpoint
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), 10_000),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_groups"), 10_000),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "num_local_experts"), 100_000),

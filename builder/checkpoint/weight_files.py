@@ -14,7 +14,7 @@ from builder.checkpoint.untrusted import INDEX, indexed
 from builder.errors import CheckpointError, first_line
 
 WHOLE = "model.safetensors"
-LFS_POINTER = b"version https://git-lfs"  # how a file begins whose content stayed on the server
+LFS_POINTER = b"version https://git-lfs"  # first bytes of a file whose content stayed on the server
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 

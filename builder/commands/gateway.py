@@ -221,7 +221,7 @@ def _on_demand(options: argparse.Namespace) -> OnDemand | None:
         )
     share = int(MEMORY_SHARE * total_memory()) if options.memory_gb is None else int(options.memory_gb * 1e9)
     if options.verify_key is not None:
-        trusted_text(options.verify_key)  # now, and not when the first model is asked for
+        trusted_text(options.verify_key)  # now, and not at the first request for a model
     return OnDemand(repository, share, tuple(dict.fromkeys(options.pin)), options.verify_key)
 
 

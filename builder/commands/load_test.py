@@ -32,7 +32,7 @@ from builder.serve.client import Client
 from builder.serve.samples import samples_for
 from builder.serve.triton import running
 
-LIVE_S = 30.0  # for a server that listens to say so
+LIVE_S = 30.0  # for a server that listens to report that it is live
 
 
 def parser() -> argparse.ArgumentParser:

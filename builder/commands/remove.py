@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         gone, where = remove(options.repository, options.name), f"{options.repository}"
     else:
         with Control(options.url, options.repository) as control:
-            control.versions(options.name)  # where nobody answers, nothing is gone
+            control.versions(options.name)  # if no server answers, nothing is removed
             gone, where = remove(options.repository, options.name), f"{options.repository} and {options.url}"
             for model in gone:
                 control.unload(model)

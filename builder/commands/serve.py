@@ -124,7 +124,7 @@ def _run_on_ray(options: argparse.Namespace) -> int:
     parsed = read_options(stated)
     console, address = Console(), cluster_address()
     with contextlib.suppress(KeyboardInterrupt), connected(address):
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray takes it for itself
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray installs its own handler
         with serving(parsed, options.host, options.openai_port):
             _say(console, f"{least} to {most} replicas on {address or 'this machine'}")
             console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
@@ -158,7 +158,7 @@ def _start(
             begin_gateway()
             yield server
         except BaseException:
-            gateway.close()  # it finishes what runs
+            gateway.close()  # it finishes the running requests
             raise
 
 

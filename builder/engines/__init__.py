@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from builder.onnx.graph import Graph
 
 LARGE = 1_000_000_000  # bytes of a graph
-OPENED = 1.2  # times its bytes: what it takes to open it as it is served, and to run it
+OPENED = 1.2  # times its bytes: memory to open a graph as it is served, and to run it
 
 Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -30,7 +30,7 @@ class Engine(Protocol):
     """Interface of the `__init__` of an engine's package."""
 
     NAME: str  # as people write it
-    PACKAGE: str  # of the Python package index, by whose version it is known
+    PACKAGE: str  # its name in the Python package index, whose versions identify it
     MODEL_FILE: str
     ROWS_ARE_AN_AXIS: bool  # its Triton backend takes max_batch_size 0 only, with the rows as an axis of each tensor
 

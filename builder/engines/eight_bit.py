@@ -25,7 +25,7 @@ SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
 class EightBitProducts(ABC):
     """Products of one graph, which gains their constants. A matrix with several readers is stored once."""
 
-    operator: ClassVar[str]  # of which each product by a matrix of bytes has one
+    operator: ClassVar[str]  # each product by a matrix of bytes has one
     accuracy: ClassVar[int] = 4  # of MatMulNBits: it rounds activations to 8 bits
     largest_block: ClassVar[int] = LARGEST_BLOCK  # of MatMulNBits
 
@@ -63,7 +63,7 @@ class EightBitProducts(ABC):
     def store_blocks(self, name: str, blocks: Blocks) -> list[str]:
         """Store `blocks` once as constants: codes, scales and, where they are not in the middle, zeros."""
         parts = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
-        if (blocks.zeros == SYMMETRIC[blocks.bits]).all():  # what is meant without a zero point
+        if (blocks.zeros == SYMMETRIC[blocks.bits]).all():  # the default of an absent zero point
             del parts["zeros"]
         if name not in self.stored:
             self.stored.add(name)

@@ -12,11 +12,11 @@ from builder.triton.releases import RELEASES, version_tuple
 if TYPE_CHECKING:
     from builder.spec import Gpu, LayoutOptions
 
-HEADROOM = 0.9  # of a card's memory: the rest is CUDA's own, and what a step needs
+HEADROOM = 0.9  # of a card's memory: CUDA and a step need the rest
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
 
 
-# The least compute capability of what runs a model, and where that is written.
+# Least compute capability that each way to run a model needs, and the source.
 LEAST = {
     "cuda": ("5.3", "ONNX Runtime, memory_efficient_attention.h"),
     "cuda bf16": ("8.0", "ONNX Runtime, flash_api.h and memory_efficient_attention.h"),
@@ -28,7 +28,7 @@ LEAST = {
     "vllm bf16": ("8.0", "vLLM, the check of dtype in platforms/cuda.py"),
     "vllm fp8": ("8.0", "vLLM, FP8 W8A8: weights alone below 8.9"),
 }
-CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # no Maxwell, Pascal and Volta since
+CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # without Maxwell, Pascal and Volta
 
 
 def least_capability(runs: str, precision: str, triton: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant_once, attributes_of, copy_of
 from builder.onnx.operators import ATTENTION, STANDARD
 
-MASKED = -10000.0  # what MultiHeadAttention adds to the scores of a masked key, its mask_filter_value
+MASKED = -10000.0  # mask_filter_value: MultiHeadAttention adds it to the scores of a masked key
 
 
 def spell_out_attention(graph: Graph, folder: Path) -> Graph:

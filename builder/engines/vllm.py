@@ -22,7 +22,7 @@ MODEL_FILE = "model.json"
 DTYPES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16", "fp8": "auto"}  # auto: the checkpoint's own
 ARGUMENTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
-# What the backend declares in every release; what newer ones have besides, it adds by itself.
+# Tensors that the backend declares in every release; newer ones add theirs by themselves.
 INPUTS = (
     Field("text_input", "TYPE_STRING"),
     Field("stream", "TYPE_BOOL", optional=True),

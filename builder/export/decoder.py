@@ -132,7 +132,7 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     past: Any = getattr(result, "past_key_values", None)
     if past is None:
         raise ExportError(f"it returns no cache of keys and values (past_key_values); {ELSEWHERE}")
-    if type(past) is not DynamicCache:  # one of the model's own is a kind of it, and keeps more
+    if type(past) is not DynamicCache:  # a model's own cache is a subclass, and stores more
         raise ExportError(f"its cache keeps more than the keys and values of its own layers; {ELSEWHERE}")
     shapes = []
     for index, layer in enumerate(past.layers):

@@ -85,7 +85,7 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph
             return export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
         if full(error) is not None:
-            raise  # says nothing of the model
+            raise  # an error of the disk, not of the model
         return reason(error)
     finally:
         model.set_attn_implementation(before)

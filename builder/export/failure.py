@@ -14,7 +14,7 @@ import torch
 from builder.errors import BuilderError
 
 OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'")
-COMPLEX = "complex-valued input"  # as torch's exporter says it, where that is why an operator is missing
+COMPLEX = "complex-valued input"  # torch's exporter's words, where this is why an operator is missing
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 

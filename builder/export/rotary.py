@@ -107,7 +107,7 @@ def _layout(function: Callable[..., Any]) -> bool | None:
         angles = half.repeat_interleave(2, dim=-1) if interleaved else torch.cat((half, half), dim=-1)
         try:
             results = function(query, key, angles.cos(), angles.sin())
-        except Exception:  # another signature: not the function that is meant
+        except Exception:  # another signature: a different function
             return None
         wanted = [rotate(tensor, half.cos(), half.sin(), interleaved) for tensor in (query, key)]
         if len(results) == 2 and all(

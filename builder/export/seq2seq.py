@@ -98,7 +98,7 @@ class DecoderGraph(torch.nn.Module):
         cache.cross = CrossCache(others, cross_seqlens_k, cross_total, rows, places, last)
         both = EncoderDecoderCache(cache, cache.cross)
         both.is_updated = dict.fromkeys(range(len(others) // 2), True)
-        # The hidden states of the encoder are in the cross cache; what stands here is looked at by nobody.
+        # The hidden states of the encoder are in the cross cache; the model does not read these.
         nothing = torch.zeros((1, 1, 1)).expand(input_ids.shape[0], 1, int(self.model.config.hidden_size))
         with exporting(cache), _positions_by_row(self.model.get_decoder()), only_wanted(self.model, wanted):
             result = self.model(

@@ -143,7 +143,7 @@ class Encoder:
         return Exported(export(checkpoint, self.folder), long)
 
     def reference(self, exported: Exported) -> Rung:
-        """Return PyTorch's own rung; its answers to the samples come once the front that reads them exists."""
+        """Return PyTorch's own `Rung`; its answers to the samples come once the front that reads them exists."""
         latency, checkpoint = {}, self.checkpoint
         if self.spec.target == "cpu":
             module, rows = exported.export.module, rows_of(checkpoint)
@@ -197,7 +197,7 @@ class Encoder:
         return prefix + exact.name.removesuffix("fp32") + pruned
 
     def _facts(self, evaluator: Evaluator) -> dict[str, object]:
-        """Return all that a measurement of a rung depends on."""
+        """Return all that a measurement of a variant depends on."""
         spec = self.spec
         apart = {"name", "output", "store", "precision", "engine", "quality", "load"}
         return {

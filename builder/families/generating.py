@@ -100,7 +100,7 @@ def vocabulary_of(model: PreTrainedModel) -> int:
 
 
 def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> Rung:
-    """Return PyTorch's own rung: the error is 0 and the agreement is 1."""
+    """Return PyTorch's own `Rung`: the error is 0 and the agreement is 1."""
     return Rung("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
 
@@ -121,7 +121,7 @@ def exact_bound(exact: Rung) -> Bound:
 
 
 def kept_bounds(required: Required, exact: Rung, served: Rung, pytorch: Rung, metric: str) -> tuple[Bound, ...]:
-    """Return the bounds on the rung that is served; none where that is the exact one."""
+    """Return the bounds on the variant that is served; none where that is the exact one."""
     return () if served is exact else required.bounds(served, pytorch, metric)
 
 

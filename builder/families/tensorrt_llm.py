@@ -31,6 +31,6 @@ def hand_over(
     document = model_document(tensorrt_llm, whole, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = yaml.safe_dump(document, sort_keys=False).encode()
     files["1/model.py"] = RUNTIME / RUNTIME_FILES[NAME]["model.py"]
-    group = InstanceGroup(1)  # as in its template: where it runs is TensorRT-LLM's to say
+    group = InstanceGroup(1)  # as in its template: TensorRT-LLM chooses the devices
     entry = front(options.name, "python", group, (INPUTS, OUTPUTS), options.serving, files)
     return unverified(about, NAME, checkpoint, f"{DTYPES[whole.precision]} TensorRT-LLM", entry)

@@ -24,6 +24,6 @@ def hand_over(
     model, files = place_checkpoint(options.name, vllm.models_folder, checkpoint)
     arguments = engine_arguments(vllm, whole, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
-    group = InstanceGroup(1, "KIND_MODEL")  # where it runs is vLLM's to say
+    group = InstanceGroup(1, "KIND_MODEL")  # vLLM chooses the devices
     entry = front(options.name, BACKEND, group, (INPUTS, OUTPUTS), options.serving, files)
     return unverified(about, BACKEND, checkpoint, f"{DTYPES[whole.precision]} vLLM", entry)

@@ -24,7 +24,7 @@ TASK = "text-generation"
 
 def place_checkpoint(name: str, models_folder: str, checkpoint: CheckpointFiles) -> tuple[str, dict[str, bytes | Path]]:
     """Return the path where the engine finds the checkpoint, and the files copied for that from a local folder."""
-    if checkpoint.revision is not None:  # a Hub id and its commit name the weights; a folder here names nothing
+    if checkpoint.revision is not None:  # a Hub id and its commit identify the weights; a local folder does not
         return checkpoint.source, {}
     copied = (".json", ".safetensors", ".txt", ".model", ".jinja")
     files: dict[str, bytes | Path] = {

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from builder.onnx.nodes import constant, copy_of, replace_nodes
 from builder.onnx.operators import CACHED_ATTENTION
 
-SEARCHED = "cross.searched"  # whether a row is another than the first beam of its text
+SEARCHED = "cross.searched"  # True for a row other than the first beam of its text
 
 
 def attend_alone(model: onnx.ModelProto, beams: int) -> None:

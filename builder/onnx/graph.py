@@ -95,7 +95,7 @@ def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
     """
     weights = {tensor.name for tensor in model.graph.initializer}
     described = [value for value in model.graph.value_info if value.name in weights]
-    for value in described:  # said twice, and wrong as soon as a tool transposes the weight
+    for value in described:  # redundant, and wrong as soon as a tool transposes the weight
         model.graph.value_info.remove(value)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = path.with_name(f"{path.name}.data")

@@ -10,5 +10,5 @@ STANDARD = ("", "ai.onnx")  # the names of the domain that is ONNX's own
 ATTENTION = "MultiHeadAttention"  # of encoders
 CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in place
 CACHED_BIAS = 10  # the place of attention_bias among its inputs
-# What a report counts.
+# Operators that a report counts.
 FUSED = (ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")

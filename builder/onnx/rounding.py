@@ -20,13 +20,13 @@ from builder.onnx.operators import CACHED_ATTENTION
 SINGLE = TensorProto.FLOAT
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 REAL = (SINGLE, *HALVES)
-# What hands numbers on as they are, or says something else than a number.
+# Operators that pass numbers on unchanged, or whose result is not a number.
 HANDED_ON = frozenset({
     "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity",
     "Max", "Min", "Neg", "Abs", "Clip", "Relu", "Reshape", "ScatterElements",
     "ScatterND", "Slice", "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
-WHOLE = frozenset({  # what answers in whole numbers or truth
+WHOLE = frozenset({  # operators whose results are integers or booleans
     "And", "ArgMax", "ArgMin", "DynamicQuantizeLinear", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
     "LessOrEqual", "MatMulInteger", "NonZero", "Not", "Or", "QuantizeLinear", "Shape", "Size", "Xor",
 })  # fmt: skip

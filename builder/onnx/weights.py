@@ -29,11 +29,11 @@ LEAST = 1024  # bytes of a tensor that has its place in a file
 ALIGNED = 4096  # a page, so that each can be mapped as it is
 PIECE = 1 << 22  # bytes that are computed and written at once
 NEARLY = 0.95  # of the weights of a graph, and of those in a file, from which the graph has that file
-FEW = 1 << 24  # bytes of weights of its own that such a graph has inside, at most
+FEW = 1 << 24  # most bytes of its own weights that such a graph stores inside
 
 Rows = Callable[[slice], np.ndarray]  # those rows of a weight
 
-_computed: dict[str, Rows] = {}  # by what a tensor gives as its file
+_computed: dict[str, Rows] = {}  # by the location in the tensor
 _numbers = itertools.count()
 
 

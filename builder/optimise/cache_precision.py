@@ -17,7 +17,7 @@ from builder.onnx.graph import MODEL_FILE, Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant
 from builder.onnx.operators import CACHED_ATTENTION
 
-MARGIN = 1.25  # over the largest value seen: what lies beyond is clipped
+MARGIN = 1.25  # over the largest value seen: larger values are clipped
 SCALE_INPUTS = 12  # k_scale is the operator's thirteenth input, v_scale the one after it
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from builder.onnx.weights import values_of
 
 LARGEST = 448.0
-QUANTISED = "_quantized"  # what ONNX Runtime's quantiser appends to the name of a weight
+QUANTISED = "_quantized"  # suffix that ONNX Runtime's quantiser appends to the name of a weight
 
 
 def to_float8(graph: onnx.GraphProto, weights: Mapping[str, TensorProto]) -> None:

@@ -20,8 +20,8 @@ from builder.onnx.graph import Graph, load_whole, save_graph
 from builder.onnx.nodes import in_order, replace_nodes
 
 HALVES = ("fp16", "bf16")
-SQUARES = ("Pow", "ReduceMean")  # of normalisations that are not fused: from 256 on a square is more than fp16 holds
-NARROWED, WIDENED = "_cast_to_fp16_node", "_cast_to_fp32_node"  # how the converter ends the names of its casts
+SQUARES = ("Pow", "ReduceMean")  # of normalisations that are not fused: the square of 256 exceeds fp16
+NARROWED, WIDENED = "_cast_to_fp16_node", "_cast_to_fp32_node"  # suffixes of the converter's casts
 ANGLES = ("Sin", "Cos")  # of rotary positions: fp16 counts positions in twos from 2048 on, bf16 from 256 on
 LARGEST = 65504.0  # of fp16
 WHOLE = (TensorProto.INT32, TensorProto.INT64)  # rounded to a place in a table, such as one of relative positions

@@ -24,7 +24,7 @@ METHODS = {
     "entropy": CalibrationMethod.Entropy,
     "percentile": CalibrationMethod.Percentile,
 }
-OBSERVER = "Shape"  # whose output is whole numbers, which calibrators pass over
+OBSERVER = "Shape"  # its output is integers, which calibrators ignore
 
 Range = tuple[np.ndarray, np.ndarray]  # the lowest and the highest value, fp32, of one element each
 

@@ -17,8 +17,8 @@ from builder.spec.source import Source
 from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM, WholeCheckpoint
 
-HEADROOM = 0.9  # of the memory that is free: what a model may be planned to take
-# options that are no facts
+HEADROOM = 0.9  # share of the free memory that a model may be planned to take
+# options that are not facts of the build
 ELSEWHERE = {"model", "revision", "draft", "output", "store", "keep", "load", "samples", "graph"}
 
 

@@ -16,7 +16,7 @@ from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
 from builder.stores.address import store_address
 from builder.triton.releases import NEWEST, RELEASES
 
-KEEP = 2  # versions: what is served, and what a rollback goes back to
+KEEP = 2  # versions: the served one, and the one that a rollback returns to
 
 
 class Choices(Options):
@@ -94,7 +94,7 @@ class Choices(Options):
     """Hub id or local folder of a smaller decoder with the same tokeniser, which guesses tokens ahead; the text stays
     the same. Text generation on the CPU only."""
     target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
-    """What the repository runs on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
+    """Hardware to serve on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
     onnxruntime, ONNX Runtime's TensorRT provider compiles while the model loads."""
     triton: str = Field(NEWEST, json_schema_extra={"flag": True})
     """Triton release that the repository must load and answer correctly on. Default: the newest known one."""

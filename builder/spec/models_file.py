@@ -21,7 +21,7 @@ from builder.errors import SpecError
 
 KEYS = ("models", "defaults", "include")
 MATRIX = "matrix"
-PATTERN = re.compile(r"[*?\[]")  # in no Hub id
+PATTERN = re.compile(r"[*?\[]")  # characters that no Hub id has
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times faster
 
 

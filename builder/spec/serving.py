@@ -26,7 +26,7 @@ class QueuePolicy(Options):
     preparing the next batch: a model with one instance pauses for up to half a second.
     """
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
-    """What happens to a request after timeout_us: refuse it, or let it wait behind all others. DELAY is for encoders,
+    """Action on a request after timeout_us: refuse it, or let it wait behind all others. DELAY is for encoders,
     and has Triton's batcher keep the limits."""
 
     @property

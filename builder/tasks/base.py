@@ -105,7 +105,7 @@ class EncoderTask(Task):
 
     family = "encoder"
     more_samples: tuple[Sample, ...] = ()  # judged as well where rounding may cost quality and the model is small
-    per_token = True  # whether the graph's outputs have a sequence axis after the batch axis
+    per_token = True  # True if the graph's outputs have a sequence axis after the batch axis
     extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokeniser's, made by the emitted task
 
     @property

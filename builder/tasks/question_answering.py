@@ -56,7 +56,7 @@ class QuestionAnswering(EncoderTask):
         for row in range(len(windows["input_ids"])):
             scores, context, nothing = _scores(checkpoint, windows, row, int(sample.get("max_answer_len", 15)))
             empty = min(empty, nothing)
-            # as many as the last pipeline looks at
+            # as many as the last pipeline considers
             for flat in np.argsort(-scores, axis=None)[: 2 * int(sample.get("top_k", 1)) + 10]:
                 first, last = (context[i] for i in np.unravel_index(flat, scores.shape))
                 begin, stop = _characters(windows, row, first, last)

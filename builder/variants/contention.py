@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
-BUSY = 0.2  # of the time that threads wanted a core: more is not of their own making
+BUSY = 0.2  # of the time that threads could run: a larger share has causes outside the process
 
 
 class Waiting:

@@ -26,8 +26,8 @@ ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
 class EncoderRungs:
     """Rungs of an encoder: how its variants are built, timed and judged.
 
-    `base`: PyTorch, which speeds are relative to; `exact`: the rung that was measured in every way already, and its
-    quality; `prefix`: what the names of the other rungs begin with.
+    `base`: PyTorch, which speeds are relative to; `exact`: the variant that was measured in every way already, and its
+    quality; `prefix`: what the names of the other variants begin with.
     """
 
     evaluator: Evaluator
@@ -38,7 +38,7 @@ class EncoderRungs:
     known: Measurements
     prefix: str
     qualities: dict[str, Quality] = field(default_factory=dict)
-    """Qualities of what was judged in this build, by the name of the rung."""
+    """Qualities of what was judged in this build, by the name of the variant."""
     _variants: dict[tuple[Variant, int], Quantised] = field(default_factory=dict)
     _layers: dict[Variant, list[str]] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class EncoderRungs:
         return speed_up(latency, self.base.latency_ms)
 
     def judge(self, candidate: Candidate[Variant]) -> Rung:
-        """Return the rung with its quality.
+        """Return the variant with its quality.
 
         A variant remembered as too bad is not built again; one that is served always is.
         """
@@ -113,7 +113,7 @@ class EncoderRungs:
         )
 
     def variant(self, option: Variant, left_alone: int) -> Quantised:
-        """Return the graph of a rung."""
+        """Return the graph of a variant."""
         key = (option, left_alone)
         if key not in self._variants:
             self._variants[key] = self.maker.make(option, self._sensitive(option)[:left_alone] if left_alone else [])

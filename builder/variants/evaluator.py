@@ -52,7 +52,7 @@ class Evaluator:
     tokenizer: str
     fields: tuple[Sequence[Field], Sequence[Field]]
     samples: tuple[Sample, ...]  # to judge on
-    labels: tuple[Sample, ...]  # those samples with what their right answers are; empty where that is not known
+    labels: tuple[Sample, ...]  # those samples with their right answers; empty where they are unknown
     expected: tuple[Answer, ...]  # transformers' answers to them
     feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples to fit to, call by call
 
@@ -79,7 +79,7 @@ class Evaluator:
         return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
     def relative_quality(self, rung: Rung) -> float:
-        """Return the quality of a rung, as `metric` defines it."""
+        """Return the quality of a variant, as `metric` defines it."""
         if not self.labels:
             return rung.quality or 0.0
         name, score = next(iter(self.reference_scores.items()))
@@ -202,7 +202,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     serving = _serving(spec.front, checkpoint, graph, needed, parameters)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
-    front.mkdir(exist_ok=True)  # what a cache that failed half-way has left
+    front.mkdir(exist_ok=True)  # an earlier attempt may have left it
     (front / FILE).write_text(dump(serving), "utf-8")
     (front / "tokenizer.json").write_text(tokenizer, "utf-8")
     fields = task.fields(parameters)

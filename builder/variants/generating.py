@@ -33,7 +33,7 @@ class Required:
         return all(bound.holds for bound in self.bounds(rung, base, ""))
 
     def refusal(self, rung: Rung, base: Rung, metric: str) -> str:
-        """Return why a rung that loses too much is not served, and what to do."""
+        """Return why a variant that loses too much is not served, and what to do."""
         return (
             f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is required) "
             f"and its perplexity is {growth(rung, base):.4f} of PyTorch's (at most {self.perplexity:.4f}). "
@@ -43,9 +43,9 @@ class Required:
 
 @dataclass
 class PrecisionRungs(Generic[Variant]):
-    """Ladder of precisions. `exact`: the verified rung in fp32, and its graphs; `base`: PyTorch's rung.
+    """Ladder of precisions. `exact`: the verified variant in fp32, and its graphs; `base`: PyTorch's `Rung`.
 
-    The family gives four functions: `make` builds the graphs of a precision, `timed` makes its rung, with size and
+    The family gives four functions: `make` builds the graphs of a precision, `timed` makes its variant, with size and
     latencies, `judged` adds the quality, and `graphs` says which there are, so that those that lost can be removed.
     """
 

@@ -32,7 +32,7 @@ WITHIN = 2.5  # how many times slower than the first finalist another may be, ov
 
 @dataclass(frozen=True)
 class Candidate(Generic[Option]):
-    """Option with some of its layers left in fp32, as a rung: timed, then judged."""
+    """Option with some of its layers left in fp32, as a variant: timed, then judged."""
 
     option: Option
     left_alone: int
@@ -43,15 +43,15 @@ class Candidate(Generic[Option]):
         return replace(self, rung=rung)
 
 
-Served = Callable[[Sequence[Candidate[Option]]], Mapping[str, Rates]]  # requests a second by the name of the rung
+Served = Callable[[Sequence[Candidate[Option]]], Mapping[str, Rates]]  # requests a second by the name of the variant
 
 
 class Rungs(Protocol[Option]):
-    """How a family names, times and judges its rungs."""
+    """Interface by which a family names, times and judges its variants."""
 
     @property
     def base(self) -> Rung:
-        """PyTorch's rung."""
+        """PyTorch's `Rung`."""
         ...
 
     @property
@@ -59,11 +59,11 @@ class Rungs(Protocol[Option]):
         """Function that measures finalists as they will be served; None: the first that keeps the quality is served."""
 
     def name(self, option: Option) -> str:
-        """Return the name of the rung of `option` when no layer is left in fp32."""
+        """Return the name of the variant of `option` when no layer is left in fp32."""
         ...
 
     def time(self, option: Option, left_alone: int) -> Rung:
-        """Return the rung with its size and latencies.
+        """Return the variant with its size and latencies.
 
         Raises ExportError or VerificationError where it cannot be built.
         """
@@ -74,15 +74,15 @@ class Rungs(Protocol[Option]):
         ...
 
     def judge(self, candidate: Candidate[Option]) -> Rung:
-        """Return the rung with its quality."""
+        """Return the variant with its quality."""
         ...
 
     def keeps(self, rung: Rung) -> bool:
-        """Return True if a rung that was judged keeps the requested quality."""
+        """Return True if a variant that was judged keeps the requested quality."""
         ...
 
     def quality(self, rung: Rung) -> float:
-        """Return the number by which judged rungs are compared; more is better."""
+        """Return the number by which judged variants are compared; more is better."""
         ...
 
     def leave_more(self, candidate: Candidate[Option]) -> int | None:
@@ -94,7 +94,7 @@ class Rungs(Protocol[Option]):
         ...
 
     def reached(self, rung: Rung) -> str:
-        """Return the quality of a rung in words, for example "cosine of 0.9981"."""
+        """Return the quality of a variant in words, for example "cosine of 0.9981"."""
         ...
 
     def requirement(self) -> str:
@@ -108,7 +108,7 @@ class Rungs(Protocol[Option]):
 
 @dataclass(frozen=True)
 class Climbed(Generic[Option]):
-    """Variant that is served, all rungs that were tried (the slowest first), and the reason if there was a choice."""
+    """Variant that is served, all that were tried (the slowest first), and the reason if there was a choice."""
 
     chosen: Candidate[Option]
     rungs: tuple[Rung, ...]

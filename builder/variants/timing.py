@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-ENOUGH_S = 0.3  # of runs of one thing
+ENOUGH_S = 0.3  # of repeated runs
 SOONER, ROUGHLY = 1 / 3, 0.1  # shares of that: where a rough time chooses, and where none does
-WARM_UP, LEAST, MOST = 2, 3, 20  # runs of it: before those that count, and of those that do
-LONG_S = 1.0  # of one run, beside which what only the first has to do is little
+WARM_UP, LEAST, MOST = 2, 3, 20  # runs: before those that count, and the least and most of those that count
+LONG_S = 1.0  # of one run: the extra work of a first run is small beside it
 
 
 def median_ms(run: Callable[[], object]) -> float:

@@ -23,10 +23,10 @@ TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
 TIE = 1e-3  # two logits this close may change places
 LONGEST_SAMPLE = 96
 NEW_TOKENS = 24
-GENERATED = 4  # by transformers' own generate, one by one: what it does otherwise than a run over a text shows at once
+GENERATED = 4  # by transformers' own generate, one by one: a difference from a run over a text shows at once
 TOGETHER = 256  # tokens of rows that PyTorch reads at once, padding included: their logits are in memory
-ALIKE = 0.75  # of the longest row of those, the least length of another: what is padded is computed, too
-ROWS = 16  # that run at once: for weights that are read from memory more of them cost little
+ALIKE = 0.75  # least length of a row, as a share of the longest one: padding is computed, too
+ROWS = 16  # rows that run at once: weights are read from memory once for all of them
 
 
 @dataclass(frozen=True)

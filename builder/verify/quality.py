@@ -19,7 +19,7 @@ from builder.runtime.fields import Field
 from builder.tasks.base import Answer, EncoderTask, Sample
 from builder.tensors import to_tensors, to_values
 
-ALONE = 4  # of so many samples one is asked alone, too
+ALONE = 4  # one of so many samples is run alone, too
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ ROUNDS_ACTIVATIONS = ("DynamicQuantizeLinear", "QuantizeLinear", "DynamicQuantiz
 ROUNDING = (*ROUNDS_ACTIVATIONS, "MatMulNBits", "DequantizeLinear")
 STEPS = 6  # tokens after each row
 LIKELIEST = 16  # of the most probable tokens of each row
-LONG = 48  # tokens of a row that comes in pieces, where no window asks for more
+LONG = 48  # tokens of a row that comes in pieces, unless a window needs more
 PIECES, LEAST_PIECE = 8, 16
 
 
@@ -44,7 +44,7 @@ class Case:
     job: Mapping[str, Any]
     answers: Sequence[Any]
     tolerance: float
-    by_norm: bool = False  # whether `tolerance` is of the norm of an answer, instead of its largest value
+    by_norm: bool = False  # True if `tolerance` is a share of the norm of an answer, not of its largest value
 
 
 def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads: int) -> Case:

@@ -30,7 +30,7 @@ RUN_ERRORS = (Fail, RuntimeException, InvalidArgument, RuntimeError)
 NEW_TOKENS = 32
 LONGEST_SAMPLE = 128
 REPLAYED, REPLAYED_TOKENS = 3, 8  # samples, and tokens of their answers, on another version of the engine
-SEARCHED = 4  # samples that are also answered by a search, which PyTorch is slow at
+SEARCHED = 4  # samples that beam search answers too, in which PyTorch is slow
 
 
 @dataclass(frozen=True)
@@ -273,6 +273,6 @@ def _gap(
             inputs = torch.tensor([[reference.start, *part[:-1]]])
             logits = model(input_ids=torch.tensor([source]), decoder_input_ids=inputs, use_cache=False).logits[0]
         chosen = torch.log_softmax(logits.double(), dim=-1).gather(-1, torch.tensor(part)[:, None])
-        begin = 0 if reference.first is None else 1  # what is forced has no probability
+        begin = 0 if reference.first is None else 1  # a forced token has no probability
         scores.append(float(chosen[begin:].sum()) / len(part))
     return scores[0] - scores[1]

@@ -13,7 +13,7 @@ from builder.errors import VerificationError
 from builder.report.record import BuildReport
 from builder.triton.entries import RepositoryEntry
 
-_PASSED = object()  # held by `Verified.after` alone
+_PASSED = object()  # only `Verified.after` uses it
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ from builder.runtime.generation.executors.cuda_blocks import TABLES, block_token
 from builder.runtime.generation.executors.paged import OPERATOR
 
 ADVICE = "leave --cache-gb out"
-KEPT = frozenset({"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"})  # attributes that both have
+KEPT = frozenset({"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"})  # attributes of both operators
 METADATA = 16  # the place of attention_metadata among the operator's inputs
 
 

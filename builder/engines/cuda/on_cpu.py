@@ -20,7 +20,7 @@ from builder.onnx.nodes import add_constant, attributes_of, replace_nodes
 from builder.onnx.operators import CACHED_ATTENTION, DOMAIN
 from builder.runtime.generation.executors.paged import OPERATOR
 
-WHERE = "paged.where"  # (tokens, 2) int64: the block of each token, and its place there
+WHERE = "paged.where"  # (tokens, 2) int64: the block of each token, and its place in it
 
 
 def on_cpu(graph: Graph, folder: Path) -> Graph:

@@ -18,7 +18,7 @@ def parameters(gpu: Gpu) -> dict[str, str]:
     """Return what Triton's ONNX Runtime backend reads where an instance is on a GPU."""
     named = provider_options(gpu)
     numbered = {name: numbers[named[name]] for name, numbers in NUMBERS.items()}
-    numbered["intra_op_thread_count"] = "1"  # what is left for the CPU is shapes
+    numbered["intra_op_thread_count"] = "1"  # the CPU computes shapes only
     passed = {name: value for name, value in named.items() if name not in (*NUMBERS, "use_tf32")}
     return {**numbered, **passed}
 

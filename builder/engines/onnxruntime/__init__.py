@@ -61,7 +61,7 @@ def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu:
     options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED if extended else levels.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(written)
     options.add_session_config_entry("optimization.enable_gelu_approximation", "1" if approximate_gelu else "0")
-    for key, value in MAPPED.items():  # nothing is run
+    for key, value in MAPPED.items():  # the session is not run
         options.add_session_config_entry(key, value)
     _session(model, options)
 
@@ -161,7 +161,7 @@ def wrong_cpus(graph: Graph) -> tuple[str, ...]:
 def signature(path: Path) -> Signature:
     """Return the inputs and outputs of an ONNX file."""
     graph = onnx.load(str(path), load_external_data=False).graph
-    weights = {tensor.name for tensor in graph.initializer}  # which old files declare as inputs too
+    weights = {tensor.name for tensor in graph.initializer}  # old files declare them as inputs too
     inputs = [value for value in graph.input if value.name not in weights]
     return Signature(*({value.name: _tensor(value) for value in side} for side in (inputs, graph.output)))
 

@@ -16,7 +16,7 @@ from builder.spec import LayoutOptions
 from builder.triton.placement import OF_TOKENS, Accelerator, InstanceGroup, Placement, on_cpu
 from builder.triton.profiles import Calls, input_shapes
 
-PRECISION_MODES = {"fp16": "FP16", "int8-static": "INT8"}  # what the graph's own types need to be allowed
+PRECISION_MODES = {"fp16": "FP16", "int8-static": "INT8"}  # the modes that the graph's own types need
 
 
 def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:

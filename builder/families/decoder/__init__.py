@@ -39,7 +39,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     file = generation_file(checkpoint.folder)
     refuse_unserved(checkpoint.model.generation_config, is_decoder=True, file=file)
     _refuse_narrow_search(spec, checkpoint.model.generation_config, file)
-    chat_template(checkpoint.tokenizer)  # one that cannot be served
+    chat_template(checkpoint.tokenizer)  # raises for one that cannot be served
     refuse_other_text(checkpoint.tokenizer)
     with stage("plan memory"):
         if spec.engine != "auto":

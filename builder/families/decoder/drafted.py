@@ -30,7 +30,7 @@ from builder.verify.runtimes import Replay
 from builder.verify.verdict import Comparison
 
 SLOTS = FEW // 2  # sequences that guess in one step, at most: each has its own token and a guess
-ITS_TARGETS = ("1/tokenizer.json", *runtime_files("generating"))  # what a version folder has once for both
+ITS_TARGETS = ("1/tokenizer.json", *runtime_files("generating"))  # files that both share in a version folder
 
 Value = TypeVar("Value")
 Steps = Family[Any, Any, Any, Any, Any]

@@ -46,7 +46,7 @@ class Engines(Generic[After]):
 
 @dataclass(frozen=True)
 class Picked:
-    """Choice of `engine`, with the rungs of all engines in its ladder; `choice`: what was measured, in words."""
+    """Choice of `engine`, with the variants of all engines in its ladder; `choice`: what was measured, in words."""
 
     engine: str
     chosen: Chosen
@@ -105,7 +105,7 @@ class FastestEngine:
         return next(iter(self.decoders.values()))
 
     def _climb(self, engine: str, exact: Exact, stage: Stage) -> Chosen:
-        """Return the choice of `engine`, with the engine's name in its rungs."""
+        """Return the choice of `engine`, with the engine's name in its variants."""
         chosen = self.decoders[engine].climb(exact, stage)
         named = {id(rung): _named(rung, engine) for rung in (*chosen.ladder[1:], chosen.exact.rung, chosen.rung)}
         return replace(

@@ -65,13 +65,13 @@ from builder.verify.runtimes import Replay
 from builder.verify.verdict import Bound, Comparison
 from builder.workplace import refuse_without_room
 
-FP32 = "fp32"  # the rung that is verified number by number
+FP32 = "fp32"  # the variant that is verified number by number
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 
 
 @dataclass(frozen=True)
 class Measured:
-    """PyTorch's answers to the samples and to a row past every window, and its rung."""
+    """PyTorch's answers to the samples and to a row past every window, and its `Rung`."""
 
     answers: Reference
     long: LongAnswers
@@ -355,7 +355,7 @@ class Decoder:
         """Return `rung` with its measures against PyTorch's answers."""
         vocabulary = vocabulary_of(self.checkpoint.model)
         course = EXACT if lowered == fused.exact else TOKEN_BY_TOKEN
-        if lowered.graph.size >= LARGE:  # whose cache for many rows is large too
+        if lowered.graph.size >= LARGE:  # its cache for many rows is large too
             course = replace(course, rows=TOKEN_BY_TOKEN.rows)
         agreement = measure(executors, fused.exported.caches, vocabulary, reference.answers, lowered.cache, course)
         judged = replace(

@@ -63,12 +63,12 @@ from builder.verify.seq2seq import (
 from builder.verify.verdict import Comparison
 from builder.workplace import refuse_without_room
 
-VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no more
+VERIFIED_BEAMS = 4  # more beams take longer to verify, and show no more
 
 
 @dataclass(frozen=True)
 class Measured:
-    """PyTorch's answers to the samples, and its rung."""
+    """PyTorch's answers to the samples, and its `Rung`."""
 
     answers: Reference
     rung: Rung
@@ -283,7 +283,7 @@ class Seq2Seq:
 
     def _rung(self, name: str, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
         """Measure `graphs` in every way."""
-        judged, agreement = self._judged(Rung(name, graphs.size, {}), graphs, reference)  # refuses what does not run
+        judged, agreement = self._judged(Rung(name, graphs.size, {}), graphs, reference)  # raises if it does not run
         return replace(judged, latency_ms=self._timed(name, graphs).latency_ms), agreement
 
     def _timed(self, name: str, graphs: Graphs) -> Rung:
