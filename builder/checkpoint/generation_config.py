@@ -170,8 +170,9 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
 
     If a checkpoint is greedy, its filters, such as top_p, still apply to sampled requests, and the way it ends a search
     to searching requests, if they make sense; its temperature does not: such a request samples at 1.0, as the table of
-    options says. `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts
-    with, which transformers counts in min_length. (A decoder's min_length counts a prompt that is unknown here.)
+    options says.
+    `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts with, which
+    transformers counts in min_length. (A decoder's min_length counts a prompt that is unknown here.)
     """
     defaults: dict[str, Any] = {name: getattr(config, name, None) for name in (*SAME_NAME, *SAMPLING)}
     defaults["temperature"] = 0.0

@@ -225,8 +225,8 @@ def cross_attention(query: torch.Tensor, scale: float, cache: CrossCache) -> tor
     """Emit one GroupQueryAttention node over what an encoder made, in place and unchanged.
 
     The beams of one text are the query heads of one row: each key head has as many as the maximum number of beams. The
-    operator appends one token to the cache; it is given the text's last token again, so nothing changes. query: (rows,
-    heads, 1, head size). Returns (rows, 1, heads, head size).
+    operator appends one token to the cache; it is given the text's last token again, so nothing changes.
+    query: (rows, heads, 1, head size). Returns (rows, 1, heads, head size).
     """
     assert cache.layer is not None
     index, cache.layer = cache.layer, None

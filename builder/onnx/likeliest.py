@@ -19,11 +19,11 @@ def add_likeliest(model: onnx.ModelProto) -> None:
     """Add one input and three outputs, in place.
 
     `top_count`, (1,) int64: how many tokens to return, 0 for none, which takes no time: ONNX Runtime runs all nodes
-    whichever outputs are asked for (microsoft/onnxruntime, issue 16483), and of an If the one branch. `top_logits`,
-    (positions, count) float32, best first, and `top_tokens`, the same in int64, of equal ones the lower first; count is
-    the vocabulary where that is less. `top_totals`, (positions, 1) float32: the logarithm of the sum of all logits'
-    exponentials. They are chosen by logits, of which several may have one log-probability when it is rounded: rows that
-    do not search use the highest logit beside a search too.
+    whichever outputs are asked for (microsoft/onnxruntime, issue 16483), and of an If the one branch.
+    `top_logits`, (positions, count) float32, best first, and `top_tokens`, the same in int64, of equal ones the lower
+    first; count is the vocabulary where that is less. `top_totals`, (positions, 1) float32: the logarithm of the sum of
+    all logits' exponentials. They are chosen by logits, of which several may have one log-probability when it is
+    rounded: rows that do not search use the highest logit beside a search too.
     """
     model.graph.node.extend(_nodes())
     model.graph.input.append(helper.make_tensor_value_info(TOP_COUNT, TensorProto.INT64, [1]))

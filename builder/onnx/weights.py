@@ -3,8 +3,8 @@
 Such a tensor says its place as ONNX does (onnx, docs/ExternalData.md): with the whole path of the file while the graph
 is in memory, with the file's name in a graph on disk. A tensor that is in no file yet names a function of this process,
 which computes its rows when they are read: weights that are computed on their way to a file need no place of their own.
-Graphs that have nearly the same weights have one file of them, under a name beside each. Knows tensors and files; knows
-nothing of what they mean.
+Graphs that have nearly the same weights have one file of them, under a name beside each.
+Knows tensors and files; knows nothing of what they mean.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ def quantise_weights(
 ) -> Quantised:
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed.
 
-    `room`: the engine whose products it gets, if that is not the graph's own. `grids`: those that a checkpoint of as
-    many bits has its matrices on. Such a matrix is stored as it is, and a matrix that the checkpoint leaves real, as a
-    rule its output matrix, in 8 bits.
+    `room`: the engine whose products it gets, if that is not the graph's own.
+    `grids`: those that a checkpoint of as many bits has its matrices on. Such a matrix is stored as it is, and a matrix
+    that the checkpoint leaves real, as a rule its output matrix, in 8 bits.
     """
     model = load_graph(graph.path)
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
