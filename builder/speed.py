@@ -1,4 +1,7 @@
-"""Times, and how to compare them. Needs nothing but the standard library: what only reads a report starts at once."""
+"""Times, and how to compare them.
+
+Needs only the standard library, so that commands that read a report start at once.
+"""
 
 from __future__ import annotations
 

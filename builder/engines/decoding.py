@@ -52,9 +52,9 @@ class DecodingEngine(ABC):
 
     spec: BuildSpec
 
-    paged: ClassVar[bool] = False  # whether sequences share the blocks of its cache
-    timed: ClassVar[bool] = True  # whether this machine runs it as it will be served, so that speed is measured
-    maps: ClassVar[bool] = False  # whether it has `opened_mapped`
+    paged: ClassVar[bool] = False  # True if sequences share the blocks of its cache
+    timed: ClassVar[bool] = True  # True if this machine runs it as it will be served, so that speed is measured
+    maps: ClassVar[bool] = False  # True if it has `opened_mapped`
 
     @property
     @abstractmethod

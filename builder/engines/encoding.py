@@ -65,9 +65,9 @@ class EncodingEngine(ABC):
     called: ClassVar[Mapping[str, str]]  # by target: its name in the names of rungs
     variants: ClassVar[tuple[Variant, ...]]  # in the order in which the user sees them
     preference: ClassVar[int]  # without --engine, the engine with the least of these runs a precision on the CPU
-    prepares_shapes: ClassVar[bool] = False  # whether the first run of a shape takes longer than those after it
-    halves_itself: ClassVar[bool] = False  # whether it converts a graph in fp32 to fp16 and bf16 itself
-    half_beside_bytes: ClassVar[bool] = False  # whether on a GPU what is not quantised to 8 bits runs in fp16
+    prepares_shapes: ClassVar[bool] = False  # True if the first run of a shape takes longer than those after it
+    halves_itself: ClassVar[bool] = False  # True if it converts a graph in fp32 to fp16 and bf16 itself
+    half_beside_bytes: ClassVar[bool] = False  # True if on a GPU the unquantised part runs in fp16
 
     @abstractmethod
     def source(self, encoders: Encoders, target: str) -> Graph:

@@ -1,4 +1,4 @@
-"""The padding mask as CUDA's attention kernels want it: how many keys each row has, instead of a mask of every key.
+"""The padding mask for CUDA's attention kernels: how many keys each row has, instead of a mask of every key.
 
 Their fused kernels take a mask of lengths and no mask of keys (com.microsoft MultiHeadAttention, key_padding_mask of
 shape (batch); ContribOperators.md). It says the same of rows that are padded at their end, as the front model pads

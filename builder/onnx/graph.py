@@ -1,4 +1,4 @@
-"""An exported model on disk, and what can be read off it.
+"""An exported model on disk: its files, its signature and its operators.
 
 Knows ONNX files; knows nothing about how they were made.
 """

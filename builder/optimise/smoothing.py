@@ -1,9 +1,8 @@
 """Activations made easier to round: part of each channel's size moves from the activations into the weights.
 
-Channel j of a product's input is divided by s_j and row j of its matrix multiplied by it, with
-s_j = max|x_j|^strength / max|w_j|^(1 - strength) over real inputs. Exact; what a single scale for all channels then
-rounds away is far less. Source: Xiao et al., SmoothQuant (ICML 2023), equation 4. Knows graphs; knows nothing about
-models.
+Channel j of a product's input is divided by s_j and row j of its matrix multiplied by it, with s_j = max|x_j|^strength
+/ max|w_j|^(1 - strength) over real inputs. The change is exact; a single scale for all channels then rounds away far
+less. Source: Xiao et al., SmoothQuant (ICML 2023), equation 4. Knows graphs; knows nothing about models.
 """
 
 from __future__ import annotations
