@@ -65,7 +65,7 @@ def test_an_answer_that_is_not_pytorchs_is_noticed() -> None:
 
 
 def test_the_limit_is_of_a_processors_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock, a build that others kept waiting was listed as wrong."""
+    """Regression: by the clock, a build that waited for other programs was listed as wrong."""
 
     def endless(*_: object) -> None:
         while True:

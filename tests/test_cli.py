@@ -149,7 +149,7 @@ def test_a_folder_that_is_called_nearly_like_a_verb_is_a_model(tmp_path: Path, m
     ("module", "said"), [("torch", "done, thread, at the end\n"), ("other", "done, thread, at the end\ntaken down\n")]
 )
 def test_the_program_ends_without_taking_torch_down(module: str, said: str) -> None:
-    """A second or two of the processor went into it after each build."""
+    """Regression: it took a second or two of processor time after each build."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, module], stdout=subprocess.PIPE, text=True, check=False, timeout=300
     )

@@ -116,7 +116,7 @@ def test_an_edit_counts_where_the_code_reaches_it(
 
 
 def test_what_is_traced_reaches_the_rewrites_after_it() -> None:
-    """So that the hash of an export is not of too little."""
+    """Otherwise the hash of an export would cover too little."""
     reached = code_hash.places_of("builder.export.program", "to_onnx")
     assert ("builder.onnx.cleanup", "clean") in reached
     assert ("builder.export.once", "_promoted") in reached
@@ -142,7 +142,7 @@ def _by_keyword(x: int, *, held: Callable[..., int] = abs) -> int:
 
 
 def test_what_a_function_holds_is_of_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its definition does not say which function that is."""
+    """Its definition does not name that function."""
     monkeypatch.setattr(_by_default, "__defaults__", (code_hash._is_text,))
     monkeypatch.setattr(_by_keyword, "__kwdefaults__", {"held": code_hash._is_text})
     looked_up = _asked(monkeypatch)

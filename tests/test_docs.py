@@ -164,7 +164,7 @@ def test_what_the_python_page_says_can_be_imported_can_be() -> None:
 
 
 def test_links_outside_the_site_lead_somewhere() -> None:
-    """mkdocs checks links between pages; those of the files beside it are checked here."""
+    """The tool mkdocs checks links between pages; those of the files beside it are checked here."""
     for page in ("README.md", "SECURITY.md", "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text("utf-8")):
             if not target.startswith("https://"):

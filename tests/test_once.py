@@ -10,7 +10,7 @@ from tests.once import changed, once
 
 
 def test_each_worker_is_told_the_error_itself(tmp_path: Path) -> None:
-    """Not that of what the one before it has left."""
+    """It is not the error of the files that the worker before it left."""
     folder, calls = tmp_path / "shared", []
 
     def make(fails: bool) -> None:

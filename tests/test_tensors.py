@@ -51,6 +51,6 @@ def test_values_of_their_kind_are_taken(sample: dict[str, Any], expected: list[A
     ],
 )
 def test_values_of_another_kind_are_refused(sample: dict[str, Any], message: str) -> None:
-    """Each was sent as something else: as None, False, 3, 1 and so on; or it was a traceback."""
+    """Regression: each was sent as something else, as None, False, 3, 1 and so on, or ended in a traceback."""
     with pytest.raises(SpecError, match=message):
         to_tensors(sample, FIELDS)

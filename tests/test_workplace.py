@@ -57,7 +57,7 @@ def test_a_full_disk_is_one_line_with_what_to_do(write: Callable[[], None]) -> N
 
 
 def test_a_disk_without_room_for_a_folder_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """tempfile tries to write in each place, and then says that there is none."""
+    """The library tempfile tries to write in each place, and then says that there is none."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
     with pytest.raises(RepositoryError, match=r"No usable temporary directory .* TMPDIR"), workplace():
@@ -108,7 +108,7 @@ def test_a_version_that_is_laid_out_for_a_store_is_a_file_of_the_build() -> None
 def test_a_disk_that_is_full_is_no_fault_of_the_fused_graph(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The unfused one might have room, and would be published as if the model had no other."""
+    """Otherwise the unfused graph, which might have room, would be published as if the model had no other."""
     tried = []
 
     def write(*_: object) -> None:
@@ -139,7 +139,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_disk_that_the_graphs_do_not_fit_on_is_refused_before_they_are_made(
     model: str, free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what they need, and where; what is kept of an earlier build needs no room."""
+    """The error names their size and the folder; graphs kept from an earlier build need no room."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     spec = make_spec(model=str(checkpoint(model)), name="m", output=tmp_path / "repository", **options_of(model))
     free.append(2 * (checkpoint(model) / "model.safetensors").stat().st_size // 3)

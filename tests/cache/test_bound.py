@@ -66,7 +66,7 @@ def test_a_build_ends_with_as_much_as_may_be_kept(
 
 
 def test_a_stage_that_is_larger_than_all_may_be_is_not_kept(entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does it drive the others out."""
+    """It does not drive the others out either."""
     _keep(entries, "small", 1)
     monkeypatch.setenv(MOST, str(1.5 * SIZE / 1e9))
     with bounded_cache():
@@ -78,7 +78,7 @@ def test_a_stage_that_is_larger_than_all_may_be_is_not_kept(entries: Entries, mo
 def test_without_a_word_it_is_20_gb_or_a_tenth_of_the_disk(
     disk: int, most: float, entries: Entries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder need not be there yet."""
+    """The folder need not exist yet."""
     there = entries.stages.parent.parent
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(disk if path == there else 0, 0, disk))
     assert most_kept() == most

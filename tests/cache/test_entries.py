@@ -62,7 +62,7 @@ def test_a_stage_that_comes_back_by_half_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_a_stage_that_finds_no_room_stays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is whole; and to make it anew would take hours, and as much room."""
+    """It is whole, and to build it again would take hours and as much disk."""
     entries = Entries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
 
@@ -89,7 +89,7 @@ def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_file_with_two_names_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that the export and the fused graph share: in the limit, and when what is read is hashed."""
+    """The export and the fused graph share weights: they count once in the limit, and when read files are hashed."""
     entries, made = Entries(tmp_path / "cache"), tmp_path / "made"
     made.mkdir()
     (made / "exported.data").write_bytes(GRAPH)
@@ -154,7 +154,7 @@ def test_what_another_process_is_writing_is_not_pruned(tmp_path: Path, monkeypat
 def test_what_another_process_pruned_before_an_entry_named_it_is_kept_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the files are so large that it takes minutes to copy them."""
+    """This happens if the files are so large that it takes minutes to copy them."""
     entries = Entries(tmp_path / "cache")
 
     def write_after_a_prune(path: Path, content: bytes) -> None:
@@ -178,7 +178,7 @@ def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path: Path, monkeypat
 
 
 def test_processes_share_it_while_it_is_pruned(tmp_path: Path) -> None:
-    """Each reads what it wrote, or nothing; never half of it, and never somebody else's."""
+    """Each process reads its own entry or nothing; never half of it, and never another's."""
     program = """
 import sys
 from pathlib import Path

@@ -20,7 +20,7 @@ LEFT = {"pytorch_model.bin", "modeling_own.py", "training_args.bin", "tf_model.h
 
 @pytest.mark.parametrize("weights", [True, False])
 def test_what_transformers_reads_is_fetched(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat template was left on the Hub where it is a file of its own, as transformers saves it."""
+    """Regression: a chat template in a file of its own, as transformers saves it, was left on the Hub."""
     fetched: set[str] = set()
 
     def snapshot(name: str, revision: str | None, allow_patterns: list[str]) -> str:

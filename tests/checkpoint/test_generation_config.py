@@ -111,7 +111,7 @@ def test_words_that_never_come() -> None:
 
 
 def test_every_field_of_transformers_is_in_one_table() -> None:
-    """A new field of transformers goes red here: it is implemented, without effect (say why), or refused."""
+    """A new field of transformers fails here until it is implemented, listed as without effect, or refused."""
     fields = set(GenerationConfig().to_dict()) | set(GenerationConfig._get_default_generation_params())
     tables = [set(IMPLEMENTED), set(HARMLESS), set(REFUSED)]
     assert fields.difference(*tables) == set()

@@ -59,7 +59,7 @@ def test_the_task_is_inferred_from_the_architecture(name: str, task: str, checkp
 
 
 def test_a_position_table_of_the_models_own_class_is_counted() -> None:
-    """I-BERT's table can be quantised, so it is not torch's; texts of more than it holds ended in an IndexError."""
+    """Regression: I-BERT's table can be quantised, so it is not torch's; texts beyond it ended in an IndexError."""
     assert position_limit(tiny_model("MASKED_LM", "ibert")) == POSITIONS - 1
 
 
@@ -166,7 +166,7 @@ def test_special_tokens_that_are_to_be_split_are_refused(copy: Callable[[str], P
 
 
 def test_an_adapter_beside_weights_is_refused(copy: Callable[[str], Path]) -> None:
-    """With peft transformers answers with the adapter, without it with the weights beside it: neither is guessed."""
+    """With peft, transformers answers with the adapter, without it with the weights beside it: neither is guessed."""
     folder = copy("topics")
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base", "r": 8}))
     with pytest.raises(CheckpointError, match=r"has an adapter \(adapter_config.json\).*merge_and_unload"):
@@ -350,7 +350,7 @@ def test_every_error_is_a_builder_error(tmp_path: Path) -> None:
 
 
 def test_options_of_generation_in_a_config_json_of_before(tmp_path: Path) -> None:
-    """A plan, and a checkpoint with packed weights, went without: transformers reads them from the file alone."""
+    """Regression: a plan and a checkpoint with packed weights lacked them: transformers reads them from the file."""
     folder = make_seq2seq_checkpoint(tmp_path / "bart", "bart")
     (folder / "generation_config.json").unlink()
     _edit(folder / "config.json", num_beams=4, max_length=50)

@@ -169,7 +169,7 @@ def test_a_dense_without_a_named_activation_has_tanh(tmp_path: Path) -> None:
 
 
 def test_another_pooling_leaves_what_comes_after_it(copy: Path) -> None:
-    """The Dense and the cut were left out with the checkpoint's own pooling."""
+    """Regression: with the checkpoint's own pooling, the Dense layer and the cut were left out."""
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"))
     _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
     _write(copy / "2_Dense" / "config.json", {"in_features": 32, "out_features": 8})
@@ -206,7 +206,7 @@ def test_the_settings_of_earlier_releases(name: str, copy: Path) -> None:
 
 
 def test_texts_become_lower_case_and_special_tokens_in_them_do_not(copy: Path, tmp_path: Path) -> None:
-    """The text was made so before its tokens were read, so that those were letters and brackets."""
+    """Regression: the text became lower case before its tokens were read, so that those were letters and brackets."""
     document = json.loads((copy / "tokenizer.json").read_text())
     document["normalizer"]["lowercase"] = False
     _write(copy / "tokenizer.json", document)
@@ -251,7 +251,7 @@ TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
     ],
 )
 def test_settings_that_would_change_answers_are_refused(settings: dict[str, Any], message: str, copy: Path) -> None:
-    """They were not looked at, and the model answered without them."""
+    """Regression: these settings were ignored, and the model answered without them."""
     _write(copy / "sentence_bert_config.json", settings)
     with pytest.raises(CheckpointError, match=message):
         read_modules(copy)
@@ -279,7 +279,7 @@ def test_settings_that_change_no_answer_are_taken(copy: Path) -> None:
     ],
 )
 def test_arguments_that_change_no_answer_are_taken(settings: dict[str, Any], copy: Path) -> None:
-    """Checkpoints were refused for them."""
+    """Regression: checkpoints were refused for them."""
     _write(copy / "sentence_bert_config.json", settings)
     assert read_modules(copy) is not None
 
@@ -300,14 +300,14 @@ def test_what_is_normalised_is_the_embedding(copy: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "tokens"), [(24, 24), (None, 16), (900, 514)])
 def test_its_own_limit_counts_before_the_tokenisers(limit: int | None, tokens: int, copy: Path) -> None:
-    """sentence-transformers hands its limit to the tokeniser; a text of 20 tokens was cut to 16."""
+    """Regression: sentence-transformers hands its limit to the tokeniser; a text of 20 tokens was cut to 16."""
     _edit(copy / "tokenizer_config.json", model_max_length=16)
     _write(copy / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     assert resolve(make_spec(model=str(copy))).max_length == tokens
 
 
 def test_an_empty_default_prompt_is_no_prompt(copy: Path, tmp_path: Path) -> None:
-    """It was dropped from the prompts, and every request refused for the lack of it."""
+    """Regression: it was dropped from the prompts, and every request was refused because it was missing."""
     prompts = {"query": "query: ", "document": ""}
     _write(copy / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "document"})
     spec = make_spec(model=str(copy))
@@ -340,7 +340,7 @@ def test_a_default_prompt_counts_where_samples_are_chosen(copy: Path, tmp_path: 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["the encoder's weights", "the whole model's"])
 def test_an_embedder_of_an_encoder_decoder_is_its_encoder(whole: bool, copy: Path, tmp_path: Path) -> None:
-    """sentence-t5 and gtr-t5: they ended in a traceback, for T5's whole model wants the tokens of an answer too."""
+    """Regression: sentence-t5 and gtr-t5 ended in a traceback: T5's whole model needs the tokens of an answer too."""
     torch.manual_seed(0)
     config = AutoConfig.for_model("t5", vocab_size=VOCABULARY, **SPECIAL, **T5)
     (T5Model if whole else T5EncoderModel)(config).save_pretrained(copy)

@@ -77,7 +77,7 @@ def test_a_checkpoint_of_pieces_and_a_vocabulary_is_served_as_it_was_trained(tmp
 
 
 def test_no_text_is_cut_into_pieces_of_the_other_language(tmp_path: Path) -> None:
-    """A name in the language of the answers, say: one long piece of that was likelier than many short ones."""
+    """In a name in the language of the answers, one long piece of that was likelier than many short ones."""
     slow = make_marian_tokenizer(tmp_path / "pieces")
     fast = as_fast(slow)
     pieces = {slow.spm_source.id_to_piece(index) for index in range(len(slow.spm_source))}

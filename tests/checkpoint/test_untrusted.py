@@ -286,7 +286,7 @@ def test_expressions_of_known_models_are_taken(pattern: str, folder: Path) -> No
 
 
 def test_tokens_beyond_the_embeddings(folder: Path) -> None:
-    """A vocabulary of few words, one of which has a number that nobody has a vector for."""
+    """A vocabulary of few words has a token whose number has no vector."""
     document = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]
     word = next(word for word in vocabulary if word.isalpha())
@@ -359,7 +359,7 @@ def test_kernels_that_a_nested_configuration_names_are_forgotten(field: str, tmp
 
 
 def test_a_panic_of_the_tokenizers_library_ends_a_build_in_an_error() -> None:
-    """Regression: it is no Exception, and passed every handler."""
+    """Regression: a panic is not an Exception, and passed every handler."""
     tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     tokenizer.pre_tokenizer = Split(Regex("(0+)+[;@]"), "isolated")
     with pytest.raises(CheckpointError, match="the tokenizer of model fails"), panics_refused("model"):

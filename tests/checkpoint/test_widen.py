@@ -22,7 +22,7 @@ from tests.decoders import make_decoder
 def test_16_bits_are_read_as_fp32_and_nothing_else_changes(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Piece by piece, the last of which is smaller."""
+    """The file is read in pieces, the last of which is smaller."""
     monkeypatch.setattr("builder.checkpoint.widen.PIECE", 1000)
     make_decoder("llama").to(dtype).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -39,7 +39,7 @@ def test_16_bits_are_read_as_fp32_and_nothing_else_changes(
 
 
 def test_a_checkpoint_in_shards_is_widened_shard_by_shard(tmp_path: Path) -> None:
-    """Its index leads from each name to the file that it is in."""
+    """Its index leads from each name to the file that has the tensor."""
     model = make_decoder("llama").to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size="50KB")
     shards = sorted(tmp_path.glob("*.safetensors"))

@@ -51,7 +51,7 @@ def test_a_folder_and_a_store_hold_the_same(folder: Path, store: str) -> None:
 
 
 def test_a_shared_front_is_deployed_with_its_memory_and_what_it_hosts(small_repository: Path, tmp_path: Path) -> None:
-    """It was left out of the image, of the probes and of the memory, without a word."""
+    """Regression: it was left out of the image, of the probes and of the memory without a message."""
     repository = tmp_path / "model_repository"
     shutil.copytree(small_repository, repository)
     assert main(["share", "topics", "--name", "group", "--memory-mb", "3000", "--repository", str(repository)]) == 0
@@ -188,7 +188,7 @@ def test_what_cannot_be_meant_is_refused(
 def test_an_endpoint_that_is_none_is_refused(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], endpoint: str
 ) -> None:
-    """The network policy opens its port: a wrong one was taken for port 80, or ended in a traceback."""
+    """Regression: the network policy opens its port: a wrong one was taken for port 80, or ended in a traceback."""
     command = ["deploy", "--to", "kubernetes", "--repository", store, "--registry", "registry.example"]
     assert main([*command, "--output", str(tmp_path / "out"), "--endpoint", endpoint]) == 1
     assert f"--endpoint {endpoint} is not the address of a server" in " ".join(capsys.readouterr().err.split())

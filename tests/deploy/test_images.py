@@ -124,7 +124,7 @@ def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(rel
 
 
 def test_an_image_with_other_packages_has_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes that have an image of that tag do not ask for it again."""
+    """Nodes that have an image of that tag do not pull it again."""
     before = tag(STORED)
     monkeypatch.setattr(image, "requirements", lambda _: "numpy==1.26.4\n")
     assert tag(STORED) != before

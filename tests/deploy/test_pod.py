@@ -146,7 +146,7 @@ def test_the_pull_trusts_what_is_written_beside_it(spec: dict[str, Any], written
 
 @pytest.mark.parametrize(("release", "path"), [("26.03", "live"), ("26.04", "ready")])
 def test_a_server_that_says_that_a_model_died_is_started_again(release: str, path: str) -> None:
-    """Sooner than that nobody can tell without a request to the model; `--probe` sends one on any release."""
+    """Sooner, the failure shows only in a request to the model; `--probe` sends one on any release."""
     models = tuple(replace(model, release=release) for model in STORED.models)
     triton = _containers(pod(replace(STORED, models=models)))["triton"]
     assert triton["livenessProbe"]["exec"]["command"][-1].endswith(f"/v2/health/{path}")

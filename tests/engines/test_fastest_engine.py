@@ -31,7 +31,7 @@ def built(folder: Path, model_type: str = "llama", **options: Any) -> tuple[Buil
 
 
 def test_the_faster_engine_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures of a machine on which OpenVINO is."""
+    """The figures are those of a machine on which OpenVINO is faster."""
     monkeypatch.setattr("builder.families.decoder.fastest_engine.measure", lambda *_: RATES)
     report, serving = built(tmp_path)
     assert report.chosen == "int8 OpenVINO"
@@ -46,7 +46,7 @@ def test_the_faster_engine_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_engine_that_cannot_is_left_out_by_name(tmp_path: Path) -> None:
-    """OpenVINO's attention does not cap scores; what is left is measured all the same."""
+    """OpenVINO's attention does not cap scores; the other engine is measured all the same."""
     report, serving = built(tmp_path, "gemma2")
     assert serving.session.engine == "onnxruntime"
     assert "not possible: OpenVINO (its attention caps scores" in (report.choice or "")

@@ -322,7 +322,7 @@ def test_a_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> No
 
 
 def test_the_most_probable_tokens_of_a_decoder_are_those_of_its_logits(tmp_path: Path) -> None:
-    """After a piece of a prompt, and in a step of three rows of which one is nobody's."""
+    """Read them after a piece of a prompt, and in a step of three rows of which one belongs to no request."""
     result = export_decoder(make_decoder("llama"), tmp_path, 64)
     plain = fuse(result.graph, tmp_path / "plain")
     graph = finding_likeliest(fuse(result.graph, tmp_path))

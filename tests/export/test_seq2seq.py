@@ -155,7 +155,7 @@ def test_a_search_reads_its_most_probable_tokens_alone(model_type: str, tmp_path
 
 
 def test_the_most_probable_tokens_are_those_of_the_logits(tmp_path: Path) -> None:
-    """As many as asked for, all of a vocabulary that has fewer, and those of the rows that are wanted."""
+    """Return as many as requested, all of a smaller vocabulary, and those of the requested rows."""
     model = make_seq2seq("t5")
     executor = graphs_of(model, tmp_path).executor(3, 8, 40, threads=1)
     for row, encoded in enumerate(executor.encode(sources()[:3])):
@@ -194,7 +194,7 @@ def test_rows_that_are_not_searched_attend_once(model_type: str, tmp_path: Path)
 
 
 def test_a_search_is_made_again_on_the_version_that_serves(tmp_path: Path) -> None:
-    """Its most probable tokens, then steps that nobody searches in; the least probable ones instead are told apart."""
+    """It replays its most probable tokens, then steps without a search; the least probable tokens are found wrong."""
     graphs = graphs_of(make_seq2seq("t5"), tmp_path)
     case = recorded(graphs, Reference(tuple(sources()[:3]), START, None, (END,), (), (), (), 2, (), ()), 1)
     made = Counter(name for name, _ in case.job["calls"])

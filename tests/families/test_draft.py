@@ -166,7 +166,7 @@ def test_a_plan_before_a_build_counts_the_draft(folder: Path, tmp_path: Path) ->
 
 
 def test_each_is_kept_for_itself(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that comes to a model which was built finds its stages, and those of the draft are kept too."""
+    """A draft that is added to a built model reuses the model's stages, and those of the draft are kept too."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     build(make_spec(model=str(folder / "large"), name="writes", max_length=LENGTH, slots=8, output=tmp_path / "before"))
     first = built(tmp_path, folder / "large", folder / "small")

@@ -143,7 +143,7 @@ def test_the_emitted_model_is_the_containers_own_and_elsewhere_says_so(
 def test_whole_answers_and_streams_that_are_left(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its model ends a stream that nobody reads; Triton would keep one that is cancelled at the wrong moment."""
+    """Its model ends a stream that has no reader; Triton would keep one that is cancelled at the wrong moment."""
     monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # it is waited for, however long its Python takes to end
     _build(checkpoint, tmp_path / "model_repository")
     version = tmp_path / "model_repository" / "writer" / "1"

@@ -189,7 +189,7 @@ def test_heads_without_a_kernel_are_refused_before_the_export(kind: str, tmp_pat
 
 
 def test_a_search_that_has_too_few_slots_is_refused(tmp_path: Path) -> None:
-    """It went on with fewer beams, and with one slot greedily."""
+    """Regression: it went on with fewer beams, and with one slot greedily."""
     folder = make_decoder_checkpoint(tmp_path / "llama", "llama")
     checkpoint = resolve(make_spec(model=str(folder), name="m"))
     checkpoint.model.generation_config.num_beams = 5

@@ -90,7 +90,7 @@ def test_a_version_that_lacks_a_file_is_built_again(make: Make, tmp_path: Path) 
 def test_what_another_run_has_published_meanwhile_is_not_built_again(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs that overlapped built every model twice, and two equal versions took the place of the two before."""
+    """Regression: overlapping runs built every model twice, and two equal versions replaced the two before."""
     monkeypatch.setattr(pipeline, "build", None)
     job = Job(make(), 1, before=0)
     history, ended = History(), carry_out(job, "worker 1")
@@ -113,7 +113,7 @@ def test_what_was_published_before_or_is_damaged_is_built(make: Make, tmp_path: 
 def test_where_what_is_published_cannot_be_looked_at_the_build_says_so(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker ended without an outcome, and on Ray its task waited for one for ever."""
+    """Regression: the worker ended without an outcome, and on Ray its task waited for one for ever."""
 
     def stale(spec: BuildSpec) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -193,7 +193,7 @@ def test_a_damaged_history_is_none(tmp_path: Path) -> None:
 
 
 def test_a_line_that_a_full_disk_cut_costs_no_other(tmp_path: Path) -> None:
-    """All that was known was lost, for good."""
+    """Regression: all records were lost for good."""
     work = work_of(make_spec(model=_checkpoint(tmp_path / "model", 10), output=tmp_path / "out"))
     History().remember(work, Outcome("model", "worker 1", 4.0, 800_000_000))
     file = tmp_path / "cache" / "builds.jsonl"

@@ -24,7 +24,7 @@ LOADS = "import ctypes, sys; from builder.fleet.work import spin_briefly; spin_b
 
 @pytest.mark.parametrize(("stated", "expected"), [(None, SPINS), ("77", "77")])
 def test_the_threads_of_torch_spin_briefly_or_as_the_user_says(stated: str | None, expected: str) -> None:
-    """GNU OpenMP reads it as it is loaded, and says so."""
+    """GNU OpenMP reads the setting when it is loaded, and reports it."""
     packages = Path(torch.__file__).parent.parent
     library = next(file for folder in ("torch/lib", "torch.libs") for file in packages.glob(f"{folder}/libgomp*"))
     around = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
@@ -45,7 +45,7 @@ def test_garbage_is_looked_for_as_before_afterwards() -> None:
 def test_a_command_that_builds_one_model_has_what_a_worker_has(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only workers and the benchmark had it: GPT-2 took half as long again."""
+    """Regression: only workers and the benchmark had it, and GPT-2 took half as long again."""
     found: list[object] = []
 
     def build(*_: object) -> None:

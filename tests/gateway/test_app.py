@@ -207,7 +207,7 @@ def test_half_a_character_in_a_request_comes_back_in_its_error() -> None:
 
 
 def test_places_of_tokens_are_counted_through_a_stream() -> None:
-    """Each chunk began at 0 again."""
+    """Regression: each chunk began at 0 again."""
     body = {"model": "writes", "prompt": "a", "max_tokens": 3, "n": 2, "logprobs": 0, "stream": True}
     *chunks, done = asked("/v1/completions", body).events
     places = [
@@ -218,7 +218,7 @@ def test_places_of_tokens_are_counted_through_a_stream() -> None:
 
 
 def test_of_alternatives_spelled_alike_the_likeliest_is_told() -> None:
-    """Parts of characters are all spelled U+FFFD; what was told of them was the probability of the last."""
+    """Regression: parts of characters are all spelled U+FFFD, and the reported probability was that of the last."""
     top = [{"token": token, "text": "\ufffd", "logprob": -float(token)} for token in (1, 2)]
     told = completion_logprobs([{"token": 1, "text": "a", "logprob": -1.0, "top": top}])
     assert told["top_logprobs"] == [{"\ufffd": -1.0, "a": -1.0}]
@@ -525,7 +525,7 @@ def test_parts_of_a_message_are_joined_where_the_template_does_not_read_them() -
 
 
 def test_parts_of_a_role_that_the_template_does_not_read_in_parts_are_joined() -> None:
-    """Templates that read those of a user wrote Python's list of a tool's or the system's, or its first part alone."""
+    """Regression: templates with parts for a user wrote Python's list for a tool or the system, or one part alone."""
     triton = FakeTriton()
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"model": "guided", "messages": [{"role": role, "content": parts} for role in ("developer", "user", "tool")]}

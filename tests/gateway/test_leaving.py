@@ -179,7 +179,7 @@ def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_never_answered_counts_no_more_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that had it died. The model, which answers again, would be refused for ever."""
+    """The process that had it died. Requests to the model, which answers again, would be refused for ever."""
     monkeypatch.setattr(leaving, "MOST", 1)
     monkeypatch.setattr(leaving, "LONGEST_S", 0.05)
 
@@ -230,7 +230,7 @@ class FakeDying(FakeServer):
 def test_what_a_model_has_lost_is_asked_once_more(
     drains: bool, lost_s: float, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process died, and was started again: that alone does not say so."""
+    """Its process died and started again: that alone does not show that a call is lost."""
     monkeypatch.setattr(lost, "LOOK_S", 0.01)
     monkeypatch.setattr(lost, "LOST_S", lost_s)
 

@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 def test_nothing_is_lost_as_long_as_its_model_is_away(clock: FakeClock) -> None:
-    """It is loaded for minutes; or one of several servers is away, and another answers this call."""
+    """The model loads for minutes, or one of several servers is away and another answers this call."""
 
     async def answer() -> str:
         running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -61,7 +61,7 @@ def test_a_call_is_lost_when_its_model_is_back_for_long(clock: FakeClock) -> Non
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_stream_that_goes_silent_while_its_model_is_away_is_lost_soon(clock: FakeClock, comes_back: bool) -> None:
-    """Whatever becomes of the model."""
+    """This holds for any later state of the model."""
 
     async def ready() -> bool:
         clock.now += lost.SILENT_S / 4
@@ -78,7 +78,7 @@ def test_a_stream_that_goes_silent_while_its_model_is_away_is_lost_soon(clock: F
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_stream_is_given_its_time_from_when_it_is_waited_for(clock: FakeClock, begun: bool) -> None:
-    """Its reader was slow, and its model away meanwhile; or it is a whole answer, which takes minutes."""
+    """Its reader was slow while its model was away, or it is a whole answer, which takes minutes."""
     patience = lost.SILENT_S if begun else lost.GENERATED_S
     losses, clock.now = Losses(), 1000.0
     losses.away["writes"] = 500.0 if begun else clock.now

@@ -190,7 +190,7 @@ def test_no_room_is_said_after_a_while_and_what_never_fits_at_once(
 
 
 def test_only_what_is_signed_is_loaded_where_a_key_says_so(tmp_path: Path) -> None:
-    """Also what is published while the gateway runs."""
+    """This includes versions that are published while the gateway runs."""
     key = ec.generate_private_key(ec.SECP256R1())
     private, public = tmp_path / "private.pem", tmp_path / "public.pem"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -312,7 +312,7 @@ def test_a_version_that_does_not_load_takes_the_place_of_none(tmp_path: Path) ->
 def test_a_version_that_does_not_fit_beside_the_one_before_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every request waited a minute for room that could not come, and was answered by the version before."""
+    """Regression: requests waited a minute for memory that could not come free; then the earlier version answered."""
     monkeypatch.setattr(room, "ROOM_S", 300)
     make_models(tmp_path, "writes-a", versions=2, engine=True)
     case = Case(tmp_path, room=3)
@@ -474,7 +474,7 @@ def test_what_others_load_and_unload_is_noticed(tmp_path: Path) -> None:
 
 
 def test_what_was_loaded_before_the_gateway_counts_and_goes_with_its_engine(tmp_path: Path) -> None:
-    """It took nothing of the budget where Triton's processes cannot be seen, and its engine stayed for ever."""
+    """Regression: it took none of the budget if Triton's processes cannot be seen, and its engine stayed for ever."""
     make_models(tmp_path, "embeds-a", "embeds-b", engine=True)
     case = Case(tmp_path, room=2)
 
@@ -491,7 +491,7 @@ def test_what_was_loaded_before_the_gateway_counts_and_goes_with_its_engine(tmp_
 
 
 def test_what_cannot_all_go_goes_as_far_as_it_can(tmp_path: Path) -> None:
-    """Nothing went where a model in use had grown by more than all others take."""
+    """Regression: nothing was unloaded if a model in use had grown by more than all others take."""
     make_models(tmp_path, "writes-a", "embeds-b", "embeds-c")
     case = Case(tmp_path, room=3)
 
@@ -509,7 +509,7 @@ def test_what_cannot_all_go_goes_as_far_as_it_can(tmp_path: Path) -> None:
 
 
 def test_who_has_just_left_is_given_no_room() -> None:
-    """The answer of whoever had made the room failed."""
+    """Regression: the request that had made the room failed."""
 
     async def run() -> None:
         taken = room.Room(SERVER + ONE, (), lambda resident: None, lambda: 0.0)
@@ -530,7 +530,7 @@ def test_who_has_just_left_is_given_no_room() -> None:
 def test_a_folder_that_cannot_be_read_for_a_moment_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody looked after the budget and dead processes any more."""
+    """Regression: the budget and dead processes were no longer checked."""
     make_models(tmp_path, "embeds-a")
     case = Case(tmp_path, pins=("embeds-a",))
 
@@ -556,7 +556,7 @@ def test_a_folder_that_cannot_be_read_for_a_moment_ends_nothing(
 def test_what_cannot_be_read_for_a_moment_is_not_called_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients do not send again what is answered by 404; and the list of models was a traceback."""
+    """Regression: clients do not retry after a 404, and the list of models was a traceback."""
     make_models(tmp_path, "embeds-a")
     case = Case(tmp_path)
 

@@ -110,7 +110,7 @@ def test_embeddings_need_no_model_where_there_is_one() -> None:
     ],
 )
 def test_tei_clients_get_errors_in_its_shape(path: str, body: dict[str, Any]) -> None:
-    """Regression: those of /rerank and /tokenize had OpenAI's, whoever asked."""
+    """Regression: errors of /rerank and /tokenize had OpenAI's shape for every client."""
     refused = asked(path, body)
     assert refused.status == 400
     assert set(refused.json) == {"error", "error_type"}

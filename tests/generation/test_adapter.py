@@ -100,7 +100,7 @@ def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) 
 
 
 def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
-    """One that was answered meanwhile is no error: nobody can know that before it asks."""
+    """A request that was answered meanwhile is not an error: a client cannot know that before it asks."""
 
     class FakeRequest:
         """Request that runs until it is cancelled, which it accepts once."""

@@ -76,7 +76,7 @@ def test_a_build_takes_what_is_rendered_alike(template: str, tokenizer: PreTrain
 
 
 def test_requests_with_tools_get_the_template_that_is_for_them(tokenizer: PreTrainedTokenizerFast) -> None:
-    """They were refused, or got the one of a chat, where transformers takes `tool_use`."""
+    """Regression: they were refused, or got the template of a chat, where transformers takes `tool_use`."""
     tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": TEMPLATES["tools"]}
     assert chat_template(tokenizer) == TEMPLATES["chatml"]
     chat = Chat(TEMPLATES["chatml"], tokenizer.special_tokens_map, tool_template(tokenizer))
@@ -115,7 +115,7 @@ NEVER = (*TEMPLATES.values(), "{{ messages[0].content }}", "{{ messages[0].conte
     ],
 )  # fmt: skip
 def test_whose_messages_in_parts_a_template_reads_is_found(template: str, roles: list[str]) -> None:
-    """A client's lines between the texts made another prompt, and parts that are not read a wrong one."""
+    """Regression: a client's lines between the texts made another prompt, and parts that are not read a wrong one."""
     assert part_roles(Chat(template)) == roles
     assert part_roles(Chat(READS_PARTS, tool_template=template)) == roles
 

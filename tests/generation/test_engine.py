@@ -157,7 +157,7 @@ def test_prompts_that_begin_together_are_rows_of_one_call() -> None:
 
 
 def test_no_more_than_half_of_a_joined_call_is_padding() -> None:
-    """Three rows of the longest were run for it, and a step took several times its limit of tokens."""
+    """Regression: three rows of the longest ran for it, and a step took several times its limit of tokens."""
     executor = JoiningSumExecutor(slots=4, max_length=64)
     engine = engine_of(executor, prefill=40)
     requests = [Asked(list(range(1, length + 1)), 2) for length in (1, 1, 12, 12)]
@@ -170,7 +170,7 @@ def test_no_more_than_half_of_a_joined_call_is_padding() -> None:
 
 
 def test_joined_prompts_run_in_the_order_of_their_arrival() -> None:
-    """They ran in the order of the slots that happened to be free."""
+    """Regression: they ran in the order of the free slots."""
     executor = JoiningSumExecutor(slots=4, max_length=64)
     cache = SlotCache(4, 64, executor.copy)
     requests = [Asked(list(range(1, length + 1)), 2) for length in (9, 3, 3)]
@@ -314,7 +314,7 @@ def test_nothing_is_written_for_who_has_left() -> None:
 
 
 def test_a_request_that_two_threads_end_has_one_error() -> None:
-    """The thread that writes answers refuses what it cannot write, the loop what is late."""
+    """The writer thread refuses answers that it cannot write, and the loop refuses late requests."""
     both = threading.Barrier(2)
 
     class Watched(Request):

@@ -43,7 +43,7 @@ def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["in place", "travelling", "handed on"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_logits_are_pytorchs_wherever_they_are_wanted(kind: str, model_type: str, tmp_path: Path) -> None:
-    """A piece of a prompt after another, and then a step of three rows of which one is nobody's."""
+    """A piece of a prompt follows another, and then a step of three rows of which one belongs to no request."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 64)
     geometry = geometry_of(exported.caches, 3, 64, VOCABULARY)

@@ -199,7 +199,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_random_logits_say_valid_documents_only(name: str, asked: Asked) -> None:
-    """Greedy and sampled, several at once; what is cut off by max_tokens says so."""
+    """Greedy and sampled, several at once; answers cut off by max_tokens have that finish reason."""
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     guide = {"json_schema": schema if isinstance(schema, dict) else {}}

@@ -24,7 +24,7 @@ def test_it_is_done_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_freed_memory_goes_back() -> None:
-    """In a process of its own: 64 MB in small pieces, of which the last keeps the heap from shrinking by itself."""
+    """A process of its own frees 64 MB in small pieces, of which the last keeps the heap from shrinking by itself."""
     program = """
         from builder.runtime.generation import memory
         pages = lambda: int(open("/proc/self/statm").read().split()[1])

@@ -130,7 +130,7 @@ def test_tools_are_for_a_template_that_knows_them() -> None:
 
 
 def test_a_gap_to_be_filled_in_is_refused() -> None:
-    """Code Llama's tokeniser puts what comes after the mark before what is asked for; here the mark was text."""
+    """Regression: Code Llama's tokeniser moves the text after the mark to the front; here the mark was text."""
     theirs = CodeLlamaTokenizer()
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     prompts = DecoderPrompts(64, Chat("{{ messages[0].content }}"), tokenizer, theirs.fill_token)

@@ -94,7 +94,7 @@ def test_tokens_of_log_probabilities_are_spelled_as_in_the_text(kind: str) -> No
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 @pytest.mark.parametrize("skipped", [True, False])
 def test_the_first_token_of_a_text_is_spelled_without_the_space_before_it(kind: str, skipped: bool) -> None:
-    """An encoder-decoder's answer begins after tokens that no text shows: all later offsets were one too high."""
+    """Regression: an encoder-decoder's answer begins after tokens without text; all later offsets were one too high."""
     fast = make_tokenizer(kind, type_ids=False)
     tokenizer, start, language = fast.backend_tokenizer, fast.pad_token_id, fast.mask_token_id
     tokens = [language, *tokenizer.encode("The museum in Oslo", add_special_tokens=False).ids]
@@ -199,7 +199,7 @@ def test_a_stop_word_ends_a_cleaned_answer_at_once(
 
 
 def test_a_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as <|im_end|>: it is left out of the text, where it was looked for, and the answer went on."""
+    """Regression: <|im_end|> is left out of the text, where it was looked for, and the answer went on."""
     service = service_of("", False, tmp_path, monkeypatch)
     (whole,) = answers_of(service, prompt(), max_tokens=6)
     text = whole["text_output"][0].decode()
@@ -213,7 +213,7 @@ def test_a_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monk
 def test_an_answer_without_a_length_is_as_long_as_the_blocks_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search was refused for a max_tokens that nobody had sent, where the checkpoint's own is a long one."""
+    """Regression: a search was refused for a max_tokens that no client had sent, if the checkpoint's is a long one."""
     service = service_of("", False, tmp_path, monkeypatch)
     service.serving = replace(service.serving, beams=4, max_tokens=60)
     service.engine.cache.blocks = Blocks(slots=4, count=10, size=4)
@@ -273,7 +273,7 @@ def test_a_tokeniser_that_writes_its_tokens_otherwise_is_refused(monkeypatch: py
 
 
 def test_where_a_tokeniser_writes_otherwise_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two beginnings were shown, which were the same."""
+    """Regression: two beginnings were shown, which were the same."""
     tokenizer = make_tokenizer("bpe", type_ids=False)
     own = tokenizer.decode
     monkeypatch.setattr(tokenizer, "decode", lambda tokens, **options: own(tokens, **options) + "_at_its_end")

@@ -1,4 +1,4 @@
-"""What is emitted for every target, laid out from a graph without weights: names of files, and every config.pbtxt.
+"""The emitted files of every target, laid out from a graph without weights: names of files, and every config.pbtxt.
 
 python -m tests.golden.repositories writes tests/golden/repositories/*.txt anew; read the difference before you commit.
 """
@@ -30,14 +30,14 @@ ENGINES = {"cpu-openvino": "openvino", "cpu-openvino-bls": "openvino", "tensorrt
 
 
 def graph(engine: str) -> Graph:
-    """The signature of an encoder's graph."""
+    """Return the signature of an encoder's graph."""
     inputs = ("input_ids", "attention_mask")
     operators = Counter[str]()
     return Graph(Path("nowhere/model.onnx"), inputs, ("features",), ((384,),), 20, 9, operators, 0, engine)
 
 
 def repository(name: str) -> str:
-    """The entries of one target as text."""
+    """Return the entries of one target as text."""
     spec = make_spec(model="org/encoder", max_batch_size=32, threads=1, **TARGETS[name])
     served = graph(ENGINES.get(name, "onnxruntime"))
     serving = serving_document(spec.front, "feature_extraction", served, 256, {"input_ids": 0}, {})

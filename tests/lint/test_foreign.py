@@ -150,7 +150,7 @@ def _json(content: bytes) -> Any:
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "build.json", "1/serving.json", "1/model.onnx", "1/model.py"])
 def test_a_fifo_or_a_folder_in_place_of_a_file_is_a_finding(name: str, tmp_path: Path) -> None:
-    """Regression: a check waited for ever for what nobody writes."""
+    """Regression: a check waited for ever for data that never came."""
     CASES["whole"].write(tmp_path / "m")
     path = tmp_path / "m" / name
     path.unlink(missing_ok=True)

@@ -54,7 +54,7 @@ def _refused(folder: Path) -> dict[str, str]:
                 if any(answer and answer.startswith(LOST) for answer in answers) and _ended(server, client):
                     break
                 errors |= dict(zip(names, answers, strict=True))
-            server.process.kill()  # what is loaded need not be unloaded, one after the other
+            server.process.kill()  # loaded models need not be unloaded, one after the other
     assert errors.keys() == CASES.keys(), f"the server ended {STARTS} times"
     return {name: reason for name, reason in errors.items() if reason is not None}
 

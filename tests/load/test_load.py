@@ -103,7 +103,7 @@ def test_no_stream_that_ended_is_an_error() -> None:
 
 
 def test_what_triton_counted_between_two_moments() -> None:
-    """As its gRPC has it in JSON: 64-bit numbers are strings, and what is 0 is left out."""
+    """The counts are JSON of Triton's gRPC: 64-bit numbers are strings, and zeros are left out."""
     before = {
         "name": "topics",
         "version": "1",

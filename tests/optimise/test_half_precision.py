@@ -106,7 +106,7 @@ def test_a_place_in_a_table_is_not_rounded_to_another(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_for_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
-    """ONNX Runtime's CPU provider runs fp16 in fp32 and rounds nothing: 1e8 passed, where a GPU has infinity."""
+    """Regression: ONNX Runtime's CPU provider runs fp16 in fp32 without rounding: 1e8 passed, infinity on a GPU."""
     nodes = [
         helper.make_node("Mul", ["x", "weights"], ["large"], name="large"),
         helper.make_node("Sub", ["large", "offset"], ["less"], name="less"),
@@ -124,7 +124,7 @@ def test_what_is_too_large_for_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_what_is_multiplied_by_a_scale_is_rounded_too(tmp_path: Path) -> None:
-    """It was taken for a number that is handed on, and 127 * 0.1 came in fp32."""
+    """Regression: it was taken for a number that is handed on, and 127 * 0.1 came in fp32."""
     scale = numpy_helper.from_array(np.array(0.1, np.float16), "scale")
     tensors = [
         helper.make_tensor_value_info(name, kind, [None])

@@ -97,7 +97,7 @@ def test_batches_are_counted_in_texts_as_triton_and_the_front_count_them() -> No
 
 
 def test_more_requests_wait_longer_long_before_they_fill_the_time() -> None:
-    """A twentieth, a third and two thirds of the time: p99 was once the same for all three."""
+    """Regression: p99 was the same for a twentieth, a third and two thirds of the time."""
     p99 = [float(_lines(_encoder({"requests_per_s": rate}))["p99"].split()[0]) for rate in (75, 500, 1000)]
     assert p99[0] < 0.7 * p99[1] < 0.7 * 0.7 * p99[2]
 

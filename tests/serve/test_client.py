@@ -24,7 +24,7 @@ def test_a_connection_that_is_gone_is_an_error_of_the_server() -> None:
 
 @pytest.mark.parametrize("question", ["statistics", "server"])
 def test_a_server_that_has_gone_is_said_of_every_question(question: str) -> None:
-    """Between two of them, as in a load test: a traceback of grpc it was."""
+    """Regression: a server that ended between two requests, as in a load test, gave a traceback of grpc."""
     client = object.__new__(Client)
     client.name, client._client = "front", grpc.InferenceServerClient("127.0.0.1:1")
     with client._client, pytest.raises(ServeError, match=r"front: .*127\.0\.0\.1:1"):

@@ -83,7 +83,7 @@ def test_a_rollback_that_fails_leaves_server_and_repository_at_one(
 def test_a_server_of_another_repository_has_no_say_in_this_one(
     has: Versions | None, error: ServeError, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It serves another version than this repository said before; nor has one that does not answer at all."""
+    """It served another version than this repository had; a server that does not answer has no say either."""
     _publish(repository, b"three")
     _server(monkeypatch, has, error, before=has)
     assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0

@@ -96,7 +96,7 @@ def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, contro
 
 
 def test_what_is_not_signed_is_not_loaded_again(server: Server, tmp_path: Path) -> None:
-    """Somebody may have changed it since the server began."""
+    """The files may have changed since the server started."""
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     public = tmp_path / "public.pem"
     public.write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))

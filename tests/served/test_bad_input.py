@@ -77,7 +77,7 @@ def test_each_bad_request_says_what_was_found_and_expected(
 
 
 def test_a_field_that_is_no_input_is_refused(server: Server) -> None:
-    """Triton's /generate makes a parameter of it, which an encoder did not look at: a misspelt option did nothing."""
+    """Regression: Triton's /generate makes it a parameter, which an encoder ignored: a misspelt option did nothing."""
     url = f"http://{server.host}:{server.ports.http}/v2/models/names/generate"
     body = {"id": "42", "text_input": "Mario Rossi moved."}
     with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=300) as response:

@@ -288,7 +288,7 @@ def test_metrics(server: Server, client: Connect) -> None:
 
 
 def test_a_loop_that_fails_tells_everybody(repository: Path, tmp_path: Path) -> None:
-    """A model whose graph does not give what serving.json says: its first step fails, the server stays up."""
+    """The graph of the model does not give what serving.json says: its first step fails, and the server stays up."""
     shutil.copytree(repository / "writes", tmp_path / "repository" / "writes")
     path = tmp_path / "repository" / "writes" / "1" / "serving.json"
     document = json.loads(path.read_text())

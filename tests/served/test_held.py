@@ -122,7 +122,7 @@ def test_who_waits_for_longer_than_the_limit_is_told_and_never_reaches_the_engin
 
 
 def test_two_instances_share_what_may_wait(held: Callable[..., Any]) -> None:
-    """Four requests: two of each process, beside those that the engines have. Whoever comes then is refused at once."""
+    """Four requests wait, two for each process, besides those in the engines. Later requests are refused at once."""
     with held(instances=2, queue=4, queue_timeout_ms=60_000) as front:
         requests = front.send(12)
         assert comes_about(lambda: sum(one["requests"] for one in front.holds()) + _done(requests) == len(requests))

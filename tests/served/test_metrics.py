@@ -51,7 +51,7 @@ def test_tokens_padding_and_calls_are_counted(server: Server, client: Callable[[
 
 @pytest.mark.parametrize("name", ["pooled", "writes"])
 def test_when_a_model_was_loaded_is_said(name: str, server: Server, client: Callable[[str], Client]) -> None:
-    """So that loads are counted: changes(build_repo_loaded_timestamp_seconds[1h])."""
+    """Loads can then be counted: changes(build_repo_loaded_timestamp_seconds[1h])."""
     client(name)
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     text = urllib.request.urlopen(url, timeout=300).read().decode()

@@ -236,7 +236,7 @@ def _labels(hosting: Shared, name: str) -> set[str]:
 
 
 def test_a_model_that_many_ask_for_keeps_nobody_waiting_who_asks_for_another(hosting: Shared, tmp_path: Path) -> None:
-    """Many ask one, and then somebody asks two, who would be the last of all in Triton's queue."""
+    """Many clients ask one, and then a client asks two, which would be the last of all in Triton's queue."""
     front = hosting.models.parent
     files, parameters = held_files(front / "1", "shared"), {"place": str(tmp_path)}
     calls, closed = tmp_path / "calls", tmp_path / "closed"

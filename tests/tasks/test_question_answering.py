@@ -53,7 +53,7 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
 def test_the_reference_of_a_build_reads_windows_too(model_type: str, tmp_path: Path) -> None:
-    """It read a long context of a user's samples in one go, and the build said that the served answer is wrong."""
+    """Regression: it read a long context of a user's samples in one go; the build called the served answer wrong."""
     checkpoints.make(tmp_path)
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
     checkpoint = resolve(spec)

@@ -107,7 +107,7 @@ def test_a_context_before_its_question_is_refused(checkpoint: Callable[[str], Pa
 
 
 def test_special_tokens_in_a_context_are_words_of_it(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    """The reference counted a [CLS] of the context twice, and a build refused a sample that has one."""
+    """Regression: the reference counted a [CLS] of the context twice, and a build refused a sample that has one."""
     spec = make_spec(model=str(checkpoint("answers")), max_length=128)
     resolved = resolve(spec)
     sample = {"question": "Who?", "context": "[MASK] and [SEP] in a text [CLS]"}

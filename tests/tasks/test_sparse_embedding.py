@@ -69,7 +69,7 @@ def test_another_pooling_and_a_pooling_of_vectors_are_refused(splade: Path) -> N
 
 
 def test_an_embedding_of_so_many_tokens_at_most_is_refused(splade: Path, tmp_path: Path) -> None:
-    """sentence-transformers keeps the largest of them; all were answered."""
+    """Regression: sentence-transformers keeps the largest of them; here all were answered."""
     folder = Path(shutil.copytree(splade, tmp_path / "splade"))
     general = {"model_type": "SparseEncoder", "max_active_dims": 3}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(general))

@@ -102,7 +102,7 @@ def test_a_second_build_is_the_next_version_and_is_served(tmp_path: Path) -> Non
 
 
 def test_files_of_the_build_alone_are_not_written_twice(tmp_path: Path) -> None:
-    """Others, such as a checkpoint's, are copied: who has them may change them."""
+    """Other files, such as a checkpoint's, are copied: their owner may change them."""
     place, theirs, repository = (tmp_path / name for name in ("place", "theirs", "model_repository"))
     for folder in (place, theirs):
         folder.mkdir()
@@ -145,7 +145,7 @@ def test_as_many_versions_remain_as_were_asked_for_and_the_one_that_was_served(t
 
 
 def test_two_builds_of_the_same_at_once_are_one_version(tmp_path: Path) -> None:
-    """Each was a version of its own, and with two that are kept the one to go back to was gone."""
+    """Regression: each was a version of its own, and with two kept versions the one to go back to was gone."""
 
     def build(content: bytes, since: int) -> BuildReport:
         entries = _entries(content)

@@ -199,7 +199,7 @@ def test_the_graph_of_a_published_version_can_be_given(tmp_path: Path, monkeypat
 
 
 def test_a_measurement_depends_on_all_files_of_the_graph_that_was_given(tmp_path: Path) -> None:
-    """Other weights beside the same nodes had the quality of those before."""
+    """Regression: other weights beside the same nodes had the quality of those before."""
     (graph := tmp_path / "model.onnx").write_bytes(b"nodes")
     encoder: Any = SimpleNamespace(
         spec=make_spec(model="model", graph=graph), checkpoint=SimpleNamespace(identity=lambda: "checkpoint")

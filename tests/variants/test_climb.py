@@ -164,7 +164,7 @@ NEAR = Variant("int8-dynamic", "onnxruntime")
 
 
 def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slower over fixed shapes, faster as served; what is much slower is not measured again."""
+    """One is slower over fixed shapes and faster as served; much slower ones are not measured again."""
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({})
     evaluator.rates = {"int8": (10.0, 11.0, 10.5), "int8-dynamic": (12.0, 12.5, 11.5)}
@@ -190,7 +190,7 @@ def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypa
 
 
 def test_one_that_lost_is_not_chosen_for_its_quality(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was measured in a quieter time than those that were measured to the end."""
+    """It was measured in a quieter time than the others, which were measured to the end."""
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
     evaluator.rates = {"int8": (71.0, 60.0, 55.0), "int8-dynamic": (65.0, 65.0)}

@@ -69,7 +69,7 @@ def test_answers_to_questions_stay_right(rung: dict[str, object], questions: Ver
 
 @pytest.mark.slow
 def test_a_rung_that_loses_the_task_is_not_published(questions: VerifiedOnce, tmp_path: Path) -> None:
-    """Nine tenths of the layers is more than these questions can spare: the true score says so, and nothing is left."""
+    """Nine tenths of the layers are too many for these questions: the true score shows it, and no rung is left."""
     _, samples = question_answering()
     spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", prune=0.9)
     with pytest.raises(VerificationError, match=r"reaches a share of PyTorch's F1 of 0\.\d+ .* a smaller --prune"):

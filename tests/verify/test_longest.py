@@ -41,7 +41,7 @@ def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
 
 
 def test_a_length_that_pytorch_has_no_answer_for_is_refused(tmp_path: Path) -> None:
-    """BigBird pads a text to whole blocks: 60 of its positions are 64 then, and it has 61. It ended in a traceback."""
+    """Regression: BigBird pads a text to whole blocks: 60 of its positions are 64 then, and it has 61: a traceback."""
     folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", max_position_embeddings=61, **ONE)
     spec = make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=60)
     with pytest.raises(VerificationError, match=r"big_bird does not answer a text of 60 tokens: .*size.*--max-length"):

@@ -45,7 +45,7 @@ def test_a_model_that_padding_gets_into_is_batched_by_length(model_type: str, tm
 
 
 def test_positions_that_are_scaled_by_the_longest_row_are_batched_by_length() -> None:
-    """A short text beside one beyond the original length was answered with the frequencies of that one."""
+    """Regression: a short text beside one beyond the original length was answered with the frequencies of that one."""
     scaling = {
         "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0,
         "original_max_position_embeddings": 64,
@@ -61,7 +61,7 @@ def test_positions_that_are_scaled_by_the_longest_row_are_batched_by_length() ->
 
 
 def test_a_head_that_pools_at_the_end_token_is_batched_by_their_number(tmp_path: Path) -> None:
-    """BART's shape: a text that says the end token itself used to fail, or to change, the answers of its batch."""
+    """Regression: in BART's shape, a text that contains the end token failed or changed the answers of its batch."""
     labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
     folder = make_checkpoint(tmp_path / "c", "bart", "zero-shot-classification", labels)
     spec = make_spec(model=str(folder), task="zero-shot-classification")
