@@ -30,7 +30,7 @@ from builder.stores.store import Store, open_store
 from builder.triton.hosting import refuse_hosted
 from builder.triton.publish import existing_source, publish
 from builder.triton.transaction import recover, refuse_unwritable
-from builder.triton.versions import numbers
+from builder.triton.versions import front_of, numbers
 from builder.verify.runtimes import verify_where_it_runs
 from builder.verify.verdict import Unverified, Verified
 from builder.workplace import workplace
@@ -56,7 +56,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         with stage("resolve"):
             key, since = build_key(spec), max(numbers(spec.output / spec.entry_name), default=0)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
-            _refuse_another_checkpoint(store or spec.output, spec.entry_name, checkpoint.source)
+            _refuse_another_model(store or spec.output, spec, checkpoint.source)
         refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             family, stage = _prepared(spec, checkpoint, folder, stage)
@@ -119,14 +119,27 @@ def verified(
     return Verified.after(family.comparison(chosen), with_summary(entries, report), report)
 
 
-def _refuse_another_checkpoint(output: Path | Store, model: str, source: str) -> None:
+def _refuse_another_model(output: Path | Store, spec: BuildSpec, source: str) -> None:
+    """Raise RepositoryError where the build cannot be the next version of what has its name.
+
+    `source`: of its checkpoint. Only an explicit name makes it a version of a model from another checkpoint.
+    """
+    model = spec.entry_name
     if isinstance(output, Path):
         refuse_hosted(output, model)
     for name in (model, f"{model}_model"):
-        before = existing_source(output, name) if isinstance(output, Path) else source_in(output, name)
-        if before is not None and before != source:
-            where = output if isinstance(output, Path) else output.url
-            raise RepositoryError(
-                f"{where} already has a model {name}, built from {before}; this one is built from "
-                f"{source}. Give it another name with --name, or remove that folder first"
-            )
+        before, front = _existing(output, name)
+        if before is None or before == source or (front == model and spec.name is not None):
+            continue
+        raise RepositoryError(
+            f"{output if isinstance(output, Path) else output.url} already has a model {name}, built from {before}; "
+            f"this one is built from {source}. Give it another name with --name, or "
+            + (f"make it the next version with --name {model}" if front == model else "remove that folder first")
+        )
+
+
+def _existing(output: Path | Store, name: str) -> tuple[str | None, str | None]:
+    """Return the source of the model `name`, None where there is none, and the name that it was built under."""
+    if isinstance(output, Path):
+        return existing_source(output, name), front_of(output / name)
+    return source_in(output, name), name

@@ -16,7 +16,7 @@ from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
 from builder.stores.address import store_address
 from builder.triton.releases import NEWEST, RELEASES
 
-KEEP = 2  # versions: the served one, and the one that a rollback returns to
+KEEP = 3  # versions: the one that is served, and two to roll back to
 
 
 class Choices(Options):
@@ -27,7 +27,8 @@ class Choices(Options):
     task: str | None = Field(None, json_schema_extra={"flag": True})
     """Task to serve, such as text-classification. Default: inferred from the checkpoint."""
     name: str | None = Field(None, json_schema_extra={"flag": True})
-    """Name of the model in Triton. Default: the last part of MODEL."""
+    """Name of the model in Triton; a build under the name of a model that is there becomes its next version. Default:
+    the last part of MODEL, and then a model that was built from another checkpoint is refused."""
     output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
     """Model repository to publish into, or an object store to push to: s3://, gs://, az:// or file:// and a path."""
     keep: int = Field(KEEP, ge=1, json_schema_extra={"flag": True})

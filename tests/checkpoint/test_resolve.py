@@ -293,14 +293,29 @@ def test_importing_the_builder_configures_no_logging() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
 
 
-def test_another_checkpoint_under_the_same_name(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_another_checkpoint_needs_a_name_to_be_the_next_version(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Regression: a checkpoint from a folder of another name was refused, whatever --name said.
+
+    Without --name it still is, and a folder that was not built here is never overwritten.
+    """
     before = _process_wide()
-    build(make_spec(model=str(checkpoint("topics")), name="model", output=tmp_path / "r"))
+    repository, other = tmp_path / "r", tmp_path / "retrained" / "model"
+    build(make_spec(model=str(checkpoint("topics")), name="model", output=repository))
     assert _process_wide() == before, "a build from Python silences and configures nothing"
-    files = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
-    with pytest.raises(RepositoryError, match="already has a model model, built from topics-checkpoint"):
-        build(make_spec(model=str(checkpoint("flags")), name="model", output=tmp_path / "r"))
-    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == files
+    files = {p: p.read_bytes() for p in repository.rglob("*") if p.is_file()}
+    shutil.copytree(checkpoint("flags"), other)
+    with pytest.raises(RepositoryError, match=r"a model model, built from topics-checkpoint;.*--name model"):
+        build(make_spec(model=str(other), output=repository))
+    assert {p: p.read_bytes() for p in repository.rglob("*") if p.is_file()} == files
+
+    report = build(make_spec(model=str(checkpoint("flags")), name="model", output=repository))
+    assert (report.version, report.checkpoint["source"]) == (2, "flags-checkpoint")
+
+    (repository / "other").mkdir()
+    with pytest.raises(RepositoryError, match="a model other, built from something else than build-repo"):
+        build(make_spec(model=str(other), name="other", output=repository))
 
 
 def test_the_next_version_of_what_a_shared_front_hosts(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

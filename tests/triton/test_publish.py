@@ -86,6 +86,16 @@ def test_all_files_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert existing_source(repository, "absent") is None
 
 
+def test_versions_that_remain_by_default_allow_two_rollbacks(tmp_path: Path) -> None:
+    """Regression: two versions remained, so that one rollback was all that there was."""
+    repository = tmp_path / "model_repository"
+    for content in (b"one", b"two", b"three", b"four"):
+        entries = _entries(content)
+        publish(repository, Unverified(entries, replace(REPORT, files=file_hashes(entries))))
+    assert numbers(repository / "front") == [2, 3, 4]
+    assert [rollback(repository, "front"), rollback(repository, "front")] == [3, 2]
+
+
 def test_a_second_build_is_the_next_version_and_is_served(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     assert _publish(repository, b"one").version == 1
