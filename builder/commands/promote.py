@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from builder.report.record import BuildReport
     from builder.serve.control import Control
     from builder.serve.promote import Agreement
+    from builder.triton.versions import Version
 
-SLOWER = 1.5
+SLOWER, TOLERANCE = 1.5, 0.5  # docs/versions.md has what was measured
 WATCH_S = 60.0
 GATEWAY = f"http://127.0.0.1:{DEFAULT_PORT}"
 
@@ -46,6 +48,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="lowest mean agreement with the version that answers, 0 to 1 (default: what the version was built for; "
         "of models that generate it is the share of next tokens that are the same)",
+    )
+    arguments.add_argument(
+        "--tolerance",
+        type=positive,
+        default=TOLERANCE,
+        metavar="APART",
+        help="how far its scores or embeddings may be from those of the version that answers: 0 is equal, 1 is "
+        f"unrelated (default {TOLERANCE}; raise it for a model that was retrained)",
     )
     arguments.add_argument(
         "--slower",
@@ -109,6 +119,7 @@ def run(options: argparse.Namespace) -> int:
                 f"those, build-repo promote {name} VERSION"
             )
         try:
+            _refuse_another_task(versions, running, number)
             refusals = _refusals(options, control, (running, number), versions[number].report)
         except BaseException:
             _stay(repository, name, number, running)
@@ -130,21 +141,38 @@ def _refusals(
     options: argparse.Namespace, control: Control, numbers: tuple[int, int], report: BuildReport
 ) -> list[str]:
     """Try the second of `numbers` beside the first, on samples and, if requested, on real requests."""
-    from builder.serve.promote import beside, compare
+    from builder.serve.promote import Limits, beside, compare
     from builder.serve.samples import samples_for
 
     name, (running, number) = options.name, numbers
     agreement, least = _agreement(report)
+    limits = Limits(least if options.agreement is None else options.agreement, options.tolerance, options.slower)
     screen.print(f"{name}: version {number} is tried beside version {running}", highlight=False)
-    with beside(control, name, number, running) as candidate:
-        trial = compare(
-            options.url, (name, candidate), numbers, lambda client: samples_for(client, options.samples), agreement
+    refusals: list[str] = []
+    try:
+        with beside(control, name, number, running) as candidate:
+            trial = compare(
+                options.url, (name, candidate), numbers, lambda client: samples_for(client, options.samples), agreement
+            )
+            screen_table(trial.table(name, limits))
+            refusals = trial.refusals(limits)
+            if not refusals and options.canary is not None:
+                refusals = _watched(options, candidate, numbers)
+    except ServeError as error:  # a candidate that failed may not unload either
+        if not refusals:
+            raise
+        refusals.append(str(error))
+    return refusals
+
+
+def _refuse_another_task(versions: Mapping[int, Version], running: int, number: int) -> None:
+    """Raise ServeError where the answers of two versions have nothing in common."""
+    tasks = [versions[one].report.task for one in (running, number) if one in versions]
+    if len(set(tasks)) > 1:
+        raise ServeError(
+            f"version {number} is for {tasks[1]} and version {running} for {tasks[0]}, so that their answers cannot be "
+            f"compared; build-repo rollback NAME {number} --url URL changes versions without a trial"
         )
-        screen_table(trial.table(name))
-        refusals = trial.refusals(least if options.agreement is None else options.agreement, options.slower)
-        if refusals or options.canary is None:
-            return refusals
-        return _watched(options, candidate, numbers)
 
 
 def _watched(options: argparse.Namespace, candidate: str, numbers: tuple[int, int]) -> list[str]:
@@ -174,5 +202,8 @@ def _agreement(report: BuildReport) -> tuple[Agreement, float]:
 
     task = find_task(report.task)
     if isinstance(task, EncoderTask):
-        return lambda expected, actual: Match(task.agreement(expected, actual)), report.threshold
+        return (
+            lambda expected, actual: Match(task.agreement(expected, actual), numbers=task.numbers(expected, actual)),
+            report.threshold,
+        )
     return same_tokens, report.threshold

@@ -38,10 +38,19 @@ class TritonPythonModel:
         self.waiting = Waiting(size, timeout_s, rows, self._answer_later, _refuse, _left)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return the responses, None for a request that is answered later.
+        """Return the responses, None for a request that is answered later. Raise nothing.
 
-        Raises nothing once there is such a request: Triton would then answer it, too.
+        Where execute() raises, Triton may keep the requests, and with them the model and its process, until the server
+        ends: the stub says in a byte that it never sets whether it freed them (python_backend, pb_stub.cc,
+        ProcessRequests, is_response_factory_deleted; releases 24.10 to 26.09).
         """
+        try:
+            return self._responses(requests)
+        except BaseException as error:  # a panic of a library is no Exception
+            return [response(error) for _ in requests]
+
+    def _responses(self, requests: list[Any]) -> list[Any]:
+        """Raise nothing once a request is taken, or it would be answered twice."""
         came = time.monotonic()
         responses = [refusal(request, self.inputs) for request in requests]
         left = [index for index, refused in enumerate(responses) if refused is None]

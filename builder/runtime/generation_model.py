@@ -63,11 +63,12 @@ class TritonPythonModel:
         self.service.engine.start()
 
     def execute(self, requests: "list[Any]") -> None:
+        """Start the requests, and raise nothing: encoder_model.py says why."""
         for request in requests:
             sender = request.get_response_sender()
             try:
                 self._submit(request, sender)
-            except Exception as error:
+            except BaseException as error:  # a panic of a library is no Exception
                 self._respond(sender, error, True)
 
     def is_ready(self) -> bool:
@@ -127,9 +128,9 @@ class TritonPythonModel:
                 pb_utils.Logger.log_error(f"a response could not be made: {error!r}")
             del work  # Triton ends its request when the last reference to the sender is gone
 
-    def _respond(self, sender: Any, answer: Answer, last: bool) -> None:
+    def _respond(self, sender: Any, answer: "Answer | BaseException", last: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             response = pb_utils.InferenceResponse(error=pb_utils.TritonError(*_error(answer)))
         else:
             arrays = {name: array[None] for name, array in answer.items()} if self.batched else answer
@@ -223,7 +224,7 @@ def _array(tensor: Any) -> np.ndarray:
     return copy_to_host(tensor.to_dlpack())
 
 
-def _error(error: Exception) -> "tuple[str, int]":
+def _error(error: BaseException) -> "tuple[str, int]":
     """Return the message for the client, and Triton's code for it."""
     if isinstance(error, InputError):
         return readable(error), pb_utils.TritonError.INVALID_ARG

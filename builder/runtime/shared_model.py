@@ -61,10 +61,16 @@ class TritonPythonModel:
         self.loader = Loader(self.host, _answer, _fail, self._publish)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return the responses, None for a request that is answered later.
+        """Return the responses, None for a request that is answered later. Raise nothing: encoder_model.py says why."""
+        try:
+            return self._responses(requests)
+        except BaseException as error:  # a panic of a library is no Exception
+            pb_utils.Logger.log_error(f"{type(error).__name__}: {readable(error)}")
+            failure = RuntimeError(f"this request failed inside the model: {type(error).__name__}: {readable(error)}")
+            return [_refusal(failure, pb_utils.TritonError.INTERNAL) for _ in requests]
 
-        Raises nothing once there is such a request: Triton would then answer it, too.
-        """
+    def _responses(self, requests: list[Any]) -> list[Any]:
+        """Raise nothing once a request is taken, or it would be answered twice."""
         came = time.monotonic()
         self._refresh()
         read = [self._read(request) for request in requests]

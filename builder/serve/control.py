@@ -157,27 +157,27 @@ class Control:
                 f"{model} is not loaded by the server at {self.url}: {server_reason(error)}{_mode(error)}"
             ) from error
 
-    def unload(self, model: str) -> None:
+    def unload(self, model: str, patience_s: float = DRAIN_S) -> None:
         """Unload a model and wait until it is gone."""
         try:
             self._client.unload_model(model, client_timeout=LOAD_TIMEOUT_S)
         except InferenceServerException as error:
             raise ServeError(f"{model} is not unloaded by the server at {self.url}: {server_reason(error)}") from error
-        self.wait(model, ())
+        self.wait(model, (), patience_s)
 
     def only(self, model: str, versions: Collection[int]) -> None:
         """Load exactly `versions` of a model, and wait until no other is left."""
         self.load(model, versions)
         self.wait(model, versions)
 
-    def wait(self, model: str, versions: Collection[int]) -> None:
+    def wait(self, model: str, versions: Collection[int], patience_s: float = DRAIN_S) -> None:
         """Wait until no versions of a model but `versions` are left."""
-        end = time.monotonic() + DRAIN_S
+        end = time.monotonic() + patience_s
         while left := self.versions(model) - set(versions):
             if time.monotonic() > end:
                 raise ServeError(
-                    f"version {min(left)} of {model} still answers requests after {DRAIN_S:.0f} s: it, and its engine, "
-                    "stay loaded until they end"
+                    f"version {min(left)} of {model} still has requests after {patience_s:.0f} s: it, and its engine, "
+                    "stay loaded until these end, or until the server is started again if Triton lost one"
                 )
             time.sleep(POLL_S)
 

@@ -27,6 +27,7 @@ from builder.runtime.generation.options import COMMON, LANGUAGES, OUTPUTS, SOURC
 from builder.runtime.tokens import TOKENIZE, TOKENS
 from builder.samples import TEXTS
 from builder.verify.answers import difference
+from builder.verify.distances import Numbers
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
@@ -129,6 +130,10 @@ class EncoderTask(Task):
     @abstractmethod
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """Return how much two answers to one sample agree: 1 is equal, as `metric` measures it."""
+
+    @abstractmethod
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        """Return the numbers that both answers have, by kind. `agreement` judges what only one of them has."""
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Return the largest difference of a number and where it is; infinite where anything else differs."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -12,6 +13,7 @@ from builder.checkpoint.pooling import Pooler
 from builder.errors import CheckpointError
 from builder.samples import MORE_TEXTS, TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
+from builder.verify.distances import Numbers
 from builder.verify.metrics import similarity
 
 if TYPE_CHECKING:
@@ -81,7 +83,13 @@ class FeatureExtraction(EncoderTask):
             return {"embedding": pooler(features, torch.ones(features.shape[:2]))[0].tolist()}
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
+        if np.shape(expected["embedding"]) != np.shape(actual["embedding"]):
+            return 0.0
         return cosine(expected["embedding"], actual["embedding"])
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        first, second = (np.atleast_2d(answer["embedding"]) for answer in (expected, actual))
+        return {"a number of the embedding": Numbers(first, second)} if first.shape == second.shape else {}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `pair`, the same for two texts; `similarity`, how alike those are, a number."""

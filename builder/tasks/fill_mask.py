@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from builder.checkpoint.decoding import cleans_up
 from builder.errors import CheckpointError
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
+from builder.verify.distances import Numbers, scores
 from builder.verify.metrics import classification
 
 if TYPE_CHECKING:
@@ -84,14 +85,24 @@ class FillMask(EncoderTask):
         return {"predictions": json.dumps(predictions, ensure_ascii=False)}
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
-        a, b = (json.loads(answer["predictions"]) for answer in (expected, actual))
-        masks = [(a, b)] if isinstance(a[0], dict) else list(zip(a, b, strict=True))
+        masks = _masks(expected, actual)
         return float(sum(x[0]["token"] == y[0]["token"] for x, y in masks) / len(masks))
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        masks = [[{p["token"]: p["score"] for p in side} for side in mask] for mask in _masks(expected, actual)]
+        both = [(first[token], second[token]) for first, second in masks for token in first if token in second]
+        return {"the score of a token": scores([first for first, _ in both], [second for _, second in both])}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `target`, the word under the mask."""
         best = [json.loads(answer["predictions"])[0]["token_str"].strip() for answer in answers]
         return classification([str(sample["target"]) for sample in samples], best)
+
+
+def _masks(expected: Answer, actual: Answer) -> list[tuple[Any, Any]]:
+    """Return the predictions of two answers for each mask."""
+    first, second = (json.loads(answer["predictions"]) for answer in (expected, actual))
+    return [(first, second)] if isinstance(first[0], dict) else list(zip(first, second, strict=True))
 
 
 TASK = FillMask()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from transformers import BatchEncoding
 from builder.errors import CheckpointError
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph
+from builder.verify.distances import Numbers, scores
 from builder.verify.metrics import questions
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class QuestionAnswering(EncoderTask):
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["answer"] == actual["answer"])
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        same = expected["answer"] == actual["answer"]
+        return {"the score of an answer": scores([expected["score"]], [actual["score"]])} if same else {}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `answers`, the texts that are right; none where the context has no answer."""

@@ -5,7 +5,7 @@ Sources: https://arxiv.org/abs/2109.10086; sentence-transformers, sparse_encoder
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from builder.checkpoint.sentence_transformers import SPARSE_ENCODER
 from builder.errors import CheckpointError
 from builder.tasks.base import Answer, Sample, TaskGraph, cosine
 from builder.tasks.feature_extraction import FeatureExtraction, prompted
+from builder.verify.distances import Numbers
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
@@ -63,6 +64,12 @@ class SparseEmbedding(FeatureExtraction):
     def agreement(self, expected: Answer, actual: Answer) -> float:
         size = 1 + max([0, *expected["indices"], *actual["indices"]])
         return cosine(_dense(expected, size), _dense(actual, size))
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        size = 1 + max([0, *expected["indices"], *actual["indices"]])
+        first, second = _dense(expected, size), _dense(actual, size)
+        either = (first != 0) | (second != 0)
+        return {"the weight of a token": Numbers(first[either], second[either])}
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Compare the weights: a token that only one of two answers has may weigh next to nothing."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from builder.samples import MORE_TEXTS, TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
+from builder.verify.distances import Numbers, scores
 from builder.verify.metrics import classification
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ class TextClassification(EncoderTask):
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["label"][0] == actual["label"][0])
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        first, second = (dict(zip(answer["label"], answer["score"], strict=True)) for answer in (expected, actual))
+        both = [label for label in first if label in second]
+        return {f"the score of {label}": scores([first[label]], [second[label]]) for label in both}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `label`, the right label."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from builder.errors import CheckpointError
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, Sample
 from builder.tasks.text_classification import TextClassification, head_size
+from builder.verify.distances import Numbers, scores
 from builder.verify.metrics import ranking
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class TextRanking(TextClassification):
             return 1.0
         ranks = np.stack([np.argsort(np.argsort(answer["score"])) for answer in (expected, actual)])
         return float(np.corrcoef(ranks)[0, 1])
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        return {"the score of a document": scores(expected["score"], actual["score"])}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `relevance`, a number for each document."""

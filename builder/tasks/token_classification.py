@@ -10,6 +10,7 @@ import torch
 
 from builder.samples import MORE_TEXTS, TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
+from builder.verify.distances import Numbers, scores
 from builder.verify.metrics import Span, spans
 
 if TYPE_CHECKING:
@@ -48,6 +49,21 @@ class TokenClassification(EncoderTask):
         a, b = (json.loads(answer["entities"]) for answer in (expected, actual))
         labels = [{(e["start"], e["end"], e.get("entity", e.get("entity_group"))) for e in side} for side in (a, b)]
         return len(labels[0] & labels[1]) / max(1, len(labels[0] | labels[1]))
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        first, second = (
+            {
+                (e["start"], e["end"], e.get("entity", e.get("entity_group"))): e["score"]
+                for e in json.loads(one["entities"])
+            }
+            for one in (expected, actual)
+        )
+        kinds: dict[str, tuple[list[float], list[float]]] = {}
+        for span in (span for span in first if span in second):
+            sides = kinds.setdefault(f"the score of {span[2]}", ([], []))
+            sides[0].append(first[span])
+            sides[1].append(second[span])
+        return {kind: scores(*sides) for kind, sides in kinds.items()}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `entities`, a list of {"start", "end", "entity"}, in characters."""

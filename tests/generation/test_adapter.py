@@ -99,6 +99,22 @@ def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) 
     assert adapter.open == {sender: ("", request)}
 
 
+def test_a_panic_of_a_library_is_answered(adapter: Any) -> None:
+    """Regression: execute() raised it, and Triton kept the model and its process after it was unloaded."""
+
+    class PanicException(BaseException): ...
+
+    def prepare(*arguments: Any) -> list[Any]:
+        raise PanicException("byte index 1 is not a char boundary")
+
+    adapter.service = SimpleNamespace(prepare=prepare)
+    senders = [Sender(), Sender()]
+    adapter.execute([_asked(sender) for sender in senders])
+    assert all(sender.last.is_set() for sender in senders)
+    assert [sender.sent[0].error.code for sender in senders] == ["INTERNAL"] * 2
+    assert "PanicException: byte index 1" in senders[0].sent[0].error.message
+
+
 def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
     """A request that was answered meanwhile is not an error: a client cannot know that before it asks."""
 

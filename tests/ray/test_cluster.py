@@ -25,7 +25,7 @@ from builder.spec import make_spec
 from tests.models import join
 from tests.ray.cluster import Nodes, kill, ray_nodes, stop, stubs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
 WAIT_S = 300
 TEXT = "The museum opens late on Fridays"
 

@@ -102,6 +102,12 @@ def test_a_request_that_cannot_be_taken_fails_alone(adapter: Any) -> None:
     assert (sender.sent[0].tensors[0] == text).all()
 
 
+def test_a_batch_whose_requests_cannot_be_read_is_answered(adapter: Any) -> None:
+    """Regression: execute() raised, and Triton kept the model and its process after it was unloaded."""
+    (answered,) = adapter.execute([object()])
+    assert (answered.error.code, "no attribute" in answered.error.message) == ("INTERNAL", True)
+
+
 def test_a_model_that_left_a_request_unanswered_is_not_ready(adapter: Any) -> None:
     """Triton asks since release 26.03, and takes nothing but a bool."""
     assert adapter.is_ready() is True

@@ -14,12 +14,14 @@ import pytest
 from builder.cli import main
 from builder.commands import promote
 from builder.errors import ServeError
+from builder.serve import promote as trials
 from builder.serve.control import Control
+from builder.serve.promote import Side, Trial
 from builder.triton import versions
 from builder.triton.versions import served
 from tests.triton.test_publish import _publish
 
-STILL = "version 2 of front_model still answers requests after 600 s"
+STILL = "version 2 of front_model still has requests after 600 s"
 Versions = dict[str, set[int]]
 
 
@@ -132,3 +134,25 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     said = " ".join(capsys.readouterr().err.split())
     assert f"{repository.parent} could not be written (Read-only file system): nothing was changed. Let this" in said
     assert "Let this user write to it and to the folder that it is in" in said
+
+
+def test_a_refused_candidate_that_stays_loaded_is_told_with_the_reason(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: that it was not unloaded was all that was told, after 600 s."""
+
+    def stays(self: Control, model: str, patience_s: float) -> None:
+        raise ServeError(f"version 2 of {model} still has requests after {patience_s:g} s")
+
+    def failed(*_: object) -> Trial:
+        return Trial(Side(1, [1.0]), Side(2, [], ["front: no memory"]), [])
+
+    _server(monkeypatch, None, ServeError("it was never asked"), before={"READY": {1}})
+    monkeypatch.setattr(Control, "load", lambda *_: None)
+    monkeypatch.setattr(Control, "unload", stays)
+    monkeypatch.setattr(trials, "compare", failed)
+    assert main(["promote", "front", "2", "--repository", str(repository), "--url", "127.0.0.1:1"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 requests failed: front: no memory" in said
+    assert "version 2 of front-candidate still has requests after 60 s" in said
+    assert served(repository / "front") == 1

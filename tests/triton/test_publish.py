@@ -225,7 +225,7 @@ def test_an_engine_that_the_next_build_has_inside_goes_with_the_last_version_tha
     assert sorted(path.name for path in repository.iterdir()) == ["another_model", "front", "front_model"]
     assert rollback(repository, "front") == 1
     assert rollback(repository, "front", 2) == 2
-    publish(repository, inside)
+    publish(repository, inside, keep=2)
     assert sorted(path.name for path in repository.iterdir()) == ["another_model", "front"]
     assert [path.name for path in tmp_path.iterdir()] == ["model_repository"]
 

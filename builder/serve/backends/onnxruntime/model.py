@@ -89,7 +89,7 @@ class TritonPythonModel:
         try:
             feeds = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
             wanted = [name for name in self.outputs if name in request.requested_output_names()]
-            values = self.session.run(wanted, feeds)
+            tensors = [pb_utils.Tensor(n, v) for n, v in zip(wanted, self.session.run(wanted, feeds))]
         except Exception as error:  # an error of the graph belongs to this request alone
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"onnx runtime error: {error}"))
-        return pb_utils.InferenceResponse([pb_utils.Tensor(n, v) for n, v in zip(wanted, values)])
+        return pb_utils.InferenceResponse(tensors)

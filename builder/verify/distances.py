@@ -1,0 +1,65 @@
+"""The numbers of two answers side by side, and how far they are apart over many requests. Knows no task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+CERTAIN = 1e-6  # a probability nearer to 0 or 1 counts as this near
+MIN_SPREAD = 1e-3  # of scores that do not vary between requests
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers of one kind in two answers: an observation a row. Probabilities are compared by their log-odds."""
+
+    expected: np.ndarray
+    actual: np.ndarray
+    probabilities: bool = False
+
+    def comparable(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return both with probabilities as log-odds, which do not saturate."""
+        first, second = np.asarray(self.expected, np.float64), np.asarray(self.actual, np.float64)
+        return (_log_odds(first), _log_odds(second)) if self.probabilities else (first, second)
+
+
+def scores(expected: Sequence[float], actual: Sequence[float]) -> Numbers:
+    """Return scores, which are probabilities where all of them can be."""
+    first, second = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
+    both = np.concatenate([first, second])
+    return Numbers(first, second, bool(((both >= 0) & (both <= 1)).all()))
+
+
+def apart(answers: Sequence[Mapping[str, Numbers]]) -> tuple[float, str]:
+    """Return how far the numbers of pairs of answers are apart, and where most.
+
+    The root mean square of the differences over that of the expected numbers' distances from their means over the
+    requests: 0 is equal, 1 is as far as an answer that is always the mean. Infinite where nothing can be compared.
+    """
+    errors = spread = 0.0
+    count, largest, where = 0, -1.0, ""
+    for kind in dict.fromkeys(kind for answer in answers for kind in answer):
+        pairs = [answer[kind] for answer in answers if kind in answer]
+        expected, actual = (np.concatenate(side) for side in zip(*(pair.comparable() for pair in pairs), strict=True))
+        difference = np.abs(expected - actual)
+        centre = expected.mean(axis=0) if (expected != expected[:1]).any() else 0.0  # one request has no mean
+        errors, spread = errors + float((difference**2).sum()), spread + float(((expected - centre) ** 2).sum())
+        count += expected.size
+        if expected.size and (furthest := float(difference.max())) > largest:
+            place = int(difference.argmax())
+            before, after = (
+                np.concatenate([np.asarray(side, np.float64) for side in sides]).flat[place]
+                for sides in ([pair.expected for pair in pairs], [pair.actual for pair in pairs])
+            )
+            largest, where = furthest, f"{kind}, which was {before:.4g} and is {after:.4g}"
+    if not count:
+        return float("inf"), "there is nothing that both answers have"
+    return float(np.sqrt(errors / max(spread, count * MIN_SPREAD**2))), where
+
+
+def _log_odds(probabilities: np.ndarray) -> np.ndarray:
+    clipped = np.clip(probabilities, CERTAIN, 1 - CERTAIN)
+    odds: np.ndarray = np.log(clipped / (1 - clipped))
+    return odds
