@@ -75,7 +75,7 @@ class Row:
 
 
 class Differs(Exception):
-    """The emitted service does not answer what PyTorch answers."""
+    """The emitted service and PyTorch answer differently."""
 
 
 def tried(head: str, model_type: str, folder: Path) -> Row:
@@ -264,7 +264,7 @@ def _in_a_process(head: str, model_type: str) -> Row:
 
 
 def _warm_up() -> None:
-    """Export once before the processes fork: what torch loads for a first export costs each of them seconds."""
+    """Export once before the processes fork: the modules of a first export would cost each of them seconds."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         export_decoder(tiny_model("CAUSAL_LM", "llama"), Path(folder), POSITIONS)

@@ -69,7 +69,7 @@ def encoders(name: str, folder: Path) -> Iterator[Row]:
     mask = (np.arange(40) < lengths[:, None]).astype(np.int64)
     ids = np.random.default_rng(0).integers(100, 350, mask.shape) * mask
     feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": mask * 0, "positions": lengths[:, None] - 2}
-    if name == "minilm":  # the real weights: 8 bits are judged by what they keep of them
+    if name == "minilm":  # the real weights, by which 8 bits are judged
         spec = make_spec(model=str(minilm()), name="model", max_length=64)
     else:
         spec = make_spec(model=str(make_checkpoint(folder / "checkpoint", name, "fill-mask")), name="model")

@@ -34,7 +34,7 @@ POSITIONS = 130  # RoBERTa's table starts counting at its third row: 128 tokens
 WINDOW = 16
 HIDDEN = 32
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
-NAMED: tuple[tuple[str, Any], ...] = (  # the first pattern that a field's whole name matches says its value
+NAMED: tuple[tuple[str, Any], ...] = (  # the first pattern that matches a field's whole name gives its value
     (r"vocab_size|n_token|n_vocab|text_vocab_size", ROWS),
     (r"sliding_window|window_size|attention_chunk_size|local_attention|attention_window", WINDOW),
     (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length|max_2d_.*", POSITIONS),
@@ -68,8 +68,8 @@ LOCAL: dict[str, Any] = {
     "max_position_embeddings": POSITIONS,
     "head_dim": 8,
 }
-ODDITIES: dict[str, dict[str, Any]] = {  # what the names of the fields do not tell
-    # the keys that an index chooses: scores are 0 where all of its heads are, and of equals any may be chosen
+ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields do not give
+    # the keys of an index: scores are 0 if all of its heads are, and among equal scores any key may be chosen
     "axk2": {"index_topk": WINDOW, "index_n_heads": 16},
     "bailing_hybrid": {"num_expert_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "layer_group_size": 2},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},

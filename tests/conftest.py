@@ -34,7 +34,7 @@ settings.register_profile(  # the same on every machine, however slow
 )
 settings.load_profile("here")
 
-os.environ["BUILD_REPO_CACHE"] = "off"  # what a test asks is done; commands that tests start inherit it
+os.environ["BUILD_REPO_CACHE"] = "off"  # every stage runs; commands that tests start inherit this
 os.environ.update({**LOOPBACK, **PATIENCE})  # Ray reads them as it is imported, and some test modules import Ray
 torch.set_num_threads(1)  # each worker is a process of its own
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so are the commands that tests start

@@ -30,7 +30,7 @@ from builder.export.program import to_onnx
 from builder.onnx.weights import computing, take_in
 from tests.code_hash import PROJECT, digest_of
 
-TRACED = ("attention", "cached_attention", "experts", "masks", "rotary")  # of builder/export: what stands in a graph
+TRACED = ("attention", "cached_attention", "experts", "masks", "rotary")  # of builder/export: code in graphs
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
 SMALL = 4 << 20  # bytes of a graph that is kept for the next run
 STALE_S = 2 * 24 * 3600  # since a folder was last used
@@ -116,7 +116,7 @@ def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: o
                 facts.append((key, repr(value)))
     for owner in sorted({type(part).__module__ for part in module.modules()}):  # a function of it may be replaced
         functions = {key: code for key, code in vars(sys.modules[owner]).items() if isinstance(code, FunctionType)}
-        ours = owner.startswith(PROJECT)  # what classes of it need of its functions is in their own hashes
+        ours = owner.startswith(PROJECT)  # the hashes of its classes cover the functions that they need
         facts.append([(key, _name(code) if ours else _code(code)) for key, code in sorted(functions.items())])
     facts += [(config._attn_implementation, _settings(config)) for config in configs.values()]
     digest = hashlib.sha256(repr(facts).encode())

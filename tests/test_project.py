@@ -65,7 +65,7 @@ def test_the_emitted_python_imports_only_what_its_requirements_name() -> None:
         for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
             assert name in allowed, f"{path.name} imports {name}"
     for path in RUNTIME.rglob("*.py"):
-        alone = path.name == "openvino.py"  # imported where a model needs it, which is where it is installed
+        alone = path.name == "openvino.py"  # imported only for models that need it, for which it is installed
         assert alone or not re.search(r"^(?:from|import) openvino", path.read_text(), re.MULTILINE), path.name
     pinned = (RUNTIME / "requirements.txt").read_text()
     assert re.search(r"^numpy==1\.", pinned, re.MULTILINE), "numpy 2 corrupts tensors in the older containers"

@@ -48,7 +48,7 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     assert report == built
     names = [rung.name for rung in report.ladder]
     assert names[0] == "PyTorch fp32"
-    real = f"{openvino.arithmetic_on(cpu()['flags'])} OpenVINO"  # bf16 where this processor has it
+    real = f"{openvino.arithmetic_on(cpu()['flags'])} OpenVINO"  # bf16 if this processor has it
     assert {"fp32", real, "int8", "int8-static", "int8-static OpenVINO"} <= set(names)
     assert report.samples == 50, "the other half was calibrated on"
     assert report.ladder[0].scores["entity F1"] > 0.99

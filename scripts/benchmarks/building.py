@@ -149,7 +149,7 @@ class Memory:
 
 
 class Looking:
-    """Sampler of what the system keeps no peak of: this process's memory without mapped files, and its files in TMPDIR.
+    """Sampler of peaks that the system does not keep: this process's memory without mapped files, its files in TMPDIR.
 
     Files without a name are not seen.
     """

@@ -47,8 +47,8 @@ ENCODERS: dict[str, tuple[str, str, dict[int, str] | None]] = {  # architecture,
     "features": ("bert", "feature-extraction", None),
 }
 DECODERS = ("writes", "talks", "tells")  # of GPT-2
-FEED_FORWARD = {"distilbert": "hidden_dim"}  # the name of its width, where that is not intermediate_size
-EXECUTORS = {"process": "1", "workers": str(available_cores()), "ray": "ray"}  # what --workers says of each
+FEED_FORWARD = {"distilbert": "hidden_dim"}  # the name of its width if it is not intermediate_size
+EXECUTORS = {"process": "1", "workers": str(available_cores()), "ray": "ray"}  # the value of --workers for each
 OPTIONS = {"max_length": 64}
 CHANGED = {"max_batch_size": 32}
 SAMPLE_S = 0.3

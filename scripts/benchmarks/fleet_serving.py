@@ -45,7 +45,7 @@ from scripts.benchmarks.gateway import Through
 TASK = "/v1/tasks/text-classification"
 SHORT = TEXTS[:20]  # that the larger model takes whole
 SHARED = "encoders"  # the shared front
-SOME = 41  # models of a shared front, to measure what one takes
+SOME = 41  # models of a shared front, to measure the memory of one
 ONE_BY_ONE = 400  # requests of one client, to one model and to several
 COUNTED = re.compile(r"^build_repo_gateway_(\w+?)(?:_total)? (\S+)$", re.MULTILINE)
 

@@ -44,7 +44,7 @@ from scripts.benchmarks.traffic import counters
 WORKS = {  # least and most tokens of a prompt, and of an answer
     "mixed": ((16, 512), (16, 256)),
     "short": ((16, 32), (64, 128)),
-    "long": ((2000, 2000), (64, 128)),  # shorter where a model has not as many positions
+    "long": ((2000, 2000), (64, 128)),  # shorter if a model has fewer positions
 }
 OURS = (
     "int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32",

@@ -33,7 +33,7 @@ def held(server: Server) -> Held:
         try:
             fields = dict(re.findall(r"^(PPid|Pid|VmRSS):\s+(\d+)", status.read_text(), re.MULTILINE))
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         size = int(fields.get("VmRSS", 0)) * 1024 / 1e6
         if fields.get("Pid") == str(server.process.pid):
             own = size
@@ -52,5 +52,5 @@ def _shared(command: object) -> float:
         try:
             total += path.stat().st_blocks * 512
         except OSError:
-            continue  # it has gone
+            continue  # the region was removed
     return total / 1e6

@@ -57,7 +57,7 @@ LEVERS: dict[str, Mapping[str, str] | None] = {  # over Ray's own; none: without
     "one loop, few logs": {**ONE_LOOP, **FEW_LOGS},
     "one loop, few logs, gRPC": {**ONE_LOOP, **FEW_LOGS, **GRPC},
 }
-PROGRAMS = {  # by what stands in their command lines
+PROGRAMS = {  # by a part of their command lines
     "ProxyActor": "proxy",
     "triton:Gateway": "gateway",
     "triton:Triton": "replica",
@@ -134,7 +134,7 @@ async def _answers(process: subprocess.Popen[bytes], port: int) -> None:
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         assert process.poll() is None, f"build-repo serve ended with {process.returncode}"
-        with suppress(OSError, EOFError, AssertionError, LookupError, ValueError):  # what is not there yet answers
+        with suppress(OSError, EOFError, AssertionError, LookupError, ValueError):  # it is not ready yet
             await Through(port).embed()
             return
         await asyncio.sleep(0.3)

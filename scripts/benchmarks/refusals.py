@@ -43,9 +43,9 @@ PROMPTS = ("The museum", "A train to", "It rains in", "My neighbour", "They sell
 TEXTS = ("The museum is closed.", "The soup was cold.", "Our team has won again.")
 MAX_TOKENS = 20
 MAX_SILENCE_S = 30.0  # without an answer, a refusal or an error status: a longer one is a hang
-REQUEST_TIMEOUT_S = 10.0  # of a stream that says nothing, and of a request to the gateway
+REQUEST_TIMEOUT_S = 10.0  # of a silent stream, and of a request to the gateway
 START_TIMEOUT_S = 120.0
-GIVE_UP_S = 180.0  # of a server that answers nothing
+GIVE_UP_S = 180.0  # of a server that does not answer
 STOP_TIMEOUT_S = 60.0
 REFUSED = ("wait already", "Exceeds maximum queue size")
 REFUSED_OR_LOST = (AssertionError, OSError, ValueError, IndexError, asyncio.IncompleteReadError)
@@ -146,7 +146,7 @@ class Stress:
         self.last, self.silence = time.monotonic(), 0.0
 
     def _heard(self) -> None:
-        """Note that the server said something."""
+        """Record that the server answered."""
         now = time.monotonic()
         self.silence, self.last = max(self.silence, now - self.last), now
 

@@ -21,7 +21,7 @@ def _figures(name: str) -> dict[str, Any]:
 
 
 def _ran(bench: str, figures: dict[str, Any], name: str | None = None, options: str = "") -> str:
-    """Return what was run, and where; `name`: of the file, if it differs from the benchmark's."""
+    """Return the command and the machine of a run; `name`: of the file, if it differs from the benchmark's."""
     name = name or bench
     command = f"scripts/bench {bench} {options}--output docs/{name}.json"
     when = f" on {figures['date']}" if "date" in figures else ""
@@ -30,7 +30,7 @@ def _ran(bench: str, figures: dict[str, Any], name: str | None = None, options: 
 
 
 def results() -> str:
-    """Return the README's one table: this project beside what it replaces, one row per kind of model."""
+    """Return the README's one table: this project beside the tools it replaces, one row per kind of model."""
     encoders, generation, seq2seq = (_figures(name) for name in ("encoders", FASTEST_PEER, "seq2seq"))
     rows = [
         *(
@@ -266,5 +266,5 @@ def post(key: str) -> str:
 
 
 def posts_machine() -> str:
-    """Return what ran the posts' techniques, and where."""
+    """Return the command and the machine of the posts' techniques."""
     return _ran("posts", _figures("posts"))

@@ -77,7 +77,7 @@ def test_every_metric_that_is_asked_for_is_there(
 
 
 def _run(command: list[str], ports: Ports) -> int:
-    """Run a kubelet's command with the ports of this machine; skip gRPC if there is none."""
+    """Run a kubelet's command with the ports of this machine; skip gRPC if it has no port."""
     if not ports.grpc:
         command = [word.replace(ask_command("127.0.0.1:8001", ANSWER_S), "true") for word in command]
     for usual, here in ((8000, ports.http), (8001, ports.grpc), (8002, ports.metrics)):

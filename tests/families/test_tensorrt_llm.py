@@ -1,4 +1,4 @@
-"""Repositories for TensorRT-LLM's own Triton model; it is not at hand: a module of its interface stands for it."""
+"""Repositories for TensorRT-LLM's own Triton model; it is not installed: a module of its interface stands for it."""
 
 from __future__ import annotations
 

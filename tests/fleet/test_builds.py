@@ -1,4 +1,4 @@
-"""`build-repo models.yaml` on a worker: a build that is killed, those that fail among good ones, what is left to do."""
+"""`build-repo models.yaml` on a worker: a killed build, failed builds among good ones, and the work left."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         time.sleep(1.5)
         assert _text(worker / "cmdline"), "it ended by itself"
         parent.kill()
-    end = time.monotonic() + 300  # it looks when what it imports is there
+    end = time.monotonic() + 300  # it looks once its imports are done
     while _text(worker / "cmdline") and time.monotonic() < end:
         time.sleep(0.05)
     assert not _text(worker / "cmdline")

@@ -55,7 +55,7 @@ def test_what_is_new_changed_unchanged_or_refused(make: Make, tmp_path: Path) ->
     (broken := tmp_path / "broken").mkdir()
     plan = _plan(
         make(),
-        make(keep=7),  # where it goes to is no part of what it is
+        make(keep=7),  # the destination does not change the build
         make(max_batch_size=8),
         make(name="other"),
         make(output=tmp_path / "elsewhere"),

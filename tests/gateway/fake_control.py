@@ -67,7 +67,7 @@ class FakeServer(FakeTriton):
         self.unloads: list[str] = []
         self.broken: dict[str, str] = {}
         self.dead: set[str] = set()
-        self.hung: set[str] = set()  # their process died, and who asked it already is never answered
+        self.hung: set[str] = set()  # their process died, and requests that it had are never answered
         self.killed: set[str] = set()  # while they are loaded, once
         self.at_once = self.most_at_once = 0
         self.in_use: Counter[str] = Counter()

@@ -226,7 +226,7 @@ class FakeTriton(Backend, Server):
         values = {}
         for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
             assert tensor.name in fields, "the gateway sends what a model has"
-            array = Output(tensor.datatype, tuple(tensor.shape), raw).array()  # of the size that its shape says
+            array = Output(tensor.datatype, tuple(tensor.shape), raw).array()  # of the size of its shape
             rows = array if MODELS[request.model_name][0] == "text-generation" else array[0]
             assert fields[tensor.name].dims in ((-1,), (len(rows),)), "of the shape that the configuration says"
             values[tensor.name] = array.tolist()

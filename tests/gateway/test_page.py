@@ -1,6 +1,6 @@
 """The page at /: one file that loads nothing, with labels, and a form that a phone shows first.
 
-What its script does was tried by hand in a browser: it needs one, which the tests do not.
+Its script was tried by hand in a browser, because the tests run without one.
 """
 
 from __future__ import annotations

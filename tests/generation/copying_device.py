@@ -135,7 +135,7 @@ class _Binding:
         self.inputs = {value.name: value for value in session.get_inputs()}
         self.outputs = {value.name: value for value in session.get_outputs()}
         self.held: dict[str, np.ndarray] = {}  # copies of host buffers, as CUDA keeps them
-        self.fetched: dict[str, tuple[int, np.ndarray]] = {}  # host address, what the run leaves for it
+        self.fetched: dict[str, tuple[int, np.ndarray]] = {}  # host address, and the content for it
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}  # on the device
         self.synchronized = {"inputs": False, "outputs": True}
@@ -194,7 +194,7 @@ class _Binding:
             raise DeviceFault("batch_size must be 1 when sequence_length > 1 and past context is given")
 
     def _check(self, value: Any, element: Any, shape: tuple[int, ...]) -> int:
-        """Return the bytes of that tensor. Raises DeviceFault unless it is what the graph takes."""
+        """Return the bytes of that tensor. Raises DeviceFault unless its type and shape fit the graph."""
         number = element if isinstance(element, int) else _number(element)
         if TYPES[number] != value.type:
             raise DeviceFault(f"{value.name} is {value.type}, and {TYPES[number]} is bound to it")

@@ -1,4 +1,4 @@
-"""Slots: near each other, remembering what they held, and never handed out twice."""
+"""Slots: near each other, with their earlier tokens remembered, and never handed out twice."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ LENGTH = 640
 VOCABULARY, END = 420, 0  # logits of more tokens than the tokeniser has
 TEXTS = ('{"name": "a small museum", "open": true, "rooms": [1, 2.5, -3]}', "water expands when it freezes") * 3
 
-# The keywords of JSON Schema, in the shapes that its test suite and what applications ask for have.
+# The keywords of JSON Schema, in the shapes of its test suite and of applications.
 SCHEMAS: dict[str, Any] = {
     "anything": True,
     "types": {"type": ["integer", "boolean", "null"]},

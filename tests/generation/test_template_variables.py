@@ -1,4 +1,4 @@
-"""Additions of a request to a chat template: its variables, an effort of reasoning, an answer that was begun."""
+"""Additions of a request to a chat template: its variables, a reasoning effort, a started answer."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.lint.cases import CASES
 
 STARTS = 10
 AT_ONCE = 4  # models that are loading: most of the time of one goes by while its process starts
-LONG_S, HANGS_S = 600, 2  # a model that loads takes well under a second where nothing else runs
+LONG_S, HANGS_S = 600, 2  # a model loads in well under a second if nothing else runs
 LOST = "StatusCode.UNAVAILABLE"  # of a server that ended, and of some that go on
 
 

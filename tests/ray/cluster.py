@@ -18,10 +18,10 @@ from builder.ray.cluster import LOOPBACK, PATIENCE, SETTINGS
 from builder.serve.triton import free_ports
 
 LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}  # no process before it has work
-SLOW = {  # nothing has died because it is slow; that a node did is noticed soon
+SLOW = {  # slow processes do not count as dead; a dead node is noticed soon
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_health_check_timeout_ms": "60000",
-    "RAY_health_check_failure_threshold": "2",  # of 5, where a killed node's port answers nothing, not even that
+    "RAY_health_check_failure_threshold": "2",  # of 5: a killed node's port does not answer at all
     "RAY_health_check_period_ms": "1000",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "10",

@@ -22,7 +22,7 @@ from builder.triton.liveness import NAME, ask_command, send_command
 from tests.serve.commands import PROGRAM, put_echo
 from tests.served.patience import comes_about
 
-# A server that hangs as tritonserver does: its port of gRPC takes connections and says nothing, and its health is 200.
+# A server that hangs as tritonserver does: its gRPC port accepts connections and never answers; its health is 200.
 HANGS = """
 import socket, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -41,7 +41,7 @@ from tests.served.statistics import TRIES, counted, settled
 
 NAMES = ("one", "two")
 FLOOD = 600
-TOGETHER_US = 150_000  # for which a batch waits here, so that what is sent at once is one
+TOGETHER_US = 150_000  # time that a batch waits here, so that requests sent at once are one batch
 Tensors = Mapping[str, np.ndarray]
 
 

@@ -23,7 +23,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 HOST = "127.0.0.1"
-KEY = base64.b64encode(b"key").decode()  # of an account that Azurite is told of
+KEY = base64.b64encode(b"key").decode()  # of the account that Azurite is given
 AZURITE = os.environ.get("AZURITE") or shutil.which("azurite-blob")
 
 
@@ -135,4 +135,4 @@ def _running(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterat
         yield process  # type: ignore[misc]
     finally:
         process.terminate()
-        process.communicate()  # Azurite says that it ends
+        process.communicate()  # Azurite prints that it ends

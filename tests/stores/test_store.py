@@ -31,7 +31,7 @@ from tests.stores.faulty import Faulty
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs does
 
 CONTENT = bytes(range(256)) * 4096
-CONTINUE = "HTTP/1.1 100 Continue\r\n\r\n"  # moto says it twice before it takes what is put
+CONTINUE = "HTTP/1.1 100 Continue\r\n\r\n"  # moto sends it twice before it takes a put object
 
 
 def _blob(content: bytes) -> Blob:

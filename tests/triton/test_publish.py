@@ -61,7 +61,7 @@ def _contents(repository: Path) -> set[bytes]:
 
 
 def _whole(repository: Path) -> None:
-    """Check what a server finds that starts now: fronts, each with the version of the engine that it calls."""
+    """Check that a server started now finds fronts, each with the version of the engine that it calls."""
     number = served(repository / "front")
     assert number in loaded(repository / "front_model")
     contents = {(repository / name / str(number) / "model.bin").read_bytes() for name in ("front", "front_model")}
@@ -388,7 +388,7 @@ def test_an_error_at_any_step_leaves_what_was_there(tmp_path: Path, monkeypatch:
         note(self, *steps)
 
     monkeypatch.setattr(Change, "_note", failing)
-    for steps in range(9):  # three folders, and what lies beside the versions
+    for steps in range(9):  # three folders, and the files beside the versions
         left = steps
         with pytest.raises(RepositoryError, match="nothing in it was changed"):
             _publish(repository, b"two")

@@ -1,4 +1,4 @@
-"""GPT-2: the cache, the tokeniser, the fused and quantised engine, together (post 1); what the cache moves (post 2)."""
+"""GPT-2: the cache, the tokeniser, the fused and quantised engine, together (post 1); the cache's traffic (post 2)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from checking import WORK, check, report
 
-OFFLINE = "HF_HUB_OFFLINE"  # with it, a folder is no tokenizer to it; and nothing is asked of the hub for one
+OFFLINE = "HF_HUB_OFFLINE"  # with it, a folder is not accepted as a tokenizer; without it, the hub is not asked either
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != OFFLINE}
 
 
