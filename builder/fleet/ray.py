@@ -22,7 +22,12 @@ from builder.fleet.work import carry_out
 from builder.ray.cluster import connected
 
 TIMES = 3  # attempts of a build before it has failed
-CARRIED = ("HF_HUB_", "HF_HOME", "TRANSFORMERS_", "BUILD_REPO_")  # prefixes of variables that a build depends on
+CARRIED = ("HF_HUB_", "HF_HOME", "TRANSFORMERS_", "BUILD_REPO_CACHE")  # prefixes of variables that a build depends on
+
+
+def carried_variables() -> dict[str, str]:
+    """Return the variables of this process that a build on another node needs."""
+    return {name: value for name, value in os.environ.items() if name.startswith(CARRIED)}
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class OnRay:
 
     def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
         """Build jobs as Executor.run describes."""
-        here = Place(os.getcwd(), {name: value for name, value in os.environ.items() if name.startswith(CARRIED)})
+        here = Place(os.getcwd(), carried_variables())
         with connected(self.address) as ray:
             cluster = Cluster(ray, here)
             running = {cluster.begin(job): Attempt(job, 1, time.perf_counter()) for job in jobs}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builder.engines import engine
 from builder.errors import RepositoryError, SpecError
-from builder.runtime.contract import FILE, EncoderServing, GenerationServing, Serving, dump, load
+from builder.runtime.contract import FILE, ContractError, EncoderServing, GenerationServing, Serving, dump, load
 from builder.triton.render import parse
 
 Settings = Mapping[str, int]
@@ -72,7 +72,10 @@ def with_settings(version: Path, settings: Settings) -> dict[str, bytes]:
 
 
 def _load(version: Path) -> Serving:
-    serving = load(version)
+    try:
+        serving = load(version)
+    except ContractError as error:
+        raise RepositoryError(f"{version}: {error}") from error
     if serving.engine is not None:
         raise SpecError(
             f"{version.parent.name}: its engine is a Triton model of its own, whose settings need a build; leave "

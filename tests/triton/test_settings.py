@@ -120,3 +120,11 @@ def test_what_needs_a_build_is_refused_by_name(tmp_path: Path) -> None:
     config.write_text(config.read_text() + "instance_group {\n  count: 2\n}\n")
     with pytest.raises(RepositoryError, match="has 2 lines for instances"):
         with_settings(encoder, {"instances": 2})
+
+
+def test_damaged_serving_document_is_an_error_of_the_repository(tmp_path: Path) -> None:
+    """Regression: `build-repo tune` ended in a traceback."""
+    version = _written(tmp_path, _entry())
+    (version / "serving.json").write_text("{")
+    with pytest.raises(RepositoryError, match=r"serving\.json"):
+        read_settings(version)
