@@ -154,7 +154,7 @@ def test_what_another_process_is_writing_is_not_pruned(tmp_path: Path, monkeypat
 def test_what_another_process_pruned_before_an_entry_named_it_is_kept_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This happens if the files are so large that it takes minutes to copy them."""
+    """It happens if the files are so large that it takes minutes to copy them."""
     entries = Entries(tmp_path / "cache")
 
     def write_after_a_prune(path: Path, content: bytes) -> None:

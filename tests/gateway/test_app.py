@@ -664,7 +664,7 @@ def test_the_document_describes_the_routes_that_exist() -> None:
     assert {"/v1/chat/completions", "/v1/tasks/{task}", "/rerank", "/openapi.json"} <= set(paths)
     assert "/embed_sparse" in paths
     chat = paths["/v1/chat/completions"]["post"]
-    assert chat["summary"] == "A completion, or a stream of its chunks."
+    assert chat["summary"] == "Answer a chat with a completion, or a stream of its chunks."
     schema = chat["requestBody"]["content"]["application/json"]["schema"]
     assert schema["required"] == ["model", "messages"]
     assert schema["properties"]["messages"]["items"] == {"$ref": "#/components/schemas/Message"}

@@ -61,7 +61,7 @@ def test_a_call_is_lost_when_its_model_is_back_for_long(clock: FakeClock) -> Non
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_stream_that_goes_silent_while_its_model_is_away_is_lost_soon(clock: FakeClock, comes_back: bool) -> None:
-    """This holds for any later state of the model."""
+    """It holds for any later state of the model."""
 
     async def ready() -> bool:
         clock.now += lost.SILENT_S / 4

@@ -190,7 +190,7 @@ def test_no_room_is_said_after_a_while_and_what_never_fits_at_once(
 
 
 def test_only_what_is_signed_is_loaded_where_a_key_says_so(tmp_path: Path) -> None:
-    """This includes versions that are published while the gateway runs."""
+    """It includes versions that are published while the gateway runs."""
     key = ec.generate_private_key(ec.SECP256R1())
     private, public = tmp_path / "private.pem", tmp_path / "public.pem"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

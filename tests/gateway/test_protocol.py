@@ -135,7 +135,7 @@ def test_bytes_that_trickle_in_set_no_clock_back() -> None:
 
 @pytest.mark.parametrize("more", [b"", WHOLE[:20], WHOLE[:-1], WHOLE])
 def test_long_answer_is_not_cut_off(more: bytes) -> None:
-    """This holds for any bytes that its client has sent of the next request meanwhile."""
+    """It holds for any bytes that its client has sent of the next request meanwhile."""
     application = Application()
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

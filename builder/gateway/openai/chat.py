@@ -19,7 +19,7 @@ REASONING = ("reasoning_content", "reasoning")  # SGLang's and DeepSeek's name, 
 
 
 async def chat(call: Call) -> Any:
-    """A completion, or a stream of its chunks."""
+    """Answer a chat with a completion, or a stream of its chunks."""
     body: Body = call.body
     asked = await read_chat(call, body)
     if body.stream:
