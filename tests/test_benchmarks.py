@@ -96,7 +96,7 @@ print('{"tokens_per_s": 2.0, "first_token_ms": 1.0, "inter_token_ms": 1.0, "answ
 
 @pytest.fixture
 def fake_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[str, str, str], ...]:
-    """Two peers that run in this environment: one fails, one works."""
+    """Return two peers that run in this environment: one fails, one works."""
     for name, source in (("failing", FAILING_PEER), ("working", WORKING_PEER)):
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.setattr(peers, "FOLDER", tmp_path)

@@ -142,7 +142,7 @@ def _by_keyword(x: int, *, held: Callable[..., int] = abs) -> int:
 
 
 def test_what_a_function_holds_is_of_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its definition does not name that function."""
+    """The definition of a function does not name the functions that it holds."""
     monkeypatch.setattr(_by_default, "__defaults__", (code_hash._is_text,))
     monkeypatch.setattr(_by_keyword, "__kwdefaults__", {"held": code_hash._is_text})
     looked_up = _asked(monkeypatch)

@@ -130,7 +130,7 @@ def test_an_image_is_built_once_with_the_emitted_requirements() -> None:
 
 
 def test_the_image_of_the_gateway_has_what_the_gateway_imports() -> None:
-    """The extra, and what of the project's own dependencies it needs; versions as in pyproject.toml."""
+    """The extra, and the project's own dependencies that it needs; versions as in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {line.replace("; platform_system == 'Linux'", "") for line in project["dependencies"]}
     named |= set(project["optional-dependencies"]["gateway"])
@@ -183,7 +183,7 @@ def test_a_container_can_change_nothing_and_is_nobody() -> None:
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("key", ["", "of the user"])
 def test_a_server_is_started_with_what_changes_it_restricted(name: str, key: str, tmp_path: Path) -> None:
-    """By the shell that starts it, and a tritonserver that says its options."""
+    """The shell that starts it runs, with a tritonserver that prints its options."""
     (tmp_path / "tritonserver").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     (tmp_path / "tritonserver").chmod(0o755)
     command = [word.replace("$$", "$") for word in SERVICES[name]["command"]]

@@ -35,7 +35,7 @@ def test_samples_that_do_not_fit_name_their_line(text: str, message: str, tmp_pa
 
 
 def test_only_a_line_feed_ends_a_sample(tmp_path: Path) -> None:
-    """JSON allows what else ends a line in Unicode inside of a text."""
+    """JSON allows the other line ends of Unicode inside a text."""
     texts = ["one\u2028two", "three\x85four", "five"]
     path = tmp_path / "samples.jsonl"
     lines = [json.dumps({"text_input": text}, ensure_ascii=False) for text in texts]

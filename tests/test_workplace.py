@@ -153,7 +153,7 @@ def test_a_disk_that_the_graphs_do_not_fit_on_is_refused_before_they_are_made(
 def test_a_disk_that_others_have_filled_since_the_export_is_named(
     free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """ONNX Runtime says of it that a protobuf could not be serialised."""
+    """ONNX Runtime reports it as a protobuf that could not be serialised."""
     exported = encoder.export(resolve(make_spec(model=str(checkpoint("topics")))), tmp_path).graph
     free.append(exported.size - 1)
     with pytest.raises(RepositoryError, match=r"model\.onnx, fused, take about"):
@@ -199,7 +199,7 @@ def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
 def test_what_a_build_has_beside_its_folder_is_taken_away_like_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint in fp32, which a build that was killed for its memory left whole."""
+    """A build that was killed for its memory left a whole checkpoint in fp32."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with scratch() as running:
         os.utime(running, (0, 0))

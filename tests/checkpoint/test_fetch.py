@@ -1,4 +1,4 @@
-"""Of a Hub id, everything that transformers would read is fetched, and nothing that runs."""
+"""Files fetched of a Hub id: everything that transformers would read, and nothing that runs."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _request(rows: int) -> Any:
 
 @pytest.mark.parametrize("backend", FILES)
 def test_what_is_right_is_loaded_and_answered(backend: str, load: Callable[..., Any]) -> None:
-    """With every parameter that this project writes for it."""
+    """The configuration has every parameter that this project writes for it."""
     (answer,) = load(backend, CONFIG + AS_WRITTEN[backend], "24.10").execute([_request(3)])
     assert answer.error is None
     np.testing.assert_array_equal(answer.tensors[0][1], [[0, 1], [2, 3], [4, 5]])

@@ -28,7 +28,7 @@ def test_a_bias_that_is_the_same_for_every_query_has_all_of_them(monkeypatch: py
 
 
 def test_what_an_attention_is_given_beside_and_no_operator_takes_is_refused() -> None:
-    """A.X-K2 hands the keys that it chose to its attention and leaves the mask as it is: the graph attended to all."""
+    """Regression: A.X-K2 passes its chosen keys to its attention, not in the mask: the graph attended to all."""
     states = torch.zeros(2, 4, 7, 8)
     attention = AttentionInterface()[ONNXRUNTIME]
     with pytest.raises(ExportError, match="attention with indices has no fused operator"):

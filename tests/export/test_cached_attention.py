@@ -15,7 +15,7 @@ def _cache(key_heads: int) -> ExportCache:
 
 
 def test_key_heads_that_the_model_repeats_itself_are_refused() -> None:
-    """JetMoE repeats them between its cache and its attention: the graph ended in an error of ONNX Runtime."""
+    """Regression: JetMoE repeats them between cache and attention: the graph ended in an error of ONNX Runtime."""
     cache, states = _cache(key_heads=2), torch.zeros(2, 4, 7, 8)
     cache.update(states[:, :2], states[:, :2], 0)
     with exporting(cache), pytest.raises(ExportError, match="has 4 key heads where its cache has 2"):
@@ -23,6 +23,6 @@ def test_key_heads_that_the_model_repeats_itself_are_refused() -> None:
 
 
 def test_layers_that_keep_another_state_are_refused() -> None:
-    """Falcon-H1, Zaya, Inkling and DeepSeek-V4 keep convolutions and compressed keys there: it was an IndexError."""
+    """Regression: Falcon-H1, Zaya, Inkling and DeepSeek-V4 keep convolutions and compressed keys: an IndexError."""
     with pytest.raises(ExportError, match="keep a state beside keys and values in the cache"):
         _cache(key_heads=2).get_conv_state(0)

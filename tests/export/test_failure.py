@@ -96,7 +96,7 @@ def test_caches_are_seen_without_weights_whatever_a_model_pads_with(model_type: 
     [("modernvbert", "num_hidden_layers"), ("canine", "vocab_size"), ("t5gemma", "num_hidden")],
 )
 def test_models_of_several_parts_and_of_bytes_are_refused(model_type: str, missing: str, tmp_path: Path) -> None:
-    """Each ended in an AttributeError."""
+    """Regression: each ended in an AttributeError."""
     folder = make_checkpoint("SEQUENCE_CLASSIFICATION", model_type, tmp_path / "checkpoint")
     spec = make_spec(model=str(folder), task="text-classification", output=tmp_path / "out", max_length=64)
     with pytest.raises(

@@ -124,14 +124,14 @@ def test_a_program_is_traced_again_where_it_must_be(
 
 
 def test_an_axis_that_keeps_the_examples_size_is_refused() -> None:
-    """The graph was made, and the first batch of another size failed in the engine."""
+    """Regression: the graph was made, and the first batch of another size failed in the engine."""
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
     with pytest.raises(ExportError, match=r"sizes of its input into numbers.*axis 0 of ids \(2\), axis 0 of out \(2\)"):
         to_onnx(Fixes(), [torch.arange(6).reshape(2, 3)], axes, ["ids"], ["out"])
 
 
 def test_axes_that_became_one_are_refused() -> None:
-    """BigBird-Pegasus's encoder: the graph was made, and its first call failed in the engine."""
+    """Regression: BigBird-Pegasus's encoder was exported, and its first call failed in the engine."""
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
     with pytest.raises(ExportError, match="its code takes batch and sequence for one size, so that the graph is for"):
         to_onnx(Joins(), [torch.arange(14).reshape(2, 7)], axes, ["ids"], ["out"])

@@ -46,7 +46,7 @@ def _read(folder: Path, task: str | None = None) -> tuple[Checkpoint, Settings, 
 def test_a_prefix_of_the_configuration_comes_before_every_text(
     task: str | None, own: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    """BART's and DistilBART's summarisers say " ": their first word was another token than in their pipeline."""
+    """Regression: BART's and DistilBART's summarisers set " ": the first word was another token than in a pipeline."""
     folder = make_seq2seq_checkpoint(tmp_path / "bart", "bart", prefix=" ", task_specific_params=own)
     checkpoint, _, texts = _read(folder, task)
     wanted = checkpoint.tokenizer(expected + TEXT)["input_ids"]
@@ -83,7 +83,7 @@ def test_an_answer_that_starts_with_its_language_is_not_forced_to_say_it_again(t
 
 
 def test_what_holds_for_one_pair_of_languages_alone() -> None:
-    """A pair may say more than a prefix, or no prefix at all."""
+    """A pair of languages may have more than a prefix, or no prefix at all."""
     config = PreTrainedConfig(task_specific_params={"translation_en_to_ro": {"decoder_start_token_id": 7}})
     assert TRANSLATION.instructions(config, "translation_en_to_ro").options == {"decoder_start_token_id": 7}
     assert TRANSLATION.instructions(config, "translation_en_to_de").options == {}
@@ -91,7 +91,7 @@ def test_what_holds_for_one_pair_of_languages_alone() -> None:
 
 
 def test_a_pair_without_options_does_not_get_those_of_another() -> None:
-    """A model that is told no pair when it is built has the options on which all its pairs agree."""
+    """A model built without a pair has the options on which all its pairs agree."""
     german = {"prefix": "translate English to German: ", "num_beams": 4, "max_length": 300}
     romanian = {"prefix": "translate English to Romanian: ", "num_beams": 4, "max_length": 200}
     pairs = {"translation_en_to_de": german, "translation_en_to_ro": romanian}

@@ -156,7 +156,7 @@ def test_what_is_unchanged_is_not_built_again(
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    """Without what they kept in temporary files. The folder that they are started from has a package of our name."""
+    """Their temporary files are gone too. The folder that they start from has a package of our name."""
     (tmp_path / "builder").mkdir()
     (tmp_path / "builder" / "__init__.py").write_text("raise ImportError('not the builder')")
     program = (

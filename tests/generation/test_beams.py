@@ -152,7 +152,7 @@ def steps(engine: Engine, count: int, streams: list[Asked]) -> None:
 
 @pytest.mark.parametrize("executor", [SumExecutor(20, max_length=64), PagedSumExecutor(20, 64, blocks=80)])
 def test_a_stream_has_a_token_of_every_step_beside_sixteen_beams(executor: Executor) -> None:
-    """Whichever came first, while the other's prompt is read and while it searches."""
+    """Either may come first, and the other's prompt is read or it searches."""
     engine = Engine(executor, Limits(100, 4))
     before, wide, after = Asked([1], 30), Searched(list(range(12)), 12, beams=16), Asked([2, 3], 12)
     engine.submit(before.sequences)
@@ -231,7 +231,7 @@ def test_a_search_whose_rules_fail_takes_nobody_with_it(kind: type[SumExecutor])
 
 
 def test_of_equally_likely_continuations_the_first_beams_lower_tokens_go_on() -> None:
-    """Two beams that said 0 and 1, both as likely, and a model that prefers none of 5,000 tokens."""
+    """Two beams gave 0 and 1, both as likely, and the model prefers none of 5,000 tokens."""
     search = BeamSearch(Rules(Options(temperature=0.0, num_beams=2), max_tokens=9), [7], frozenset())
     search.generated, search.scores = [[0], [1]], np.zeros(2, np.float32)
     assert search.step(list(np.zeros((2, 5000), np.float32))) == [0, 0]

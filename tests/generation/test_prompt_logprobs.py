@@ -43,7 +43,7 @@ def scored(prompt: list[int], count: int = 3, wanted: int = 2, **options: Any) -
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
 def test_they_are_pytorchs(model_type: str, tmp_path: Path) -> None:
-    """Prompts shorter and longer than a piece, beside others that want none, and again where all is in the cache."""
+    """Prompts shorter and longer than a piece, beside others that request none, and again with all in the cache."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 128)
     executor = InProcess(exported.graph.path, geometry_of(exported.caches, 4, 128, VOCABULARY), Session(threads=1))
@@ -189,7 +189,7 @@ def test_the_loop_leaves_the_writing_of_answers_to_others(small: Service, stream
 def test_an_answer_that_cannot_be_written_is_one_error(
     small: Service, later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One token has no spelling: what came before is said, nothing after it, and others are answered."""
+    """One token has no spelling: the text before it is sent, nothing after it, and other requests are answered."""
     spelled = itertools.count()
     write = responses._logprobs
 

@@ -160,7 +160,7 @@ def test_spaces_that_go_are_the_same_in_pieces() -> None:
     ],
 )
 def test_only_what_may_change_is_held_back(text: str, most: int) -> None:
-    """So that a text comes as it is said, without spaces too."""
+    """Text so comes as it is generated, without spaces too."""
     cleaner = Cleaner()
     held = []
     for character in text:

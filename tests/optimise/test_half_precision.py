@@ -150,7 +150,7 @@ def test_the_type_that_a_graph_states_counts() -> None:
 
 @pytest.mark.parametrize("model_type", ["gpt2", "qwen2_moe"])
 def test_a_decoder_is_judged_in_fp16_as_a_gpu_rounds_it(model_type: str, tmp_path: Path) -> None:
-    """Its results are those of fp32 but for that, whatever operators it has; one that is too large gives NaN."""
+    """Its results are otherwise those of fp32, whatever operators it has; a value that is too large gives NaN."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 64)
     _, judged = decoder_for_cuda(fuse(exported.graph, tmp_path), "fp16", "26.06", tmp_path)

@@ -92,7 +92,7 @@ class _Echo:
 
 
 def test_a_request_that_cannot_be_taken_fails_alone(adapter: Any) -> None:
-    """Whatever execute() raised, Triton would answer those too that were taken: twice."""
+    """If execute() raised anything, Triton would answer the taken requests too: twice."""
     text, sender = np.ones((3, 1)), Sender()
     taken, failed = adapter.execute([Asked(text, sender), Asked(text)])
     assert taken is None

@@ -86,7 +86,7 @@ def _ask(host: Host, name: str) -> None:
 
 
 def test_what_the_first_load_brings_along_is_not_its_model_s(tmp_path: Path) -> None:
-    """The engine's own memory comes with the first model of a process, which would need as much for ever."""
+    """The engine's own memory comes with the first model of a process, which would otherwise need as much for ever."""
 
     class Lazily(CountedMemory):
         def open(self, folder: Path) -> Front:
@@ -190,7 +190,7 @@ def test_what_is_no_list_of_models_is_refused_and_the_one_before_stays(tmp_path:
 
 @pytest.mark.parametrize("entry", [3, {"version": "one"}, {"no": "version"}, {"versions": ["one"]}])
 def test_an_entry_that_is_damaged_is_to_be_shared_again(entry: Any, tmp_path: Path) -> None:
-    """To build the model again changes nothing in the list of the shared front."""
+    """A second build of the model changes nothing in the list of the shared front."""
     (tmp_path / HOSTED).write_text(dump_hosted({"a": entry}))
     with pytest.raises(ContractError, match=r"hosted\.json\.a.*\. Share its models again: build-repo share$"):
         Hosted(tmp_path)["a"]

@@ -109,7 +109,7 @@ def test_as_many_as_may_wait_and_the_others_are_refused(fronts: list[FakeFront])
 
 
 def test_models_of_one_front_have_a_queue_each_and_take_turns(fronts: list[FakeFront]) -> None:
-    """A: one, B: another. Batches have four rows at most; of A five may wait, whatever waits for B."""
+    """A: one, B: another. Batches have four rows at most; five may wait for A, however many wait for B."""
     fronts.append(front := FakeFront(5))
     front.take("A", by_name=True)
     assert front.asked.acquire(timeout=PATIENCE_S)
@@ -122,7 +122,7 @@ def test_models_of_one_front_have_a_queue_each_and_take_turns(fronts: list[FakeF
 
 
 def test_a_look_goes_on_while_batches_were_there_before_their_turn(fronts: list[FakeFront]) -> None:
-    """But not for ever: where each request comes soon after the last, Triton's figures would say nothing any more."""
+    """It does not go on for ever: if each request comes soon after the last, Triton's figures would stay the same."""
     fronts.append(front := FakeFront(8))
     front.begin("a")
     queue = front.queue
@@ -199,7 +199,7 @@ def test_a_failure_is_told_to_all_that_it_concerns_and_ends_nothing(
 def test_who_cannot_be_told_ends_the_taking_and_leaves_nobody_else_without_an_answer(
     fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sender failed when it was asked whether the client left, and again when it was to say so."""
+    """Its sender failed when it was asked if the client left, and again when it was to report that."""
     monkeypatch.setattr(waiting, "LONG_S", 0.0)
     fronts.append(front := FakeFront(0, timeout_s=900))
     front.deaf.add("b")

@@ -19,7 +19,7 @@ from builder.serve.triton import FREE, free_ports, running
 
 
 def test_servers_that_start_together_get_other_ports() -> None:
-    """None that the system gives to a client, or to who asks for any, before a server takes it."""
+    """No port is one that the system gives to a client, or to another server, before a server takes it."""
     ports = [port for _ in range(10) for port in vars(free_ports()).values()]
     assert len(set(ports)) == 30
     assert set(ports) <= set(FREE)
@@ -105,7 +105,7 @@ def test_a_folder_without_backends(repository: Path, tmp_path: Path) -> None:
 
 
 def test_backends_of_a_folder_are_used_instead_of_this_project_s(repository: Path, tmp_path: Path) -> None:
-    """The server opens the library that is there, which is none, and knows no other backend."""
+    """The server opens the library that is there, which is not a real one, and knows no other backend."""
     library = tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so"
     library.parent.mkdir(parents=True)
     library.write_text("not a library")

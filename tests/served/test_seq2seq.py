@@ -42,7 +42,7 @@ def test_the_report_counts_an_attention_once(name: str, built: Callable[[str], P
 
 
 def test_a_summary_is_searched_for_as_the_checkpoint_says(client: Connect, checkpoint: Callable[[str], Path]) -> None:
-    """Its task's own prefix, beams and length penalty hold, where the request says nothing."""
+    """Its task's own prefix, beams and length penalty apply if the request sets none."""
     for text in SHORT[:4]:
         answer = client("sums").ask({"text_input": text, "max_tokens": 20})
         wanted = reference(checkpoint("sums"), f"summarize: {text}", 20, num_beams=3, length_penalty=2.0)

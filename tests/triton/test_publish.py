@@ -335,7 +335,7 @@ def test_a_file_system_without_links_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_repository_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
-    """It has no copies in its versions, and has Triton load whatever is the newest."""
+    """It has no copies in its versions, and makes Triton load the newest version."""
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     for entry in repository.iterdir():
@@ -429,7 +429,7 @@ def test_no_model_is_missing_or_half_at_any_moment(batch: int, tmp_path: Path, m
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_killed_build_is_undone_by_the_next_command(batch: int, tmp_path: Path) -> None:
-    """The process dies, without any clean-up, after so many moves; what it leaves is whole even so."""
+    """The process dies without any clean-up after a number of moves; the repository is whole even so."""
     program = f"""
         import os, shutil
         from pathlib import Path
@@ -600,7 +600,7 @@ def test_an_output_that_cannot_be_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_build_that_still_runs_is_left_alone(tmp_path: Path) -> None:
-    """It holds the lock; the process whose number an earlier folder has in its name counts for nothing."""
+    """The build holds the lock; the process id in an earlier folder's name does not count."""
     repository = tmp_path / "model_repository"
     repository.mkdir()
     dead = tmp_path / f".model_repository.{os.getppid()}.x.staging"

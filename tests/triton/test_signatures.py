@@ -93,7 +93,7 @@ def test_what_is_asked_for_is_verified_with_its_engine(repository: Path, keys: t
 def test_only_the_versions_that_are_loaded_are_read_where_that_is_asked_for(
     repository: Path, keys: tuple[Path, Path]
 ) -> None:
-    """And nothing beside them is taken from one that is not."""
+    """Nothing beside them is taken from a version that is not loaded."""
     private, public = keys
     sign(repository, Signer(private))
     old, new = repository / "front" / "1", repository / "front" / "2"
@@ -181,7 +181,7 @@ def test_what_is_no_text_is_a_sentence_of_its_model(
 def test_what_goes_while_it_is_verified_is_a_sentence_of_its_model(
     repository: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a build takes an old version away meanwhile."""
+    """It happens if a build removes an old version meanwhile."""
     private, public = keys
     sign(repository, Signer(private))
     _change(repository)

@@ -142,7 +142,7 @@ LOST = (Variant("int8", "onnxruntime"), Variant("fp16", "openvino"), Variant("in
 def test_variants_share_their_weights_and_leave_nothing_when_they_lost(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk holds what can still be served, and the weights in fp32 once."""
+    """The disk holds the graphs that can still be served, and the weights in fp32 once."""
     monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
     spec = make_spec(model=str(checkpoint("topics")), calibration={"smooth": 0.0})
     resolved = resolve(spec)

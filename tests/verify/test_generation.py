@@ -71,7 +71,7 @@ def test_one_other_token_is_refused_wherever_it_is(
 def test_a_model_whose_generate_is_no_forward_pass_is_refused(
     model: PreTrainedModel, reference: Reference, right: Agreement
 ) -> None:
-    """The graph is what the forward pass says; what people get from transformers would be something else."""
+    """The graph gives what the forward pass gives; transformers' users would get something else."""
     other = (*reference.generated[:-1], reference.generated[-1] ^ 1)
     with pytest.raises(VerificationError, match=rf"greedy token {GENERATED} of transformers' generate is "):
         refuse_wrong_text(model, replace(reference, generated=other), right)
@@ -185,7 +185,7 @@ def test_what_an_engine_may_do_wrong_is_refused(
     said: Callable[[tuple[int, ...]], np.ndarray],
     kind: type[ByPyTorch],
 ) -> None:
-    """Also where few of the tokens come one by one, as of a graph in fp32."""
+    """They are refused too if few of the tokens come one by one, as of a graph in fp32."""
 
     def verify() -> None:
         agreement = measure(lambda geometry: kind(geometry, said), CACHES, VOCABULARY, reference, course=EXACT)
