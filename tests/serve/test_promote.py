@@ -1,4 +1,4 @@
-"""What a trial of two versions says, from what came of their requests."""
+"""Verdicts of a trial of two versions, from the outcomes of their requests."""
 
 from __future__ import annotations
 
