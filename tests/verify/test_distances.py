@@ -1,4 +1,4 @@
-"""How far the numbers of two models are apart: what a legitimate change of precision and an unrelated model give."""
+"""Distances of the numbers of two models: of a legitimate change of precision, and of an unrelated model."""
 
 from __future__ import annotations
 
