@@ -30,7 +30,10 @@ def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _publish(repository: Path, name: str, weights: bytes = WEIGHTS, own: bytes = b"", keep: int = 2) -> None:
     config = Config(name, "python", 1, [], [], [], Serving(), dynamic_batching=False)
-    files: dict[str, bytes | Path] = {"1/model.py": b"class TritonPythonModel: ...\n", "1/weights": weights}
+    files: dict[str, bytes | Path] = {
+        "1/model.py": b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n",
+        "1/weights": weights,
+    }
     entry = RepositoryEntry(name, config, {**files, "1/own": own or name.encode(), "1/again": weights})
     report = replace(REPORT, name=name, checkpoint={"source": name}, files=file_hashes([entry]))
     publish(repository, Unverified((entry,), report), keep)

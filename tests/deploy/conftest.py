@@ -22,7 +22,7 @@ from builder.verify.verdict import Unverified
 from tests.reports import REPORT
 from tests.servings import decoder_serving, encoder_serving
 
-MODEL = b"class TritonPythonModel: ...\n"
+MODEL = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 TEXT = Field("text_input", "TYPE_STRING")
 OPTION = Field("temperature", "TYPE_FP32", optional=True)
 WEIGHTS, CACHE = 1_000_000, 5_000_000

@@ -254,7 +254,7 @@ def test_check_compiles_the_template(tmp_path: Path) -> None:
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text('name: "m"\nbackend: "python"\n')
-    (version / "model.py").write_text("class TritonPythonModel: ...")
+    (version / "model.py").write_text("class TritonPythonModel:\n    def execute(self, requests):\n        return []\n")
     for template, problems in ((CHAT, 0), ("{% endfor %}", 1)):
         (version / FILE).write_text(dump(decoder_serving(chat=Chat(template))))
         findings = check(tmp_path)

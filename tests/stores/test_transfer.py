@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -260,7 +261,7 @@ def test_only_what_was_signed_is_pulled_where_a_key_says_so(
 
 
 def test_a_build_goes_to_a_store(
-    bucket: str, checkpoint: Callable[[str], Path], target: Path, capsys: pytest.CaptureFixture[str]
+    bucket: str, checkpoint: Callable[[str], Path], target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"s3://{bucket}/built"
     taken = Manifest("topics", 6, "topics-checkpoint", {"topics/6/x": Blob("0" * 64, 1)})
@@ -271,7 +272,7 @@ def test_a_build_goes_to_a_store(
     assert "version 7 of topics is served" in capsys.readouterr().err.replace("\n", " ")
     assert main(["check", str(target)]) == 0
     with pytest.raises(RepositoryError, match="already has a model topics, built from topics-checkpoint"):
-        build(make_spec(model=str(checkpoint("flags")), name="topics", output=url))
+        build(make_spec(model=str(shutil.copytree(checkpoint("flags"), tmp_path / "topics")), output=url))
 
 
 def test_what_pushes_and_pulls_says_what_is_missing(

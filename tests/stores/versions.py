@@ -12,7 +12,7 @@ from builder.triton.publish import publish
 from builder.verify.verdict import Unverified
 from tests.reports import REPORT
 
-MODEL = b"class TritonPythonModel: ...\n"
+MODEL = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 
 
 def publish_version(repository: Path, front: bytes, weights: bytes) -> None:
