@@ -23,7 +23,7 @@ from builder.deploy.deployment import Deployment, Model
 from builder.deploy.probes import ANSWER_S, live_probe, ready_probe
 from builder.deploy.scaling import queries
 from builder.deploy.targets.kserve import replicas_query
-from builder.gateway.metrics import Metrics
+from builder.gateway.metrics import ENGINE, Metrics
 from builder.serve.client import Client
 from builder.serve.triton import Ports, Server, running
 from builder.serve.watch import children
@@ -65,6 +65,7 @@ def test_every_metric_that_is_asked_for_is_there(
         there = _names(answer.read().decode())
     gateway = Metrics()
     gateway.queue.labels("writes").observe(0.1)
+    gateway.running.labels("writes", ENGINE)
     there |= _names(gateway.text().decode())
     wanted = [*queries(deployment, "search").values(), *queries(deployment, "search", with_gateway=False).values()]
     assert len(wanted) == 6, "batchers, fronts and decode loops, with and without a gateway"

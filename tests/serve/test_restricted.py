@@ -24,7 +24,8 @@ LOGGING, REGIONS = "/v2/logging", "/v2/systemsharedmemory/status"
 def ports(module_folder: Callable[[str], Path]) -> Iterator[Ports]:
     """Run a server with the options of docker-compose.yml."""
     script, _, *options = SERVICES["triton"]["command"][2:]
-    restricted = script.splitlines()[0].split('"')[1].split("$")[0] + KEY
+    (line,) = [line for line in script.splitlines() if line.startswith("restricted=")]
+    restricted = line.split('"')[1].split("$")[0] + KEY
     options += [f"--{name}={restricted}" for name in ("grpc-restricted-protocol", "http-restricted-api")]
     known = embedded_options()
     passed = [o for o in options if o.split("=")[0].removeprefix("--") in known and "model-repository" not in o]
