@@ -4,6 +4,4 @@ import os
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-import onnxruntime
-
-__all__ = ["onnxruntime"]
+import onnxruntime as onnxruntime
