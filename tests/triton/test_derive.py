@@ -67,7 +67,8 @@ def _same(front: Path) -> set[str]:
 def test_a_second_change_is_of_the_first_and_versions_are_kept(repository: Path) -> None:
     publish_settings(repository, "front", {"max_batch_size": 24}, "once")
     assert publish_settings(repository, "front", {"max_queue_delay_us": 700}, "twice") == 3
-    assert numbers(repository / "front") == [2, 3]
+    assert publish_settings(repository, "front", {"max_queue_delay_us": 800}, "again") == 4
+    assert numbers(repository / "front") == [2, 3, 4]
     assert read_settings(repository / "front" / "3")["max_batch_size"] == 24
 
 
