@@ -20,7 +20,7 @@ from builder.commands.gateway import add_on_demand
 from builder.errors import SpecError
 from builder.serve.embedded import EMBEDDED
 from builder.serve.gateway import kept_gateway
-from builder.serve.process import adopt_orphans
+from builder.serve.process import adopting_orphans
 from builder.serve.triton import Model, Ports, Server, refuse_taken, running
 from builder.serve.watch import keep_running
 
@@ -97,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError(f"--openai-port is {options.openai_port}, which is one of Triton's ports; choose another")
     if options.openai_port is not None:
         refuse_taken(options.host, {"openai": options.openai_port})  # now, and not when all models are loaded
-    adopt_orphans()
-    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as gateway:
+    with contextlib.suppress(KeyboardInterrupt), adopting_orphans(), contextlib.ExitStack() as gateway:
         start = partial(
             _start, options, ports, echo, gateway, cache(partial(_gateway, options, ports, console, gateway))
         )

@@ -146,7 +146,7 @@ class Model:
     def recorded(self) -> dict[str, Any]:
         """Content of build.json; empty if it is missing or cannot be read."""
         try:
-            document = json.loads((self.path / "build.json").read_text("utf-8"))
+            document = json.loads(read_file(self.path / "build.json"))
         except (OSError, ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
@@ -187,6 +187,13 @@ class Model:
         if policy.HasField("all"):
             return frozenset(there)
         return frozenset(there[: policy.latest.num_versions if policy.HasField("latest") else 1])
+
+
+def read_file(path: Path) -> str:
+    """Return the text of a file. Raises OSError, also for a FIFO, whose data may never come, and ValueError."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    return path.read_text("utf-8")
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,8 @@ def _number(value: float | None, form: str) -> str:
 def read_report(repository: Path, name: str) -> BuildReport:
     """Return the report of a published model. Raises RepositoryError."""
     path = repository / name / "build.json"
+    if path.exists() and not path.is_file():  # the data of a FIFO may never come
+        raise RepositoryError(f"{path} is not a file")
     try:
         return parse_report(path.read_bytes(), str(path))
     except FileNotFoundError:

@@ -70,12 +70,17 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, so that `end_group` can reap them.
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Be the parent of descendants whose own parent dies, so that `end_group` can reap them.
 
     Otherwise they fall to the first process of the machine or container, which often reaps nothing.
     """
     ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 0)
 
 
 def end_group(leader: subprocess.Popen[Any]) -> None:

@@ -16,7 +16,7 @@ import yaml
 from builder.engines import tensorrt, tensorrt_llm, vllm
 from builder.engines.gpu import gpus
 from builder.lint.findings import Problem
-from builder.lint.repository import Model, Version
+from builder.lint.repository import Model, Version, read_file
 from builder.lint.rule import ERROR, WARNING, rule
 from builder.runtime.recipe import compile as program
 from builder.triton.releases import RELEASES, version_tuple
@@ -61,7 +61,7 @@ def belongs_to_its_tensorrt(version: Version) -> Iterator[Problem]:
 def _recipe(recipe: Path) -> dict[str, Any]:
     """Return the recipe of a plan; empty if it is missing or cannot be read."""
     try:
-        document = json.loads((recipe / "recipe.json").read_text("utf-8"))
+        document = json.loads(read_file(recipe / "recipe.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
@@ -86,7 +86,7 @@ def says_what_it_runs(version: Version) -> Iterator[Problem]:
         return
     file = version.file(path)
     try:
-        model = str(yaml.safe_load(path.read_text("utf-8"))["model"])  # model.json is YAML too
+        model = str(yaml.safe_load(read_file(path))["model"])  # model.json is YAML too
     except (OSError, TypeError, ValueError, KeyError, RecursionError, yaml.YAMLError) as error:
         yield Problem(f"{file} does not say which model is to run ({error!r})", "build it again", file=file)
         return
@@ -112,7 +112,7 @@ def gives_vllm_arguments_that_it_has(version: Version) -> Iterator[Problem]:
     if version.model.config.backend != vllm.BACKEND or carried is None:
         return
     try:
-        arguments = yaml.safe_load(path.read_text("utf-8"))
+        arguments = yaml.safe_load(read_file(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return  # TR652 reports it
     known = vllm.fields_of(carried)
