@@ -1,4 +1,4 @@
-"""The memory that a model reserves: weights, and the key-value caches of what it generates.
+"""Memory reserved by a model: weights, and the key-value caches of what it generates.
 
 Knows shapes and sizes; knows no engine and no graph.
 """

@@ -1,4 +1,4 @@
-"""The demonstration that scripts/demo runs: build, serve, ask, measure, stop."""
+"""Demonstration for scripts/demo: build, serve, ask, measure, stop."""
 
 from __future__ import annotations
 

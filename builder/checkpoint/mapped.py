@@ -1,4 +1,4 @@
-"""The pages of a model's weights that are mapped from a file: given back, and read again at their next use.
+"""Pages of a model's weights that are mapped from a file: given back, and read again at their next use.
 
 Knows modules and memory; knows nothing of what is built.
 """

@@ -1,4 +1,4 @@
-"""The processor of this machine: its model, on which latencies were measured, and the instruction sets it offers."""
+"""Processor of this machine: its model, on which latencies were measured, and the instruction sets it offers."""
 
 from __future__ import annotations
 

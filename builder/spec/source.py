@@ -1,4 +1,4 @@
-"""The part of a specification that says which checkpoint to build."""
+"""Choice of the checkpoint to build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page at /: one file that loads nothing, with labels, and a form that a phone shows first.
+"""Tests of the page at /: one file that loads nothing, with labels, and a form that a phone shows first.
 
 Its script was tried by hand in a browser, because the tests run without one.
 """
