@@ -6,6 +6,6 @@ ENV PIP_BREAK_SYSTEM_PACKAGES=1 ORT_DISABLE_TELEMETRY=1 DO_NOT_TRACK=1
 COPY builder/runtime/${REQUIREMENTS} /opt/requirements.txt
 RUN pip install --no-cache-dir --requirement /opt/requirements.txt \
     && install --directory --owner=1000 --group=1000 /engines
-COPY builder/triton/liveness/repository /liveness
+COPY builder/repository/liveness/repository /liveness
 # triton-server, of the stock image
 USER 1000:1000

@@ -9,42 +9,42 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from builder.telemetry import switch_off
+from builder.common.telemetry import switch_off
 
 if TYPE_CHECKING:
-    from builder.errors import BuilderError
-    from builder.load.measure import load_test
-    from builder.load.traffic import Level, Target
-    from builder.pipeline import build
-    from builder.serve.client import Client
-    from builder.serve.triton import running
-    from builder.spec import BuildSpec, load_specs, make_spec
-    from builder.stores.pull import pull
-    from builder.stores.push import push
-    from builder.stores.store import open_store
-    from builder.triton.check import check
-    from builder.triton.signatures import Signer, sign, unsigned
+    from builder.building.pipeline import build
+    from builder.common.errors import BuilderError
+    from builder.options import BuildSpec, load_specs, make_spec
+    from builder.repository.check import check
+    from builder.repository.signatures import Signer, sign, unsigned
+    from builder.repository.stores.pull import pull
+    from builder.repository.stores.push import push
+    from builder.repository.stores.store import open_store
+    from builder.serving.client.client import Client
+    from builder.serving.load.measure import load_test
+    from builder.serving.load.traffic import Level, Target
+    from builder.serving.server.triton import running
 
 switch_off()  # before any library is imported: they read it as they are loaded
 
 _HOMES = {
-    "BuildSpec": "builder.spec",
-    "BuilderError": "builder.errors",
-    "Client": "builder.serve.client",
-    "Level": "builder.load.traffic",
-    "Signer": "builder.triton.signatures",
-    "Target": "builder.load.traffic",
-    "build": "builder.pipeline",
-    "check": "builder.triton.check",
-    "load_specs": "builder.spec",
-    "load_test": "builder.load.measure",
-    "make_spec": "builder.spec",
-    "open_store": "builder.stores.store",
-    "pull": "builder.stores.pull",
-    "push": "builder.stores.push",
-    "running": "builder.serve.triton",
-    "sign": "builder.triton.signatures",
-    "unsigned": "builder.triton.signatures",
+    "BuildSpec": "builder.options",
+    "BuilderError": "builder.common.errors",
+    "Client": "builder.serving.client.client",
+    "Level": "builder.serving.load.traffic",
+    "Signer": "builder.repository.signatures",
+    "Target": "builder.serving.load.traffic",
+    "build": "builder.building.pipeline",
+    "check": "builder.repository.check",
+    "load_specs": "builder.options",
+    "load_test": "builder.serving.load.measure",
+    "make_spec": "builder.options",
+    "open_store": "builder.repository.stores.store",
+    "pull": "builder.repository.stores.pull",
+    "push": "builder.repository.stores.push",
+    "running": "builder.serving.server.triton",
+    "sign": "builder.repository.signatures",
+    "unsigned": "builder.repository.signatures",
 }
 
 __all__ = [

@@ -43,8 +43,8 @@ from types import ModuleType
 from rich.markup import escape
 
 from builder.commands import screen
-from builder.distribution import own_version
-from builder.errors import BuilderError, SpecError
+from builder.common.distribution import own_version
+from builder.common.errors import BuilderError, SpecError
 
 VERBS = (
     "serve",

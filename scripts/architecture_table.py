@@ -30,21 +30,21 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import position_limit
+from builder.building.families import encoder
+from builder.building.pipeline import build
+from builder.building.variants import evaluator, steps
+from builder.checkpoints.libraries import quiet_libraries
+from builder.checkpoints.resolve import position_limit
+from builder.checkpoints.tasks import find_task
+from builder.common.errors import BuilderError
+from builder.common.samples import TEXTS
+from builder.common.tensors import to_tensors
 from builder.engines import infer_with
-from builder.errors import BuilderError
-from builder.export.decoder import export_decoder
-from builder.families import encoder
-from builder.onnx.graph import read_graph
-from builder.pipeline import build
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.onnx.graph import read_graph
+from builder.options import make_spec
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.generation.service import Service
-from builder.samples import TEXTS
-from builder.spec import make_spec
-from builder.tasks import find_task
-from builder.tensors import to_tensors
-from builder.variants import evaluator, steps
 from scripts.tiny_models import AUTO, HEADS, POSITIONS, architectures, make_checkpoint, tiny_model
 
 FILE = Path(__file__).parent.parent / "docs" / "architectures.json"

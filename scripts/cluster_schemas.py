@@ -1,4 +1,4 @@
-"""Write tests/deploy/definitions anew: the schemas of the operators beside Kubernetes, from their own definitions.
+"""Write tests/clusters/deploy/definitions anew, from the operators' own definitions.
 
     python -m scripts.cluster_schemas FOLDER
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-DEFINITIONS = Path(__file__).parent.parent / "tests" / "deploy" / "definitions"
+DEFINITIONS = Path(__file__).parent.parent / "tests" / "clusters" / "deploy" / "definitions"
 
 
 @dataclass(frozen=True)

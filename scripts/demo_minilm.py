@@ -10,8 +10,8 @@ from rich.console import Console
 
 from builder import Client, load_test, running
 from builder.cli import main as build_repo
-from builder.load.traffic import Target, concurrencies
-from builder.samples import TEXTS
+from builder.common.samples import TEXTS
+from builder.serving.load.traffic import Target, concurrencies
 
 REPOSITORY = Path("model_repository")
 SENTENCES = (

@@ -20,33 +20,33 @@ from typing import Any
 
 import numpy as np
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import resolve
+from builder.building.variants.candidates import VariantMaker
+from builder.building.verify.emitted import Prompted, answer
+from builder.building.verify.generation import geometry_of
+from builder.building.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window
+from builder.building.verify.runtimes import NotAtHand, difference, environment, replayed
+from builder.building.verify.seq2seq import Graphs
+from builder.checkpoints.libraries import quiet_libraries
+from builder.checkpoints.resolve import resolve
+from builder.common.releases import OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.engines.encoding import Variant
 from builder.engines.onnxruntime.older import for_runtime
-from builder.export.decoder import export_decoder
-from builder.export.encoder import export
-from builder.export.seq2seq import export_seq2seq
-from builder.onnx.graph import Graph, operator_needs
-from builder.onnx.searches import for_searches
-from builder.optimise.fusion import fuse
-from builder.optimise.weights import quantise_weights
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.export.encoder import export
+from builder.graphs.export.seq2seq import export_seq2seq
+from builder.graphs.onnx.graph import Graph, operator_needs
+from builder.graphs.onnx.searches import for_searches
+from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.spec import WeightOptions, make_spec
-from builder.triton.releases import OPERATOR_NEEDS, RELEASES, version_tuple
-from builder.variants.candidates import VariantMaker
-from builder.verify.emitted import Prompted, answer
-from builder.verify.generation import geometry_of
-from builder.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window
-from builder.verify.runtimes import NotAtHand, difference, environment, replayed
-from builder.verify.seq2seq import Graphs
-from tests.checkpoints import ARCHITECTURES, VOCABULARY, make_checkpoint
 from tests.decoders import DECODERS, make_decoder
 from tests.models import minilm
 from tests.seq2seqs import SEQ2SEQS, make_seq2seq
+from tests.tiny_encoders import ARCHITECTURES, VOCABULARY, make_checkpoint
 
 FILE = Path(__file__).parent.parent / "docs" / "releases.json"
 BEAMS = 2

@@ -1,4 +1,4 @@
-"""The highest opset and IR version that an ONNX Runtime reads, for builder/triton/releases.toml.
+"""The highest opset and IR version that an ONNX Runtime reads, for builder/common/releases.toml.
 
 It imports onnxruntime only. Run it with the requested version before this build's own.
 """

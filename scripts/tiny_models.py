@@ -15,7 +15,7 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
-from tests.checkpoints import ARCHITECTURES, VOCABULARY, make_tokenizer
+from tests.tiny_encoders import ARCHITECTURES, VOCABULARY, make_tokenizer
 
 HEADS = {  # mapping of transformers: the task that serves its head
     "CAUSAL_LM": "text-generation",

@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from builder.engines import infer_with
-from builder.onnx.graph import Graph
+from builder.graphs.onnx.graph import Graph
 
 Feed = dict[str, np.ndarray]
 ROWS = 4

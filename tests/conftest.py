@@ -17,13 +17,13 @@ import torch
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from builder.building.pipeline import build
+from builder.building.variants import timing, traffic
+from builder.clusters.ray.cluster import LOOPBACK, PATIENCE
 from builder.engines.gpu import gpus
-from builder.pipeline import build
-from builder.ray.cluster import LOOPBACK, PATIENCE
-from builder.serve.client import Client
-from builder.serve.triton import Server, running
-from builder.spec import make_spec
-from builder.variants import timing, traffic
+from builder.options import make_spec
+from builder.serving.client.client import Client
+from builder.serving.server.triton import Server, running
 from tests.kept_exports import kept_exports, user_folder
 from tests.models import NAMES, REAL, checkpoint_of, join, minilm, options_of
 from tests.once import changed, once

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tests.checkpoints import VOCABULARY, make_tokenizer
+from tests.tiny_encoders import VOCABULARY, make_tokenizer
 
 SIZES: dict[str, float] = {
     "vocab_size": VOCABULARY,

@@ -24,16 +24,16 @@ from mkdocs.__main__ import cli as mkdocs
 from starlette.routing import Match, Route
 
 from builder import cli
+from builder.checkpoints.tasks import all_tasks
 from builder.commands.build import OWN
-from builder.distribution import DISTRIBUTION
-from builder.errors import SpecError
-from builder.gateway.app import routes
-from builder.gateway.call import Gateway
-from builder.gateway.endpoint import Endpoint, checked
-from builder.gateway.settings import Settings
-from builder.spec import load_specs, make_spec
-from builder.tasks import all_tasks
-from builder.triton.hosting import NAMES_THE_MODEL
+from builder.common.distribution import DISTRIBUTION
+from builder.common.errors import SpecError
+from builder.options import load_specs, make_spec
+from builder.repository.sharing.hosting import NAMES_THE_MODEL
+from builder.serving.gateway.app import routes
+from builder.serving.gateway.call import Gateway
+from builder.serving.gateway.endpoint import Endpoint, checked
+from builder.serving.gateway.settings import Settings
 from scripts.documentation.code import PARAMETERS
 
 ROOT = Path(__file__).parent.parent

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.checkpoint.resolve import Checkpoint, tokenizer_json
-from builder.export.encoder import task_graph
-from builder.export.rows import padding_id, rows_of
-from builder.onnx.graph import Graph
+from builder.building.verify.mates import alike
+from builder.checkpoints.resolve import Checkpoint, tokenizer_json
+from builder.checkpoints.tasks.base import encoder_task
+from builder.common.tensors import to_tensors, to_values
+from builder.graphs.export.encoder import task_graph
+from builder.graphs.export.rows import padding_id, rows_of
+from builder.graphs.onnx.graph import Graph
+from builder.options import BuildSpec
+from builder.repository.layout.encoder import serving_document
 from builder.runtime.contract import FILE, dump
 from builder.runtime.encoder.pipeline import Pipeline
-from builder.spec import BuildSpec
-from builder.tasks.base import encoder_task
-from builder.tensors import to_tensors, to_values
-from builder.triton.layout import serving_document
-from builder.verify.mates import alike
 
 
 def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Pipeline:

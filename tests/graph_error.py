@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from builder.building.verify.parity import error_at, usual_references
+from builder.checkpoints.tasks.base import TaskGraph
 from builder.engines import infer_with
-from builder.export.rows import Rows
-from builder.onnx.graph import Graph
-from builder.tasks.base import TaskGraph
-from builder.verify.parity import error_at, usual_references
+from builder.graphs.export.rows import Rows
+from builder.graphs.onnx.graph import Graph
 
 
 def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:

@@ -26,11 +26,11 @@ import pytest
 import torch
 from transformers import PretrainedConfig
 
-from builder.export.program import to_onnx
-from builder.onnx.weights import computing, take_in
+from builder.graphs.export.program import to_onnx
+from builder.graphs.onnx.weights import computing, take_in
 from tests.code_hash import PROJECT, digest_of
 
-TRACED = ("attention", "cached_attention", "experts", "masks", "rotary")  # of builder/export: code in graphs
+TRACED = ("attention", "cached_attention", "experts", "masks", "rotary")  # of builder/graphs/export: code in graphs
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
 SMALL = 4 << 20  # bytes of a graph that is kept for the next run
 STALE_S = 2 * 24 * 3600  # since a folder was last used
@@ -48,8 +48,8 @@ OF_A_COPY = {  # differences of a model that was saved and loaded, but for its t
 
 def user_folder() -> Path:
     """Return the folder of this code's graphs between runs; delete those of other code after two unused days."""
-    code = [digest_of("builder.export.program", "to_onnx"), digest_of("builder.onnx.weights", "take_in")]
-    code += [digest_of(f"builder.export.{name}") for name in TRACED]
+    code = [digest_of("builder.graphs.export.program", "to_onnx"), digest_of("builder.graphs.onnx.weights", "take_in")]
+    code += [digest_of(f"builder.graphs.export.{name}") for name in TRACED]
     digest = hashlib.sha256(" ".join([sys.version, *map(version, LIBRARIES), *code]).encode())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "build-repo" / "exports"
     folder = home / digest.hexdigest()[:16]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
 from tests.seq2seqs import make_seq2seq_checkpoint
+from tests.tiny_encoders import make_checkpoint
 
 NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.report.record import BuildReport, Rung
+from builder.repository.report.record import BuildReport, Rung
 
 REPORT = BuildReport(
     name="front",

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, MBart50Tokenizer, PreTrainedModel
 
-from builder.samples import TEXTS
-from tests.checkpoints import VOCABULARY, make_tokenizer
+from builder.common.samples import TEXTS
 from tests.decoders import Decoder as Seq2Seq
+from tests.tiny_encoders import VOCABULARY, make_tokenizer
 
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 2}
 T5 = {

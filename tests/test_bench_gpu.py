@@ -11,8 +11,8 @@ from transformers import GPT2Config
 from builder.engines.gpu import gpus
 from scripts.benchmarks import gpu
 from scripts.benchmarks.posts import median_ms
-from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder
+from tests.tiny_encoders import make_checkpoint
 
 
 @pytest.mark.skipif(bool(gpus()), reason="a GPU is here: it would be measured")

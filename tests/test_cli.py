@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from builder.cli import main, parse
-from builder.distribution import DISTRIBUTION
-from builder.load.record import read
-from builder.serve.triton import Server, free_ports
+from builder.common.distribution import DISTRIBUTION
+from builder.serving.load.record import read
+from builder.serving.server.triton import Server, free_ports
 from tests.served.statistics import TRIES
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
@@ -84,7 +84,8 @@ def test_build_from_a_models_yaml_then_check(
 
 def test_commands_that_only_read_a_repository_load_no_torch() -> None:
     program = (
-        "import sys, builder.commands.check, builder.commands.serve, builder.commands.report, builder.report.page\n"
+        "import sys, builder.commands.check, builder.commands.serve, builder.commands.report\n"
+        "import builder.repository.report.page\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

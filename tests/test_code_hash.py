@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from builder.export.architectures.t5 import with_bias_by_row
+from builder.graphs.export.architectures.t5 import with_bias_by_row
 from tests import code_hash, kept_exports
 
 FILES = {
@@ -117,13 +117,13 @@ def test_an_edit_counts_where_the_code_reaches_it(
 
 def test_what_is_traced_reaches_the_rewrites_after_it() -> None:
     """Otherwise the hash of an export would cover too little."""
-    reached = code_hash.places_of("builder.export.program", "to_onnx")
-    assert ("builder.onnx.cleanup", "clean") in reached
-    assert ("builder.export.once", "_promoted") in reached
-    assert ("builder.export.cached_attention", "ExportCache") in code_hash.places_of(
-        "builder.export.decoder", "DecoderGraph"
+    reached = code_hash.places_of("builder.graphs.export.program", "to_onnx")
+    assert ("builder.graphs.onnx.cleanup", "clean") in reached
+    assert ("builder.graphs.export.once", "_promoted") in reached
+    assert ("builder.graphs.export.cached_attention", "ExportCache") in code_hash.places_of(
+        "builder.graphs.export.decoder", "DecoderGraph"
     )
-    assert ("builder.checkpoint.resolve", "resolve") not in reached
+    assert ("builder.checkpoints.resolve", "resolve") not in reached
 
 
 def _within(held: Callable[..., int]) -> Callable[..., int]:
@@ -156,7 +156,7 @@ def test_the_buckets_of_t5_are_of_the_hash_of_its_bias(monkeypatch: pytest.Monke
     looked_up = _asked(monkeypatch)
     with with_bias_by_row(T5Attention):
         kept_exports._code(T5Attention.compute_bias)
-    assert looked_up >= {("builder.export.architectures.t5", name) for name in ("_by_row", "buckets")}
+    assert looked_up >= {("builder.graphs.export.architectures.t5", name) for name in ("_by_row", "buckets")}
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:

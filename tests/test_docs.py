@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 import builder
 from builder.cli import VERBS
-from builder.errors import SpecError
-from builder.spec import BuildSpec
+from builder.common.errors import SpecError
+from builder.options import BuildSpec
 from scripts.documentation.pages import pages, rendered
 from tests.documents import (
     ROOT,
@@ -124,7 +124,7 @@ def test_an_example_that_is_not_valid_is_found(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="did you mean 'precision'"):
         check_yaml('title="models.yaml"', "models: [{model: a/b, precison: int8}]", tmp_path)
     with pytest.raises(AssertionError, match="has no buildd"):
-        check_python("from builder.pipeline import buildd")
+        check_python("from builder.building.pipeline import buildd")
     with pytest.raises(SyntaxError):
         check_python("print(")
 

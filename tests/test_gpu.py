@@ -10,13 +10,13 @@ import onnx
 import pytest
 from onnx import helper
 
-from builder.cards import CARDS
 from builder.commands.build import parser
+from builder.common.cards import CARDS
+from builder.common.errors import SpecError
 from builder.engines.cuda import refuse_head_sizes, refuse_windows
 from builder.engines.gpu import refuse_card, refuse_size
-from builder.errors import SpecError
-from builder.onnx.graph import Graph
-from builder.spec import Gpu, make_spec
+from builder.graphs.onnx.graph import Graph
+from builder.options import Gpu, make_spec
 
 
 def _refuse(options: dict[str, Any]) -> None:

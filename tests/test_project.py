@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import builder
+from builder.checkpoints.tasks import all_tasks
+from builder.checkpoints.tasks.base import EncoderTask
+from builder.common.folders import RUNTIME
+from builder.repository.layout.emitted import RUNTIME_FILES, task_files
 from builder.runtime.encoder.task import Task as RuntimeTask
-from builder.tasks import all_tasks
-from builder.tasks.base import EncoderTask
-from builder.triton.emitted import RUNTIME, RUNTIME_FILES, task_files
-from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
+from tests.tiny_encoders import ARCHITECTURES
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,11 +45,11 @@ def test_every_task_has_its_emitted_half_and_every_emitted_file_is_listed() -> N
 
 
 def test_tasks_name_no_architecture_and_architectures_no_task() -> None:
-    for path in [*ROOT.glob("builder/tasks/*.py"), *ROOT.glob("builder/runtime/**/*.py")]:
+    for path in [*ROOT.glob("builder/checkpoints/tasks/*.py"), *ROOT.glob("builder/runtime/**/*.py")]:
         text = path.read_text().lower().replace('"opt"', "")  # a side of TensorRT's profiles
         for name in (*ARCHITECTURES, *DECODERS, *SEQ2SEQS):
             assert not re.search(rf"\b{re.escape(name)}\b", text), f"{path.name} names {name}"
-    for path in ROOT.glob("builder/export/**/*.py"):
+    for path in ROOT.glob("builder/graphs/export/**/*.py"):
         for name in all_tasks():
             assert name not in path.read_text(), f"{path.name} names {name}"
 
@@ -89,12 +90,14 @@ def test_an_installed_wheel_finds_its_templates_outside_the_checkout(tmp_path: P
     program = """
 import sys
 sys.path = [sys.argv[1], *(p for p in sys.path if p not in ("", sys.argv[2]))]
-from builder.triton import emitted, entries, render
-from builder.spec import Serving
+from builder.common.folders import RUNTIME
+from builder.repository.config import entries, render
+from builder.repository.layout.emitted import RUNTIME_FILES
+from builder.options import Serving
 config = entries.Config("m", "python", 1, [], [], [], Serving(), dynamic_batching=True)
 assert str(render.templates()).startswith(sys.argv[1]), render.templates()
 assert render.parse(render.render(config), "m").name == "m"
-assert all((emitted.RUNTIME / name).is_file() for files in emitted.RUNTIME_FILES.values() for name in files.values())
+assert all((RUNTIME / name).is_file() for files in RUNTIME_FILES.values() for name in files.values())
 """
     arguments = [sys.executable, "-c", program, str(installed), str(ROOT)]
     subprocess.run(arguments, cwd=tmp_path, check=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from builder.telemetry import OFF
-from tests.checkpoints import make_checkpoint
+from builder.common.telemetry import OFF
 from tests.decoders import make_decoder_checkpoint
+from tests.tiny_encoders import make_checkpoint
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = ROOT / "builder" / "runtime"

@@ -25,7 +25,7 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from tests.checkpoints import SPECIAL, make_tokenizer
+from tests.tiny_encoders import SPECIAL, make_tokenizer
 
 PEOPLE = ("anna", "ben", "carla", "david", "emma", "felix", "greta", "hugo", "irene", "jonas", "klara", "leo")
 PLACES = ("oslo", "rome", "lima", "paris", "cairo", "delhi", "quito", "tokyo", "berlin", "madrid", "vienna", "dublin")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from builder import pipeline
-from builder.checkpoint.resolve import Checkpoint, resolve
-from builder.families import Family, begin, encoder
-from builder.pipeline import build
-from builder.progress import Stage
-from builder.report.record import BuildReport
-from builder.spec import BuildSpec
+from builder.building import pipeline
+from builder.building.families import Family, begin, encoder
+from builder.building.pipeline import build
+from builder.checkpoints.resolve import Checkpoint, resolve
+from builder.common.progress import Stage
+from builder.options import BuildSpec
+from builder.repository.report.record import BuildReport
 
 
 class VerifiedOnce:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from builder.triton.versions import entries
+from builder.repository.versions import entries
 
 
 def copy_version(repository: Path, name: str, number: int, copy: int) -> None:

@@ -14,22 +14,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.cards import CARDS
+from builder.clusters.fleet import executors
+from builder.clusters.fleet.executor import Outcome
+from builder.clusters.fleet.history import History
+from builder.clusters.fleet.plan import Plan, Planned, plan_builds
+from builder.clusters.fleet.runs import run_jobs
+from builder.clusters.fleet.view import plan_document, plan_line, plan_table, summary, view
+from builder.clusters.fleet.work import load_libraries, seldom_collecting
 from builder.commands import positive, screen, screen_table
-from builder.errors import SpecError
-from builder.fleet import executors
-from builder.fleet.executor import Outcome
-from builder.fleet.history import History
-from builder.fleet.plan import Plan, Planned, plan_builds
-from builder.fleet.runs import run_jobs
-from builder.fleet.view import plan_document, plan_line, plan_table, summary, view
-from builder.fleet.work import load_libraries, seldom_collecting
-from builder.machine import available_cores, available_memory
-from builder.report.record import BuildReport
-from builder.spec import BuildSpec, Gpu, load_specs, make_spec
-from builder.spec.build_spec import HEADROOM
-from builder.triton.check import pending
-from builder.triton.releases import NEWEST, lacking
+from builder.common.cards import CARDS
+from builder.common.errors import SpecError
+from builder.common.machine import available_cores, available_memory
+from builder.common.releases import NEWEST, lacking
+from builder.options import BuildSpec, Gpu, load_specs, make_spec
+from builder.options.build_spec import HEADROOM
+from builder.repository.check import pending
+from builder.repository.report.record import BuildReport
 
 OWN = ("model", "rebuild", "dry_run", "workers", "memory_gb", "json", "verbose")  # not options of a BuildSpec
 
@@ -185,8 +185,8 @@ def _one(model: Planned, options: argparse.Namespace) -> BuildReport:
 def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
     with screen.status("loading torch and transformers"):
         load_libraries()
-    from builder.checkpoint.libraries import quiet_libraries
-    from builder.pipeline import build
+    from builder.building.pipeline import build
+    from builder.checkpoints.libraries import quiet_libraries
 
     if too_old := older_than_fixes(spec.triton):
         screen.print(f"  [yellow]warning:[/] {too_old}", highlight=False, soft_wrap=True)

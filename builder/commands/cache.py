@@ -8,12 +8,12 @@ from collections import defaultdict
 
 from rich.table import Table
 
-from builder.cache.entries import Entries
-from builder.cache.fetched import ENGINES, PROGRAMS, prune_fetched
-from builder.cache.folder import MOST, MOST_GB, VARIABLE, cache_home, most_kept, size_of
-from builder.cache.published import FOLDER, forget_removed
 from builder.commands import screen, screen_table
-from builder.errors import SpecError
+from builder.common.cache.entries import Entries
+from builder.common.cache.fetched import ENGINES, PROGRAMS, prune_fetched
+from builder.common.cache.folder import MOST, MOST_GB, VARIABLE, cache_home, most_kept, size_of
+from builder.common.cache.published import FOLDER, forget_removed
+from builder.common.errors import SpecError
 
 TITLES = {
     ENGINES: "engines of releases",

@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.markup import escape
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, screen
-from builder.errors import SpecError
-from builder.lint import lint
-from builder.lint.findings import Finding, Severity
-from builder.lint.fixing import fix
-from builder.lint.formats import FORMATS
-from builder.triton.check import verdicts
-from builder.triton.releases import RELEASES
-from builder.triton.transaction import recover
+from builder.common.errors import SpecError
+from builder.common.releases import RELEASES
+from builder.repository.check import verdicts
+from builder.repository.lint import lint
+from builder.repository.lint.findings import Finding, Severity
+from builder.repository.lint.fixing import fix
+from builder.repository.lint.formats import FORMATS
+from builder.repository.transaction import recover
 
 TEXT = "text"
 MARKS = {Severity.ERROR: "[red]✗[/]", Severity.WARNING: "[yellow]![/]"}

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
-from builder.errors import RepositoryError
-from builder.report.record import read_report
+from builder.common.errors import RepositoryError
+from builder.repository.report.record import read_report
+from builder.repository.transaction import recover
+from builder.repository.versions import rollback, served
 from builder.runtime.recipe.compile import FOLDER, CompileError, compile_plan
-from builder.triton.transaction import recover
-from builder.triton.versions import rollback, served
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from builder.clusters.deploy.targets import find_target, names
 from builder.commands import DEFAULT_REPOSITORY, VERIFY_KEY_HELP, count, screen, screen_table
-from builder.deploy.targets import find_target, names
-from builder.errors import RepositoryError, SpecError
+from builder.common.errors import RepositoryError, SpecError
 
 if TYPE_CHECKING:
-    from builder.deploy.deployment import Deployment
+    from builder.clusters.deploy.deployment import Deployment
 
 
 def parser() -> argparse.ArgumentParser:
@@ -125,11 +125,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _deployment(options: argparse.Namespace) -> Deployment:
     """Return the deployment that the options describe. Raises SpecError and RepositoryError."""
-    from builder.deploy.contents import contents
-    from builder.deploy.deployment import Deployment, Scaling, Secrets, check
-    from builder.deploy.sizing import as_built, as_planned
-    from builder.stores.store import is_store
-    from builder.triton.signatures import trusted_text
+    from builder.clusters.deploy.contents import contents
+    from builder.clusters.deploy.deployment import Deployment, Scaling, Secrets, check
+    from builder.clusters.deploy.sizing import as_built, as_planned
+    from builder.repository.signatures import trusted_text
+    from builder.repository.stores.store import is_store
 
     if (options.max_replicas is None) != (options.prometheus is None):
         raise SpecError("--max-replicas and --prometheus go together: Prometheus knows how long requests wait")

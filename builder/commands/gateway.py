@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.addresses import is_address
 from builder.commands import (
     DEFAULT_REPOSITORY,
     DEFAULT_URL,
@@ -18,13 +17,14 @@ from builder.commands import (
     screen,
     tcp_port,
 )
-from builder.distribution import installing
-from builder.errors import SpecError
-from builder.gateway.settings import DEFAULT_PORT
-from builder.machine import total_memory
+from builder.common.addresses import is_address
+from builder.common.distribution import installing
+from builder.common.errors import SpecError
+from builder.common.machine import total_memory
+from builder.serving.gateway.settings import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from builder.gateway.settings import OnDemand
+    from builder.serving.gateway.settings import OnDemand
 
 KEYS_VARIABLE = "BUILD_REPO_GATEWAY_KEYS"
 ADMIN_KEY_VARIABLE = "BUILD_REPO_GATEWAY_ADMIN_KEY"
@@ -168,10 +168,10 @@ def add_on_demand(arguments: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        from builder.gateway.access import read_keys
-        from builder.gateway.server import serve
-        from builder.gateway.settings import Settings
-        from builder.gateway.token_ids import read_vocabulary
+        from builder.serving.gateway.access import read_keys
+        from builder.serving.gateway.server import serve
+        from builder.serving.gateway.settings import Settings
+        from builder.serving.gateway.token_ids import read_vocabulary
     except ModuleNotFoundError as error:
         raise SpecError(f"the gateway needs {error.name}: {installing('gateway')}") from error
     if (options.tls_certificate is None) != (options.tls_key is None):
@@ -210,8 +210,8 @@ def _on_demand(options: argparse.Namespace) -> OnDemand | None:
                 "--repository, --memory-gb, --pin and --verify-key say what --load-on-demand loads; give that too"
             )
         return None
-    from builder.gateway.settings import OnDemand
-    from builder.triton.signatures import trusted_text
+    from builder.repository.signatures import trusted_text
+    from builder.serving.gateway.settings import OnDemand
 
     repository = options.repository or DEFAULT_REPOSITORY
     absent = [name for name in options.pin if not (repository / name / "config.pbtxt").is_file()]

@@ -22,15 +22,15 @@ from builder.commands import (
     screen,
     screen_table,
 )
-from builder.errors import RepositoryError, ServeError, SpecError
-from builder.load.compare import Compared, compare, comparison_table
-from builder.load.measure import load_test
-from builder.load.page import page
-from builder.load.record import Run, read, save, table
-from builder.load.traffic import Target, concurrencies, rates, shares
-from builder.serve.client import Client
-from builder.serve.samples import samples_for
-from builder.serve.triton import running
+from builder.common.errors import RepositoryError, ServeError, SpecError
+from builder.serving.client.client import Client
+from builder.serving.client.samples import samples_for
+from builder.serving.load.compare import Compared, compare, comparison_table
+from builder.serving.load.measure import load_test
+from builder.serving.load.page import page
+from builder.serving.load.record import Run, read, save, table
+from builder.serving.load.traffic import Target, concurrencies, rates, shares
+from builder.serving.server.triton import running
 
 LIVE_S = 30.0  # for a server that listens to report that it is live
 

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from builder.commands import count, screen
+from builder.common.errors import RepositoryError
 from builder.engines.gpu import HEADROOM
-from builder.errors import RepositoryError
-from builder.plan.lines import Plan, megabytes
-from builder.plan.pods import Pod, PodSize, divided, pods_needed
-from builder.spec import load_specs
+from builder.options import load_specs
+from builder.serving.plan.lines import Plan, megabytes
+from builder.serving.plan.pods import Pod, PodSize, divided, pods_needed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.plan.machine import plan  # loads torch
+    from builder.serving.plan.machine import plan  # loads torch
 
     specs = load_specs(options.models)
     plans, machine = plan(specs, options.pods)

@@ -11,14 +11,14 @@ from rich.markup import escape
 
 from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, positive, screen, screen_table
 from builder.commands.gateway import ADMIN_KEY_VARIABLE, admin_key
-from builder.errors import ServeError
-from builder.gateway.settings import DEFAULT_PORT
+from builder.common.errors import ServeError
+from builder.serving.gateway.settings import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from builder.report.record import BuildReport
-    from builder.serve.control import Control
-    from builder.serve.promote import Agreement
-    from builder.triton.versions import Version
+    from builder.repository.report.record import BuildReport
+    from builder.repository.versions import Version
+    from builder.serving.promotion.promote import Agreement
+    from builder.serving.server.control import Control
 
 SLOWER, TOLERANCE = 1.5, 0.5  # docs/versions.md has what was measured
 WATCH_S = 60.0
@@ -100,9 +100,9 @@ def _share(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.serve.control import Control
-    from builder.triton.transaction import recover
-    from builder.triton.versions import newest_first, rollback
+    from builder.repository.transaction import recover
+    from builder.repository.versions import newest_first, rollback
+    from builder.serving.server.control import Control
 
     name, repository = options.name, options.repository
     recover(repository)
@@ -141,8 +141,8 @@ def _refusals(
     options: argparse.Namespace, control: Control, numbers: tuple[int, int], report: BuildReport
 ) -> list[str]:
     """Try the second of `numbers` beside the first, on samples and, if requested, on real requests."""
-    from builder.serve.promote import Limits, beside, compare
-    from builder.serve.samples import samples_for
+    from builder.serving.client.samples import samples_for
+    from builder.serving.promotion.promote import Limits, beside, compare
 
     name, (running, number) = options.name, numbers
     agreement, least = _agreement(report)
@@ -176,7 +176,7 @@ def _refuse_another_task(versions: Mapping[int, Version], running: int, number: 
 
 
 def _watched(options: argparse.Namespace, candidate: str, numbers: tuple[int, int]) -> list[str]:
-    from builder.serve.canary import Share, watch
+    from builder.serving.promotion.canary import Share, watch
 
     key = admin_key(options.admin_key)
     share = Share(options.gateway.rstrip("/"), key, options.name, candidate, numbers, options.canary)
@@ -188,7 +188,7 @@ def _watched(options: argparse.Namespace, candidate: str, numbers: tuple[int, in
 
 def _stay(repository: Path, name: str, number: int, running: int) -> None:
     """Roll the repository back to the version that the server runs, if it serves the one that was tried."""
-    from builder.triton.versions import numbers, rollback, served
+    from builder.repository.versions import numbers, rollback, served
 
     if served(repository / name) == number and running in numbers(repository / name):
         rollback(repository, name, running)
@@ -196,9 +196,9 @@ def _stay(repository: Path, name: str, number: int, running: int) -> None:
 
 def _agreement(report: BuildReport) -> tuple[Agreement, float]:
     """Return the measure of how much two answers agree, and the least that is enough."""
-    from builder.serve.promote import Match, same_tokens
-    from builder.tasks import find_task
-    from builder.tasks.base import EncoderTask
+    from builder.checkpoints.tasks import find_task
+    from builder.checkpoints.tasks.base import EncoderTask
+    from builder.serving.promotion.promote import Match, same_tokens
 
     task = find_task(report.task)
     if isinstance(task, EncoderTask):

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, VERIFY_KEY_HELP, count, screen
-from builder.spec.choices import KEEP
-from builder.stores.address import named_version
-from builder.stores.store import open_store
+from builder.common.store_address import named_version
+from builder.options.choices import KEEP
+from builder.repository.stores.store import open_store
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     with screen.status("loading what checks a repository"):
-        from builder.stores.pull import pull
+        from builder.repository.stores.pull import pull
     store = open_store(options.store)
     for name, version in map(named_version, options.name):
         with screen.status(f"pulling {name}"):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from builder.commands import DEFAULT_URL, URL_HELP
-from builder.errors import BuilderError, SpecError
-from builder.serve.client import Client
+from builder.common.errors import BuilderError, SpecError
+from builder.serving.client.client import Client
 
 
 def parser() -> argparse.ArgumentParser:

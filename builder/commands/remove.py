@@ -25,9 +25,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.serve.control import Control
-    from builder.triton.transaction import recover
-    from builder.triton.versions import remove
+    from builder.repository.transaction import recover
+    from builder.repository.versions import remove
+    from builder.serving.server.control import Control
 
     recover(options.repository)
     if options.url is None:

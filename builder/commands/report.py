@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen, screen_table
-from builder.errors import RepositoryError
+from builder.common.errors import RepositoryError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.report.page import PAGE, page
-    from builder.report.record import read_report
+    from builder.repository.report.page import PAGE, page
+    from builder.repository.report.record import read_report
 
     report = read_report(options.repository, options.name)
     screen_table(report.table())

@@ -27,9 +27,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.serve.control import Control
-    from builder.triton.transaction import recover
-    from builder.triton.versions import rollback, served
+    from builder.repository.transaction import recover
+    from builder.repository.versions import rollback, served
+    from builder.serving.server.control import Control
 
     recover(options.repository)
     before = served(options.repository / options.name)

@@ -17,12 +17,12 @@ from rich.table import Table
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, count, tcp_port
 from builder.commands.gateway import add_on_demand
-from builder.errors import SpecError
-from builder.serve.embedded import EMBEDDED
-from builder.serve.gateway import kept_gateway
-from builder.serve.process import adopting_orphans
-from builder.serve.triton import Model, Ports, Server, refuse_taken, running
-from builder.serve.watch import keep_running
+from builder.common.errors import SpecError
+from builder.serving.server.embedded import EMBEDDED
+from builder.serving.server.gateway import kept_gateway
+from builder.serving.server.process import adopting_orphans
+from builder.serving.server.triton import Model, Ports, Server, refuse_taken, running
+from builder.serving.server.watch import keep_running
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,8 +108,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_on_ray(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C. Raises BuilderError."""
-    from builder.ray.cluster import cluster_address, connected, serving
-    from builder.ray.options import read_options
+    from builder.clusters.ray.cluster import cluster_address, connected, serving
+    from builder.clusters.ray.options import read_options
 
     if options.openai_port is None or options.load_on_demand or options.strict or options.verify_key:
         raise SpecError(

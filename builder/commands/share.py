@@ -39,8 +39,8 @@ def front_parser(verb: str, description: str, models: tuple[str, str], name: str
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.triton.share import share
-    from builder.triton.transaction import recover
+    from builder.repository.sharing.share import share
+    from builder.repository.transaction import recover
 
     recover(options.repository)
     hosted = share(options.repository, options.name, options.models, options.memory_mb)

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
-from builder.errors import SpecError
-from builder.triton.signatures import Signer, sign
-from builder.triton.transaction import recover
+from builder.common.errors import SpecError
+from builder.repository.signatures import Signer, sign
+from builder.repository.transaction import recover
 
 
 def parser() -> argparse.ArgumentParser:

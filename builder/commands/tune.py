@@ -12,19 +12,19 @@ from rich.markup import escape
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, count, positive, screen
 from builder.commands.load_test import model_samples
-from builder.engines.cpu import cpu
-from builder.errors import RepositoryError, SpecError
-from builder.load.traffic import concurrencies, rates
-from builder.machine import available_cores, available_memory
-from builder.plan.needs import served_version
-from builder.spec import load_specs
-from builder.spec.build_spec import HEADROOM
-from builder.triton.derive import publish_settings
-from builder.triton.settings import read_settings
-from builder.tune.search import Finding, optuna, search
-from builder.tune.space import choices, space_of
-from builder.tune.trials import Conditions, again, attempt, served
-from builder.tune.winner import write_settings
+from builder.common.cpu import cpu
+from builder.common.errors import RepositoryError, SpecError
+from builder.common.machine import available_cores, available_memory
+from builder.options import load_specs
+from builder.options.build_spec import HEADROOM
+from builder.repository.derive import publish_settings
+from builder.repository.settings import read_settings
+from builder.serving.load.traffic import concurrencies, rates
+from builder.serving.plan.needs import served_version
+from builder.serving.tune.search import Finding, optuna, search
+from builder.serving.tune.space import choices, space_of
+from builder.serving.tune.trials import Conditions, again, attempt, served
+from builder.serving.tune.winner import write_settings
 
 
 def parser() -> argparse.ArgumentParser:

@@ -19,8 +19,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.triton.share import unshare
-    from builder.triton.transaction import recover
+    from builder.repository.sharing.share import unshare
+    from builder.repository.transaction import recover
 
     recover(options.repository)
     left = unshare(options.repository, options.name, options.models)

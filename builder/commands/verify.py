@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, screen
-from builder.triton.signatures import unsigned
+from builder.repository.signatures import unsigned
 
 
 def parser() -> argparse.ArgumentParser:

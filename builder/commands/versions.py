@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.triton.versions import newest_first
+    from builder.repository.versions import newest_first
 
     table = Table(title=f"{options.name} in {options.repository}", title_justify="left")
     for column in ("version", "", "published", "variant", "MB", "quality", "revision", "Triton"):

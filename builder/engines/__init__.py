@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
-from builder.errors import BuilderError
-from builder.machine import available_memory
+from builder.common.errors import BuilderError
+from builder.common.machine import available_memory
 from builder.runtime.contract import OpenVinoSession, Session
 
 if TYPE_CHECKING:
-    from builder.onnx.graph import Graph
+    from builder.graphs.onnx.graph import Graph
 
 LARGE = 1_000_000_000  # bytes of a graph
 OPENED = 1.2  # times its bytes: memory to open a graph as it is served, and to run it

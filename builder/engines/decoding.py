@@ -1,8 +1,8 @@
 """Interface of an engine that decodes: the options it refuses, its cache, its graph, the settings of the loop.
 
 An engine that decodes has a class `Decoding` in the `decoding.py` of its folder; the folders are the registry. It turns
-the graph that `builder/export/decoder.py` exported for ONNX Runtime into its own. Knows graphs and options; knows no
-model and no task.
+the graph that `builder/graphs/export/decoder.py` exported for ONNX Runtime into its own. Knows graphs and options;
+knows no model and no task.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from builder.checkpoints.grids import Grids
+from builder.common.errors import SpecError
+from builder.common.memory import Memory
 from builder.engines import left_in_file, rooms
-from builder.errors import SpecError
-from builder.memory import Memory
-from builder.onnx.graph import Graph, has_many
-from builder.onnx.grids import Grids
-from builder.optimise.quantised import Quantised
-from builder.optimise.weights import quantise_weights
+from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.onnx.graph import Graph, has_many
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.base import Executor, Geometry
 
 if TYPE_CHECKING:
-    from builder.spec import BuildSpec
+    from builder.options import BuildSpec
 
 ROOM = "decoding"
 

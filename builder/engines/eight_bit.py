@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from builder.onnx.grids import LARGEST_BLOCK, Blocks
-from builder.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, store_eight_bit
-from builder.onnx.operators import DOMAIN
+from builder.checkpoints.grids import LARGEST_BLOCK, Blocks
+from builder.graphs.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, store_eight_bit
+from builder.graphs.onnx.operators import DOMAIN
 
 SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
 

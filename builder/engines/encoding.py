@@ -15,13 +15,13 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from builder.common.progress import Stage
 from builder.engines import rooms
-from builder.onnx.graph import Graph
-from builder.optimise.quantised import Quantised
-from builder.progress import Stage
+from builder.engines.optimise.quantised import Quantised
+from builder.engines.placement import version_files
+from builder.graphs.onnx.graph import Graph
+from builder.options import LayoutOptions
 from builder.runtime.contract import EncoderServing
-from builder.spec import LayoutOptions
-from builder.triton.entries import version_files
 
 ROOM = "encoding"
 VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply bytes

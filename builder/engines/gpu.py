@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from builder.cards import CARDS, GPU
-from builder.errors import SpecError
-from builder.triton.releases import RELEASES, version_tuple
+from builder.common.cards import CARDS, GPU
+from builder.common.errors import SpecError
+from builder.common.releases import RELEASES, version_tuple
 
 if TYPE_CHECKING:
-    from builder.spec import Gpu, LayoutOptions
+    from builder.options import Gpu, LayoutOptions
 
 HEADROOM = 0.9  # of a card's memory: CUDA and a step need the rest
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")

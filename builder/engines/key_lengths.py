@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from onnx import helper
 
-from builder.errors import ExportError
-from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant, replace_nodes
-from builder.onnx.operators import ATTENTION
+from builder.common.errors import ExportError
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import add_constant, replace_nodes
+from builder.graphs.onnx.operators import ATTENTION
 
 KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from builder.errors import ExportError
-from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant_once, attributes_of, copy_of
-from builder.onnx.operators import ATTENTION, STANDARD
+from builder.common.errors import ExportError
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import add_constant_once, attributes_of, copy_of
+from builder.graphs.onnx.operators import ATTENTION, STANDARD
 
 MASKED = -10000.0  # mask_filter_value: MultiHeadAttention adds it to the scores of a masked key
 

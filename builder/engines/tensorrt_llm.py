@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from builder.errors import SpecError
+from builder.common.errors import SpecError
+from builder.common.releases import version_tuple
+from builder.options import TensorRTLLM, WholeCheckpoint
 from builder.runtime.fields import Field
-from builder.spec import TensorRTLLM, WholeCheckpoint
-from builder.triton.releases import version_tuple
 
 NAME = "tensorrt-llm"
 MODEL_FILE = "model.yaml"

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from builder.errors import SpecError
+from builder.common.errors import SpecError
+from builder.common.releases import RELEASES, version_tuple
+from builder.options import VLLM, WholeCheckpoint
 from builder.runtime.fields import Field
-from builder.spec import VLLM, WholeCheckpoint
-from builder.triton.releases import RELEASES, version_tuple
 
 BACKEND = "vllm"
 MODEL_FILE = "model.json"

@@ -4,7 +4,7 @@ Decoupled: execute() hands requests to the decode loop and returns; responses ar
 own, so that a step never waits for the transport, or for log-probabilities to be written.
 
 A request ends early if Triton reports that its client disconnected, or if another request names its id in the parameter
-`cancel`, which is the safe way (builder.serve.responses says why).
+`cancel`, which is the safe way (builder.serving.client.responses says why).
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from builder.cache.folder import OFF, VARIABLE
-from builder.fleet.memory import own_memory, peak_memory, reset_peak_memory
-from builder.fleet.work import load_libraries, seldom_collecting, spin_briefly
+from builder.clusters.fleet.memory import own_memory, peak_memory, reset_peak_memory
+from builder.clusters.fleet.work import load_libraries, seldom_collecting, spin_briefly
+from builder.common.cache.folder import OFF, VARIABLE
 from scripts.benchmarks.circumstances import circumstances, write_figures
 
 GENERATING = {"max_length": 512, "slots": 8, "quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
@@ -107,9 +107,9 @@ def _one(options: dict[str, Any]) -> dict[str, Any]:
     begun, stages, memory = time.perf_counter(), dict[str, float](), dict[str, Memory]()
     own = Looking()
     load_libraries()
-    from builder.checkpoint.libraries import quiet_libraries
-    from builder.pipeline import build
-    from builder.spec import make_spec
+    from builder.building.pipeline import build
+    from builder.checkpoints.libraries import quiet_libraries
+    from builder.options import make_spec
 
     stages["imports"], memory["imports"] = time.perf_counter() - begun, Memory(peak_memory(), own.most())
 

@@ -7,9 +7,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from builder.engines.cpu import cpu
-from builder.machine import available_cores
-from builder.report.provenance import versions
+from builder.common.cpu import cpu
+from builder.common.machine import available_cores
+from builder.repository.report.provenance import versions
 
 
 def circumstances() -> dict[str, Any]:

@@ -25,16 +25,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from builder.checkpoint.libraries import quiet_libraries
+from builder.building.pipeline import build
+from builder.checkpoints.libraries import quiet_libraries
+from builder.common.machine import available_cores
 from builder.engines.onnxruntime import run_with
-from builder.machine import available_cores
-from builder.pipeline import build
+from builder.options import make_spec
 from builder.runtime.contract import Session, load_generation
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.sessions import open_session
-from builder.serve.triton import running
-from builder.spec import make_spec
+from builder.serving.server.triton import running
 from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.generation import WorkItem, load, make_work
 from scripts.benchmarks.generators import make_checkpoint

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from builder.triton.versions import numbers
-from tests.checkpoints import make_checkpoint
+from builder.repository.versions import numbers
 from tests.decoders import make_decoder_checkpoint
+from tests.tiny_encoders import make_checkpoint
 
 KILOBYTES = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 65536)
 MOUNTED = 'mount -t tmpfs -o size=$1k tmpfs "$TMPDIR" && shift && exec "$@"'

@@ -20,14 +20,14 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from builder.gateway.errors import ApiError
-from builder.gateway.tensors import add_tensor
-from builder.gateway.triton import Triton
+from builder.repository.derive import publish_settings
 from builder.runtime.fields import Field
-from builder.serve.control import Control
-from builder.serve.triton import Server
-from builder.serve.watch import Watcher, children
-from builder.triton.derive import publish_settings
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.tensors import add_tensor
+from builder.serving.gateway.triton import Triton
+from builder.serving.server.control import Control
+from builder.serving.server.triton import Server
+from builder.serving.server.watch import Watcher, children
 
 AT_ONCE = 800  # requests of a flood, more than a queue takes
 PREFILLS = (24, 32, 48)  # of the versions that take turns: the answers are the same

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from builder.machine import available_cores
-from builder.serve.triton import free_ports
+from builder.common.machine import available_cores
+from builder.serving.server.triton import free_ports
 from scripts.benchmarks import peers
 
 STARTING_S = 120

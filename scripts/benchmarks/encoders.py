@@ -27,17 +27,17 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.load.measure import WINDOWS, measure
-from builder.load.traffic import Level, Target
-from builder.machine import available_cores
-from builder.pipeline import build
+from builder.building.pipeline import build
+from builder.checkpoints.libraries import quiet_libraries
+from builder.common.machine import available_cores
+from builder.options import make_spec
 from builder.runtime.contract import load_encoder
 from builder.runtime.encoder.executors.onnxruntime import Executor
 from builder.runtime.encoder.pipeline import Pipeline
-from builder.serve.client import Client
-from builder.serve.triton import Server, running
-from builder.spec import make_spec
+from builder.serving.client.client import Client
+from builder.serving.load.measure import WINDOWS, measure
+from builder.serving.load.traffic import Level, Target
+from builder.serving.server.triton import Server, running
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.embedding_servers import INFINITY, closed_loop, export_onnx, fastapi, infinity

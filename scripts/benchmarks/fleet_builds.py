@@ -29,12 +29,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.machine import available_cores
-from builder.proc import counted
+from builder.checkpoints.libraries import quiet_libraries
+from builder.common.machine import available_cores
+from builder.common.processes import counted
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
-from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
+from tests.tiny_encoders import make_checkpoint
 
 THREE = {0: "sport", 1: "food", 2: "travel"}
 ENCODERS: dict[str, tuple[str, str, dict[int, str] | None]] = {  # architecture, task, labels

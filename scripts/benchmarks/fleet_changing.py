@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from builder.gateway.residency.processes import Processes, Usage, alive
-from builder.triton.versions import rollback
+from builder.repository.versions import rollback
+from builder.serving.gateway.residency.processes import Processes, Usage, alive
 from scripts.benchmarks.fleet_copies import VERSIONS
 
 SAMPLE_S = 0.5

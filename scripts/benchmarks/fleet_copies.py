@@ -15,14 +15,14 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from builder.pipeline import build
+from builder.building.pipeline import build
+from builder.options import make_spec
+from builder.repository.config.render import parse
+from builder.repository.sharing.hosting import MODELS, hosted_model
+from builder.repository.sharing.share import share
+from builder.repository.versions import BESIDE, CONFIG, REPORT, served
 from builder.runtime.contract import HOSTED, dump_hosted
-from builder.spec import make_spec
-from builder.triton.hosting import MODELS, hosted_model
-from builder.triton.render import parse
-from builder.triton.share import share
-from builder.triton.versions import BESIDE, CONFIG, REPORT, served
-from tests.checkpoints import make_checkpoint
+from tests.tiny_encoders import make_checkpoint
 
 LABELS = 3
 TINY: dict[str, Any] = {"num_hidden_layers": 1}

@@ -28,15 +28,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.gateway.residency.processes import Processes
-from builder.gateway.server import allow_connections
-from builder.samples import TEXTS
-from builder.serve.gateway import gateway
-from builder.serve.triton import Server, free_ports, running
-from builder.triton.hosting import MODELS
-from builder.triton.share import share
-from builder.triton.versions import served
+from builder.checkpoints.libraries import quiet_libraries
+from builder.common.samples import TEXTS
+from builder.repository.sharing.hosting import MODELS
+from builder.repository.sharing.share import share
+from builder.repository.versions import served
+from builder.serving.gateway.residency.processes import Processes
+from builder.serving.gateway.server import allow_connections
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import Server, free_ports, running
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.fleet_changing import Fleet
 from scripts.benchmarks.fleet_copies import MINILM, TINY, VERSIONS, build_one, copy, host

@@ -29,21 +29,21 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import service_pb2
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.gateway.models import NAME
-from builder.gateway.residency.processes import Processes
-from builder.gateway.tensors import add_tensor
-from builder.gateway.triton import Triton
-from builder.pipeline import build
+from builder.building.pipeline import build
+from builder.checkpoints.libraries import quiet_libraries
+from builder.common.samples import TEXTS
+from builder.options import make_spec
+from builder.repository.sharing.share import share
 from builder.runtime.fields import Field
-from builder.samples import TEXTS
-from builder.serve.triton import running
-from builder.spec import make_spec
-from builder.triton.share import share
+from builder.serving.gateway.models import NAME
+from builder.serving.gateway.residency.processes import Processes
+from builder.serving.gateway.tensors import add_tensor
+from builder.serving.gateway.triton import Triton
+from builder.serving.server.triton import running
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.traffic import mixed_texts
-from tests.checkpoints import make_checkpoint
 from tests.models import minilm
+from tests.tiny_encoders import make_checkpoint
 
 FRONT, BASE = "encoders", "base"
 CLIENTS = (1, 8)

@@ -16,13 +16,13 @@ import onnxruntime
 from rich.console import Console
 from rich.table import Table
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import resolve
+from builder.checkpoints.libraries import quiet_libraries
+from builder.checkpoints.resolve import resolve
 from builder.engines.onnxruntime import MODEL_FILE
-from builder.export.encoder import export
-from builder.optimise.fusion import fuse
-from builder.optimise.quantisation import quantise
-from builder.spec import make_spec
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.quantisation import quantise
+from builder.graphs.export.encoder import export
+from builder.options import make_spec
 
 SIDES: dict[str, list[str]] = {
     "all fusions": [],

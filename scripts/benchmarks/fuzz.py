@@ -23,15 +23,15 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.pipeline import build
-from builder.serve.client import Client
-from builder.serve.log import last_error
-from builder.serve.triton import Server, running
-from builder.spec import make_spec
+from builder.building.pipeline import build
+from builder.checkpoints.libraries import quiet_libraries
+from builder.options import make_spec
+from builder.serving.client.client import Client
+from builder.serving.server.log import last_error
+from builder.serving.server.triton import Server, running
 from scripts.benchmarks.held import held
-from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
+from tests.tiny_encoders import make_checkpoint
 
 TYPES = ("BYTES", "BOOL", "INT32", "INT64", "FP32", "FP16", "UINT8", "", "NONSENSE")
 WORDS = ("", " ", "a", "\x00", "é" * 50, "\ud83d", "word " * 3000, "x" * 2_000_000, "[MASK]", "{}", "[" * 5000)

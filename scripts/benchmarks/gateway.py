@@ -24,16 +24,16 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.engines.cpu import cpu
-from builder.gateway.server import allow_connections
-from builder.gateway.tensors import add_tensor
-from builder.machine import available_cores
-from builder.pipeline import build
-from builder.proc import counted
+from builder.building.pipeline import build
+from builder.common.cpu import cpu
+from builder.common.machine import available_cores
+from builder.common.processes import counted
+from builder.options import make_spec
 from builder.runtime.fields import Field
-from builder.serve.gateway import gateway
-from builder.serve.triton import Server, free_ports, running
-from builder.spec import make_spec
+from builder.serving.gateway.server import allow_connections
+from builder.serving.gateway.tensors import add_tensor
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import Server, free_ports, running
 from scripts.benchmarks.generators import make_checkpoint
 from tests.models import minilm
 

@@ -28,13 +28,13 @@ from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.machine import available_cores
-from builder.pipeline import build
-from builder.samples import TEXTS
-from builder.serve.triton import Server, running
-from builder.spec import make_spec
-from builder.variants.measurements import measurements_of
+from builder.building.pipeline import build
+from builder.building.variants.measurements import measurements_of
+from builder.checkpoints.libraries import quiet_libraries
+from builder.common.machine import available_cores
+from builder.common.samples import TEXTS
+from builder.options import make_spec
+from builder.serving.server.triton import Server, running
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.generators import first_layers, make_checkpoint

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from builder.samples import TEXTS
+from builder.common.samples import TEXTS
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),

@@ -29,26 +29,26 @@ from rich.table import Table
 from transformers import AutoModel, GPT2Config, GPT2LMHeadModel
 
 from builder import Client, build, running
-from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import resolve
+from builder.building.variants.candidates import VariantMaker
+from builder.building.verify.generation import geometry_of
+from builder.checkpoints.libraries import quiet_libraries
+from builder.checkpoints.resolve import resolve
+from builder.common.samples import TEXTS
 from builder.engines.encoding import Variant
 from builder.engines.gpu import gpus
-from builder.export.decoder import export_decoder
-from builder.export.encoder import export
-from builder.onnx.candidates import with_candidates
-from builder.onnx.slots import slot_copier
-from builder.optimise.fusion import fuse
-from builder.optimise.half_precision import to_half
-from builder.optimise.weights import quantise_weights
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.half_precision import to_half
+from builder.engines.optimise.weights import quantise_weights
+from builder.engines.placement import OF_TOKENS
+from builder.engines.profiles import Calls, covering_profile, input_shapes
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.export.encoder import export
+from builder.graphs.onnx.candidates import with_candidates
+from builder.graphs.onnx.slots import slot_copier
+from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import Part
 from builder.runtime.generation.executors.cuda import ELEMENTS, PROVIDERS, Cuda
-from builder.samples import TEXTS
-from builder.spec import WeightOptions, make_spec
-from builder.triton.placement import OF_TOKENS
-from builder.triton.profiles import Calls, covering_profile, input_shapes
-from builder.variants.candidates import VariantMaker
-from builder.verify.generation import geometry_of
 from scripts.benchmarks.generators import make_checkpoint
 from scripts.benchmarks.posts import alone, median_ms
 from tests.models import minilm

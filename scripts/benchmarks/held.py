@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.serve.triton import Server
+from builder.serving.server.triton import Server
 
 REGION = re.compile(r"shm-region-prefix-name=(\w+)")
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.serve.gateway import gateway
-from builder.serve.triton import free_ports, running
+from builder.checkpoints.libraries import quiet_libraries
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import free_ports, running
 from scripts.benchmarks.fuzz import make_models
-from tests.gateway.malformed import Sent, requests
+from tests.serving.gateway.malformed import Sent, requests
 
 MODELS = ("encoder", "decoder")
 TASKS = ("text-classification", "text-generation")

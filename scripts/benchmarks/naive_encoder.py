@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from builder.checkpoint.resolve import resolve
-from builder.export.attention import UNFUSED
-from builder.export.encoder import export_module
-from builder.export.rows import rows_of
-from builder.machine import available_cores
-from builder.spec import make_spec
-from builder.tasks.base import encoder_task
+from builder.checkpoints.resolve import resolve
+from builder.checkpoints.tasks.base import encoder_task
+from builder.common.machine import available_cores
+from builder.graphs.export.attention import UNFUSED
+from builder.graphs.export.encoder import export_module
+from builder.graphs.export.rows import rows_of
+from builder.options import make_spec
 
 
 def naive_repository(folder: Path, repository: Path, real: bool) -> Path:

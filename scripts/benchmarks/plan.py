@@ -15,17 +15,17 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from builder.building.pipeline import build
 from builder.commands.load_test import model_samples
-from builder.load.measure import load_test
-from builder.load.traffic import Target, rates
-from builder.pipeline import build
-from builder.plan.encoder import plan_encoder
-from builder.plan.lines import Plan
-from builder.plan.needs import published, served_version
-from builder.samples import TEXTS
-from builder.spec import make_spec
-from builder.triton.settings import ENCODER
-from builder.tune.trials import served
+from builder.common.samples import TEXTS
+from builder.options import make_spec
+from builder.repository.settings import ENCODER
+from builder.serving.load.measure import load_test
+from builder.serving.load.traffic import Target, rates
+from builder.serving.plan.encoder import plan_encoder
+from builder.serving.plan.lines import Plan
+from builder.serving.plan.needs import published, served_version
+from builder.serving.tune.trials import served
 from scripts.benchmarks.circumstances import circumstances
 from tests.models import minilm
 

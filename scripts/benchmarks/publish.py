@@ -28,26 +28,26 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import service_pb2
 
-from builder.cache.keys import build_key
-from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import resolve
-from builder.families import begin
-from builder.gateway.errors import ApiError
-from builder.gateway.tensors import add_tensor
-from builder.gateway.triton import Triton
-from builder.pipeline import verified
+from builder.building.families import begin
+from builder.building.keys import build_key
+from builder.building.pipeline import verified
+from builder.checkpoints.libraries import quiet_libraries
+from builder.checkpoints.resolve import resolve
+from builder.common.samples import TEXTS
+from builder.options import make_spec
+from builder.repository.publish import publish
+from builder.repository.verdict import Verified
+from builder.repository.versions import rollback, served
 from builder.runtime.fields import Field
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.serve.control import Control
-from builder.serve.triton import running
-from builder.spec import make_spec
-from builder.triton.publish import publish
-from builder.triton.versions import rollback, served
-from builder.verify.verdict import Verified
+from builder.serving.client.client import Client
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.tensors import add_tensor
+from builder.serving.gateway.triton import Triton
+from builder.serving.server.control import Control
+from builder.serving.server.triton import running
 from scripts.benchmarks.circumstances import circumstances, write_figures
-from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
+from tests.tiny_encoders import make_checkpoint
 
 LABELS = ({0: "sport", 1: "food", 2: "travel"}, {0: "red", 1: "green", 2: "blue"})
 SIZES = (64, 96)  # of the feed-forward layers

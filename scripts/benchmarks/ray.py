@@ -25,16 +25,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from builder.pipeline import build
-from builder.ray.cluster import NAME, connected, serving
-from builder.ray.options import Options
-from builder.serve.gateway import gateway
-from builder.serve.triton import free_ports, running
-from builder.spec import make_spec
+from builder.building.pipeline import build
+from builder.clusters.ray.cluster import NAME, connected, serving
+from builder.clusters.ray.options import Options
+from builder.options import make_spec
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import free_ports, running
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.gateway import Through
+from tests.clusters.ray.cluster import stubs
 from tests.models import minilm
-from tests.ray.cluster import stubs
 
 REPLICAS = (1, 2, 4)
 BUSY = 4  # requests at once that a replica is to have

@@ -28,9 +28,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from builder.pipeline import build
-from builder.serve.triton import free_ports
-from builder.spec import make_spec
+from builder.building.pipeline import build
+from builder.options import make_spec
+from builder.serving.server.triton import free_ports
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.fleet_builds import family, processor_s
 from scripts.benchmarks.gateway import Through

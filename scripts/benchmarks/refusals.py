@@ -26,13 +26,13 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.gateway.server import allow_connections
-from builder.gateway.tensors import add_tensor, read_outputs
+from builder.checkpoints.libraries import quiet_libraries
 from builder.runtime.fields import Field
-from builder.serve.gateway import PROGRAM
-from builder.serve.responses import LAST, SAY_LAST
-from builder.serve.triton import free_ports
+from builder.serving.client.responses import LAST, SAY_LAST
+from builder.serving.gateway.server import allow_connections
+from builder.serving.gateway.tensors import add_tensor, read_outputs
+from builder.serving.server.gateway import PROGRAM
+from builder.serving.server.triton import free_ports
 from scripts.benchmarks.fuzz import make_models
 from scripts.benchmarks.gateway import Through
 

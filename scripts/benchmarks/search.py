@@ -27,7 +27,7 @@ from onnx import TensorProto, helper
 from rich.console import Console
 from rich.table import Table
 
-from builder.machine import available_cores
+from builder.common.machine import available_cores
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.search_side import BEAMS
 from scripts.benchmarks.search_steps import whole_steps

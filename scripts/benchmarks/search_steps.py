@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSeq2SeqLM
 
-from builder.export.seq2seq import export_seq2seq
-from builder.machine import available_cores
-from builder.onnx.graph import Graph
-from builder.onnx.searches import for_searches
-from builder.optimise.fusion import fuse
-from builder.optimise.weights import quantise_weights
+from builder.building.verify.emitted import Prompted, answer
+from builder.building.verify.seq2seq import Graphs
+from builder.common.machine import available_cores
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.seq2seq import export_seq2seq
+from builder.graphs.onnx.graph import Graph
+from builder.graphs.onnx.searches import for_searches
+from builder.options import WeightOptions
 from builder.runtime.generation.executors.base import Likeliest, Part
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.spec import WeightOptions
-from builder.verify.emitted import Prompted, answer
-from builder.verify.seq2seq import Graphs
 from scripts.benchmarks.search_side import BEAMS
 from scripts.benchmarks.seq2seq import make_checkpoint
 

@@ -26,12 +26,12 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from tritonclient import grpc
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.machine import available_cores
-from builder.pipeline import build
-from builder.samples import TEXTS
-from builder.serve.triton import running
-from builder.spec import make_spec
+from builder.building.pipeline import build
+from builder.checkpoints.libraries import quiet_libraries
+from builder.common.machine import available_cores
+from builder.common.samples import TEXTS
+from builder.options import make_spec
+from builder.serving.server.triton import running
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.generators import save_tokenizer

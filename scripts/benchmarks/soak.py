@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.errors import ServeError
-from builder.pipeline import build
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.serve.triton import Server, running
-from builder.spec import make_spec
+from builder.building.pipeline import build
+from builder.checkpoints.libraries import quiet_libraries
+from builder.common.errors import ServeError
+from builder.common.samples import TEXTS
+from builder.options import make_spec
+from builder.serving.client.client import Client
+from builder.serving.server.triton import Server, running
 from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.disturbances import AT_ONCE, RECOVERY_S, Disturbances, watched
 from scripts.benchmarks.held import held

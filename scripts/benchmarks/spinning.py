@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.gateway.tensors import add_tensor
-from builder.pipeline import build
+from builder.building.pipeline import build
+from builder.common.samples import TEXTS
+from builder.options import make_spec
 from builder.runtime.contract import FILE
 from builder.runtime.fields import Field
-from builder.samples import TEXTS
-from builder.serve.triton import running
-from builder.spec import make_spec
+from builder.serving.gateway.tensors import add_tensor
+from builder.serving.server.triton import running
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from tests.models import minilm
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from builder.samples import TEXTS
-from builder.serve.triton import Server
+from builder.common.samples import TEXTS
+from builder.serving.server.triton import Server
 
 WORDS = " ".join(TEXTS).split()
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from builder.cards import CARDS
+from builder.checkpoints.tasks import all_tasks
+from builder.checkpoints.tasks.base import EncoderTask
+from builder.common.cards import CARDS
+from builder.common.releases import RELEASES
 from builder.runtime.fields import Field
 from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
 from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, Options
-from builder.tasks import all_tasks
-from builder.tasks.base import EncoderTask
-from builder.triton.releases import RELEASES
 from scripts.documentation.markdown import table
-from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
+from tests.tiny_encoders import ARCHITECTURES
 
 PARAMETERS: dict[str, Any] = {"prompts": {}, "pooled": True, "size": "size", "languages": True}
 MEANINGS = {  # of each request option of a generating model

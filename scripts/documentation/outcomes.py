@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from builder.triton.releases import version_tuple
+from builder.common.releases import version_tuple
 from scripts.documentation.markdown import table
 from scripts.interoperability import CLIENTS
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from builder.cli import VERBS
-from builder.spec import BuildSpec
+from builder.options import BuildSpec
 from scripts.documentation.markdown import table
 
 HEADS = ("key", "values", "meaning")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from builder.lint.rule import Rule, all_rules
+from builder.repository.lint.rule import Rule, all_rules
 
 
 def rules() -> str:

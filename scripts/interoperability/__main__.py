@@ -11,15 +11,15 @@ from typing import Any
 
 from rich.console import Console
 
-from builder.checkpoint.libraries import quiet_libraries
-from builder.pipeline import build
-from builder.serve.gateway import gateway
-from builder.serve.triton import free_ports, running
-from builder.spec import make_spec
+from builder.building.pipeline import build
+from builder.checkpoints.libraries import quiet_libraries
+from builder.options import make_spec
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import free_ports, running
 from scripts.benchmarks.peers import environment
 from scripts.interoperability import CLIENTS
-from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
+from tests.tiny_encoders import make_checkpoint
 
 FOLDER = Path(__file__).parent
 LONGEST_S = 400  # of one client

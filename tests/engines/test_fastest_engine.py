@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from builder.errors import BuilderError, ExportError, SpecError
-from builder.families.decoder.fastest_engine import Engines, of_each
-from builder.pipeline import build
-from builder.report.record import BuildReport
+from builder.building.families.decoder.fastest_engine import Engines, of_each
+from builder.building.pipeline import build
+from builder.building.variants.traffic import Rates
+from builder.common.errors import BuilderError, ExportError, SpecError
+from builder.options import make_spec
+from builder.repository.check import check
+from builder.repository.report.record import BuildReport
 from builder.runtime.contract import GenerationServing, load_generation
-from builder.spec import make_spec
-from builder.triton.check import check
-from builder.variants.traffic import Rates
 from tests.decoders import make_decoder_checkpoint
 from tests.generation.test_cuda_executor import answers
 
@@ -32,7 +32,7 @@ def built(folder: Path, model_type: str = "llama", **options: Any) -> tuple[Buil
 
 def test_the_faster_engine_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures are those of a machine on which OpenVINO is faster."""
-    monkeypatch.setattr("builder.families.decoder.fastest_engine.measure", lambda *_: RATES)
+    monkeypatch.setattr("builder.building.families.decoder.fastest_engine.measure", lambda *_: RATES)
     report, serving = built(tmp_path)
     assert report.chosen == "int8 OpenVINO"
     names = [f"{precision} {engine}" for engine in ("ONNX Runtime", "OpenVINO") for precision in ("fp32", "int8")]

@@ -13,36 +13,35 @@ import pytest
 from onnx import TensorProto, helper
 
 from builder import engines
+from builder.building.pipeline import build
+from builder.building.verify.recording import graph_case
+from builder.building.verify.runtimes import replayed
 from builder.engines.encoding import all_variants
-from builder.onnx.graph import Graph, save_graph
-from builder.pipeline import build
-from builder.report.record import read_report
+from builder.graphs.onnx.graph import Graph, save_graph
+from builder.options import make_spec
+from builder.repository.config.render import parse
+from builder.repository.layout.emitted import EXECUTOR_FILES
+from builder.repository.report.record import read_report
 from builder.runtime.contract import load_encoder
-from builder.spec import make_spec
-from builder.triton.emitted import EXECUTOR_FILES
-from builder.triton.render import parse
-from builder.verify.recording import graph_case
-from builder.verify.runtimes import replayed
 
 BUILDER = Path(engines.__file__).parent.parent
 ROOMS = Path(__file__).parent / "rooms"
 NAMING = {  # the files beside the engines' own that may name one
-    "lint/repository.py",  # Triton's backends, in repositories of any author
-    "lint/rules/fronts.py",
-    "lint/rules/plans.py",
-    "lint/rules/structure.py",
-    "lint/rules/versions.py",
-    "triton/releases.py",  # and in its releases
-    "triton/stock.py",
-    "spec/build_spec.py",  # the engines that can be requested, and with which target
-    "spec/choices.py",
-    "onnx/graph.py",  # the default target of an export
-    "report/record.py",
-    "report/provenance.py",  # the libraries whose versions are recorded
+    "repository/lint/repository.py",  # Triton's backends, in repositories of any author
+    "repository/lint/rules/fronts.py",
+    "repository/lint/rules/plans.py",
+    "repository/lint/rules/structure.py",
+    "repository/lint/rules/versions.py",
+    "common/releases.py",  # and in its releases
+    "options/build_spec.py",  # the engines that can be requested, and with which target
+    "options/choices.py",
+    "graphs/onnx/graph.py",  # the default target of an export
+    "repository/report/record.py",
+    "repository/report/provenance.py",  # the libraries whose versions are recorded
     "runtime/contract.py",  # the default engine of a decode loop
     "runtime/recipe/compile.py",  # plans, which have a verb
     "commands/compile.py",
-    "families/decoder/drafted.py",  # whose 8-bit cache does not guess
+    "building/families/decoder/drafted.py",  # whose 8-bit cache does not guess
 }
 
 

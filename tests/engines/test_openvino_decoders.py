@@ -12,32 +12,32 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.building.pipeline import build
+from builder.building.verify.emitted import generate
+from builder.building.verify.generation import geometry_of, make_reference, measure
+from builder.building.verify.long_rows import ask_long_row, refuse_wrong_long_row
+from builder.common.errors import ExportError, SpecError
 from builder.engines import decoding
 from builder.engines.decoding import opened
 from builder.engines.openvino import decoding as room
 from builder.engines.openvino.lowering import block_bytes, page_attention
-from builder.errors import ExportError, SpecError
-from builder.export.decoder import DecoderExport, export_decoder
-from builder.onnx.graph import Graph
-from builder.optimise.weights import quantise_weights
-from builder.pipeline import build
-from builder.report.record import read_report
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.decoder import DecoderExport, export_decoder
+from builder.graphs.onnx.graph import Graph
+from builder.options import WeightOptions, make_spec
+from builder.repository.check import check
+from builder.repository.report.record import read_report
 from builder.runtime.contract import CacheType, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.openvino import OpenVino
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.service import Service
-from builder.spec import WeightOptions, make_spec
-from builder.triton.check import check
-from builder.verify.emitted import generate
-from builder.verify.generation import geometry_of, make_reference, measure
-from builder.verify.long_rows import ask_long_row, refuse_wrong_long_row
-from tests.checkpoints import VOCABULARY
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
-from tests.export.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.generation.test_cuda_executor import answers
 from tests.generation.test_engine import Asked
+from tests.graphs.test_decoders import NEW_TOKENS, best_tokens, prompts
+from tests.tiny_encoders import VOCABULARY
 
 REFUSED = {"gemma2": "caps scores"}
 CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox")  # one product for all three, windows, ALiBi, partial rotation

@@ -21,14 +21,14 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from onnx import TensorProto, helper
 
+from builder.common.cpu import cpu
+from builder.common.errors import ExportError
+from builder.common.releases import NEWEST
 from builder.engines import onnxruntime, openvino
-from builder.engines.cpu import cpu
-from builder.errors import ExportError
-from builder.onnx.graph import save_graph
-from builder.serve.embedded import BACKENDS
-from builder.triton.releases import NEWEST
-from builder.triton.render import parse
-from builder.triton.stock import PARAMETERS, Parameter
+from builder.engines.stock import PARAMETERS, Parameter
+from builder.graphs.onnx.graph import save_graph
+from builder.repository.config.render import parse
+from builder.serving.server.embedded import BACKENDS
 from tests.golden.repositories import graph
 
 FILES = {"onnxruntime": "model.onnx", "openvino": "model.xml"}

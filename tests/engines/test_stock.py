@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from builder.engines import onnxruntime, openvino
-from builder.errors import SpecError
-from builder.onnx.graph import Graph
+from builder.common.errors import SpecError
+from builder.engines import onnxruntime, openvino, stock
+from builder.engines.placement import place
+from builder.engines.stock import Signature, Tensor
+from builder.graphs.onnx.graph import Graph
+from builder.options import make_spec
 from builder.runtime.encoder.cpu_check import refuse_cpu
-from builder.spec import make_spec
-from builder.triton import stock
-from builder.triton.placement import place
-from builder.triton.stock import Signature, Tensor
 from tests.golden.repositories import graph
 
 GRAPH = Signature({"input_ids": Tensor("TYPE_INT64", (-1, -1))}, {"features": Tensor("TYPE_FP32", (-1, 384))})

@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 
 from builder import Client, build, make_spec, running
+from builder.building.verify.emitted import generate
+from builder.building.verify.generation import geometry_of
 from builder.engines.onnxruntime import open_session, run_with
-from builder.export.decoder import export_decoder
-from builder.onnx.candidates import with_candidates
-from builder.onnx.graph import Graph
-from builder.onnx.slots import choose_rows
-from builder.optimise.fusion import fuse
+from builder.engines.optimise.fusion import fuse
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.onnx.candidates import with_candidates
+from builder.graphs.onnx.graph import Graph
+from builder.graphs.onnx.slots import choose_rows
+from builder.repository.check import check
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.bls_cuda import BlsCuda
 from builder.runtime.generation.executors.in_process import InProcess
-from builder.triton.check import check
-from builder.verify.emitted import generate
-from builder.verify.generation import geometry_of
-from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
-from tests.export.test_decoders import prompts
 from tests.generation.test_cuda_executor import SAMPLED, generated
+from tests.graphs.test_decoders import prompts
+from tests.tiny_encoders import VOCABULARY
 
 
 class Handle:

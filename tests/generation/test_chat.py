@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from builder import limited
-from builder.checkpoint import chat_probe
-from builder.checkpoint import chat_template as chat_templates
-from builder.checkpoint.chat_template import TOOLS, chat_template, part_roles, tool_template
-from builder.errors import CheckpointError
+from builder.checkpoints import chat_probe
+from builder.checkpoints import chat_template as chat_templates
+from builder.checkpoints.chat_template import TOOLS, chat_template, part_roles, tool_template
+from builder.common import limited
+from builder.common.errors import CheckpointError
+from builder.repository.check import check
 from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import sandbox
 from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.prompts import DecoderPrompts
-from builder.triton.check import check
-from tests.checkpoints import make_tokenizer
 from tests.decoders import CHAT
 from tests.servings import decoder_serving
+from tests.tiny_encoders import make_tokenizer
 
 TEMPLATES = {
     "own": CHAT,

@@ -16,16 +16,19 @@ import onnx
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
+from builder.building.pipeline import build
+from builder.building.verify.emitted import generate
+from builder.building.verify.generation import geometry_of
+from builder.common.errors import SpecError
 from builder.engines.cuda.blocks import block_bytes, page_attention
-from builder.errors import SpecError
-from builder.export.decoder import export_decoder
-from builder.onnx.candidates import with_candidates
-from builder.onnx.graph import load_graph, save_graph
-from builder.onnx.slots import slot_copier
-from builder.optimise.fusion import fuse
-from builder.optimise.half_precision import to_half
-from builder.pipeline import build
-from builder.report.record import read_report
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.half_precision import to_half
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.onnx.candidates import with_candidates
+from builder.graphs.onnx.graph import load_graph, save_graph
+from builder.graphs.onnx.slots import slot_copier
+from builder.options import make_spec
+from builder.repository.report.record import read_report
 from builder.runtime.contract import LayerShape, Session, load_generation
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors import cuda as device_module
@@ -36,16 +39,13 @@ from builder.runtime.generation.executors.cuda_blocks import CudaBlocks, block_t
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.executors.paged import Rows
 from builder.runtime.generation.scheduler import Limits
-from builder.spec import make_spec
-from builder.verify.emitted import generate
-from builder.verify.generation import geometry_of
-from tests.checkpoints import VOCABULARY
 from tests.decoders import SIZES, make_decoder, make_decoder_checkpoint
-from tests.export.test_decoders import best_tokens, prompts
 from tests.generation.copying_device import CopyingDevice
 from tests.generation.device_fault import DeviceFault
 from tests.generation.test_cuda_executor import answers
 from tests.generation.test_engine import Asked
+from tests.graphs.test_decoders import best_tokens, prompts
+from tests.tiny_encoders import VOCABULARY
 
 CUDA = Session(device="cuda")
 SMALL = 16  # tokens of a block: the operator's minimum, so that short texts have several

@@ -17,19 +17,22 @@ import onnx
 import onnxruntime
 import pytest
 
+from builder.building.pipeline import build
+from builder.building.verify.emitted import generate
+from builder.building.verify.generation import geometry_of, make_reference, measure
 from builder.cli import main
+from builder.common.errors import SpecError
 from builder.engines.cuda.decoding import ROOM
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.decoding import opened
-from builder.errors import SpecError
-from builder.export.decoder import export_decoder
-from builder.onnx.candidates import with_candidates
-from builder.onnx.graph import Graph
-from builder.onnx.slots import slot_copier
-from builder.optimise.fusion import fuse
-from builder.optimise.half_precision import to_half
-from builder.optimise.weights import quantise_weights
-from builder.pipeline import build
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.half_precision import to_half
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.onnx.candidates import with_candidates
+from builder.graphs.onnx.graph import Graph
+from builder.graphs.onnx.slots import slot_copier
+from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import FILE, Session, dump, load_generation
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors import cuda as device_module
@@ -42,15 +45,12 @@ from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.service import Service
-from builder.spec import WeightOptions, make_spec
-from builder.verify.emitted import generate
-from builder.verify.generation import geometry_of, make_reference, measure
-from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
-from tests.export.test_decoders import prompts
 from tests.generation.copying_device import CopyingDevice
 from tests.generation.device_fault import DeviceFault
 from tests.generation.test_engine import Asked
+from tests.graphs.test_decoders import prompts
+from tests.tiny_encoders import VOCABULARY
 
 CUDA = Session(device="cuda")
 

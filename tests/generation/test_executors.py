@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from builder.building.verify.emitted import generate
+from builder.building.verify.generation import geometry_of
 from builder.engines.onnxruntime import open_session, run_with
-from builder.export.decoder import export_decoder
-from builder.onnx.slots import choose_rows
-from builder.optimise.fusion import fuse
+from builder.engines.optimise.fusion import fuse
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.onnx.slots import choose_rows
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.bls import Bls
 from builder.runtime.generation.executors.bls_cuda import BlsCuda
 from builder.runtime.generation.executors.in_process import InProcess
-from builder.verify.emitted import generate
-from builder.verify.generation import geometry_of
-from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
-from tests.export.test_decoders import prompts
+from tests.graphs.test_decoders import prompts
+from tests.tiny_encoders import VOCABULARY
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "gemma2"])

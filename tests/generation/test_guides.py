@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from builder.gateway.generation.calls import Tool, call_schema
 from builder.runtime.contract import Arena, LayerShape, dump, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation import guides as guides_module
@@ -27,6 +26,7 @@ from builder.runtime.generation.executors.base import Geometry, last_of_rows
 from builder.runtime.generation.guides import LARGEST
 from builder.runtime.generation.options import COMMON
 from builder.runtime.generation.service import Service
+from builder.serving.gateway.generation.calls import Tool, call_schema
 from tests.generation.executors import ArenaExecutor
 from tests.servings import decoder_serving
 

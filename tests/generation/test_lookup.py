@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.export.decoder import export_decoder
+from builder.building.verify.generation import geometry_of
+from builder.graphs.export.decoder import export_decoder
 from builder.runtime.contract import Session
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.base import last_of_rows
@@ -16,11 +17,10 @@ from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.lookup import LEAST, MOST, Lookup
 from builder.runtime.generation.scheduler import FEW, Limits
 from builder.runtime.generation.sequences import SequenceStatus
-from builder.verify.generation import geometry_of
-from tests.checkpoints import VOCABULARY as WORDS
 from tests.decoders import make_decoder
 from tests.generation.executors import PagedSumExecutor, SumExecutor, expected
 from tests.generation.test_engine import Asked
+from tests.tiny_encoders import VOCABULARY as WORDS
 
 VOCABULARY = 50
 

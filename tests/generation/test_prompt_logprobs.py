@@ -13,7 +13,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from builder.export.decoder import export_decoder
+from builder.building.verify.generation import geometry_of
+from builder.graphs.export.decoder import export_decoder
 from builder.runtime.contract import Session, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import responses
@@ -26,13 +27,12 @@ from builder.runtime.generation.responses import Answer
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.service import Service
 from builder.runtime.panics import TokenizerError
-from builder.verify.generation import geometry_of
-from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
-from tests.export.test_decoders import prompts
 from tests.generation.executors import SumExecutor
 from tests.generation.test_engine import Asked
+from tests.graphs.test_decoders import prompts
 from tests.servings import answered, decoder_serving
+from tests.tiny_encoders import VOCABULARY
 
 
 def scored(prompt: list[int], count: int = 3, wanted: int = 2, **options: Any) -> Asked:

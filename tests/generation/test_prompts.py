@@ -10,15 +10,15 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import CodeLlamaTokenizer, MBart50Tokenizer
 
-from builder.checkpoint.languages import languages, nearest
-from builder.checkpoint.resolve import tokenizer_json
+from builder.checkpoints.languages import languages, nearest
+from builder.checkpoints.resolve import tokenizer_json
 from builder.runtime.contract import Chat, Source
 from builder.runtime.fields import InputError
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.prompts import DecoderPrompts, SourceTexts, token_ids
 from builder.runtime.panics import TokenizerError
-from tests.checkpoints import make_tokenizer
 from tests.seq2seqs import make_multilingual_tokenizer
+from tests.tiny_encoders import make_tokenizer
 
 PLAIN = Source(max_length=30, layers=(), encoder="encoder.onnx", token_budget=64, start=2)
 

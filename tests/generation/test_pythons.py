@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.cache.fetched import ENGINES, fetched
-from builder.triton.releases import RELEASES
+from builder.common.cache.fetched import ENGINES, fetched
+from builder.common.releases import RELEASES
 
 
 def _answers(python: Path, repository: Path) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.generation.options import COMMON, PROMPT, Options
 from builder.runtime.generation.prompts import DecoderPrompts
 from builder.runtime.generation.service import Service
-from tests.checkpoints import make_tokenizer
 from tests.generation.executors import SumExecutor
 from tests.servings import answered, decoder_serving
+from tests.tiny_encoders import make_tokenizer
 
 QWEN3 = (  # Qwen3's beginning of an answer
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"

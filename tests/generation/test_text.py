@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from builder.checkpoint.decoding import cleans_up, refuse_other_text
-from builder.errors import CheckpointError
+from builder.checkpoints.decoding import cleans_up, refuse_other_text
+from builder.common.errors import CheckpointError
 from builder.runtime.contract import dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import service as service_module
@@ -21,10 +21,10 @@ from builder.runtime.generation.service import Service
 from builder.runtime.generation.text import BROKEN, Detokenizer, Spelling, StopStrings
 from builder.runtime.panics import TokenizerError
 from builder.runtime.spaces import Cleaner
-from tests.checkpoints import VOCABULARY, make_tokenizer
 from tests.generation.executors import SumExecutor
 from tests.generation.test_prompt_logprobs import answers_of
 from tests.servings import decoder_serving
+from tests.tiny_encoders import VOCABULARY, make_tokenizer
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from tests.checkpoints import SPECIAL, make_checkpoint
+from tests.tiny_encoders import SPECIAL, make_checkpoint
 
 QUESTION_ANSWERING = ("bert", "roberta", "xlm-roberta")
 

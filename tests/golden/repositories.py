@@ -9,12 +9,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from builder.onnx.graph import Graph
+from builder.engines.placement import version_files
+from builder.graphs.onnx.graph import Graph
+from builder.options import make_spec
+from builder.repository.config.render import render
+from builder.repository.layout.encoder import lay_out, serving_document
 from builder.runtime.fields import Field
-from builder.spec import make_spec
-from builder.triton.entries import version_files
-from builder.triton.layout import lay_out, serving_document
-from builder.triton.render import render
 
 FOLDER = Path(__file__).parent / "repositories"
 TARGETS: dict[str, dict[str, Any]] = {

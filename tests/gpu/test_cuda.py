@@ -10,15 +10,20 @@ import onnxruntime
 import pytest
 
 from builder import Client, build, make_spec, running
-from builder.checkpoint.resolve import resolve
+from builder.building.variants.candidates import VariantMaker
+from builder.building.verify.emitted import generate
+from builder.building.verify.generation import geometry_of
+from builder.checkpoints.resolve import resolve
+from builder.common.samples import TEXTS
 from builder.engines.cuda.blocks import page_attention
 from builder.engines.encoding import Variant
-from builder.export.decoder import export_decoder
-from builder.export.encoder import export
-from builder.onnx.slots import slot_copier
-from builder.optimise.fusion import fuse
-from builder.optimise.half_precision import to_half
-from builder.optimise.weights import quantise_weights
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.half_precision import to_half
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.export.encoder import export
+from builder.graphs.onnx.slots import slot_copier
+from builder.options import WeightOptions
 from builder.runtime.contract import Session
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.base import Executor
@@ -27,16 +32,11 @@ from builder.runtime.generation.executors.cuda_blocks import CudaBlocks
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.stats import Stats
-from builder.samples import TEXTS
-from builder.spec import WeightOptions
-from builder.variants.candidates import VariantMaker
-from builder.verify.emitted import generate
-from builder.verify.generation import geometry_of
-from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
-from tests.export.test_decoders import prompts
 from tests.generation.test_engine import Asked
+from tests.graphs.test_decoders import prompts
 from tests.models import minilm
+from tests.tiny_encoders import VOCABULARY
 
 pytestmark = pytest.mark.gpu
 CUDA = "CUDAExecutionProvider"

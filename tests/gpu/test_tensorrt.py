@@ -8,7 +8,7 @@ import pytest
 
 from builder import build, make_spec
 from builder.cli import main
-from builder.triton.check import check, pending
+from builder.repository.check import check, pending
 from tests.models import minilm
 
 pytestmark = pytest.mark.gpu

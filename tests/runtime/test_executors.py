@@ -15,20 +15,20 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from builder.building.families import encoder
+from builder.common.cpu import cpu
+from builder.common.errors import SpecError
 from builder.engines import openvino
-from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import loop_session
-from builder.errors import SpecError
-from builder.families import encoder
-from builder.onnx.graph import Graph, save_graph
+from builder.graphs.onnx.graph import Graph, save_graph
+from builder.options import make_spec
+from builder.repository.layout.encoder import bucketed, in_process
 from builder.runtime.contract import FILE, Batching, ContractError, EncoderServing, Session, dump, load_encoder
 from builder.runtime.cores import cores
 from builder.runtime.encoder.executors import onnxruntime as on_onnxruntime
 from builder.runtime.encoder.executors import openvino as on_openvino
 from builder.runtime.encoder.front import open_front
 from builder.runtime.generation.service import make_executor
-from builder.spec import make_spec
-from builder.triton.layout import bucketed, in_process
 from tests.servings import decoder_serving, encoder_serving
 
 FEEDS = {"input_ids": np.array([[3, 1, 2], [5, 0, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 0, 0]])}

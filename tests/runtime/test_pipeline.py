@@ -14,8 +14,8 @@ from builder.runtime.contract import FILE, RequestLimits, dump
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import InputError
 from builder.runtime.panics import TokenizerError
-from tests.checkpoints import make_tokenizer
 from tests.servings import answered, encoder_serving
+from tests.tiny_encoders import make_tokenizer
 
 LIMIT = 12
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 
-from builder.serve.triton import Server
+from builder.serving.server.triton import Server
 
 
 def counts(server: Server, model: str) -> dict[str, float]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from google.protobuf.json_format import MessageToJson
 from tritonclient.grpc import InferenceServerClient
 
-from builder.serve.triton import Server
-from builder.triton.render import parse
+from builder.repository.config.render import parse
+from builder.serving.server.triton import Server
 from tests.served.patience import comes_about
 
 LOAD_S = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from builder.serve.client import Client
+from builder.serving.client.client import Client
 
 TRIES = 20  # to have requests come together, which a busy system does not always let them
 

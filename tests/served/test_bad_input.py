@@ -13,10 +13,10 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from builder.errors import ServeError, SpecError
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.serve.triton import Server
+from builder.common.errors import ServeError, SpecError
+from builder.common.samples import TEXTS
+from builder.serving.client.client import Client
+from builder.serving.server.triton import Server
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.errors import ServeError
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.verify.answers import difference
+from builder.checkpoints.answers import difference
+from builder.common.errors import ServeError
+from builder.common.samples import TEXTS
+from builder.serving.client.client import Client
 from tests.served.statistics import TRIES, counted, settled
 
 

@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from builder.serve.triton import Server
+from builder.serving.server.triton import Server
 from tests.documents import ROOT, blocks, commands
 
 NAMES = {"Qwen3-0.6B": "writes", "minilm": "minilm_fp32"}  # in the documentation, and in the tests' repository

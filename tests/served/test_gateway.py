@@ -26,9 +26,9 @@ from openai.types.chat import (
 from pydantic import BaseModel
 from transformers import AutoTokenizer
 
-from builder.serve.client import Client
-from builder.serve.gateway import gateway
-from builder.serve.triton import Server, free_ports
+from builder.serving.client.client import Client
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import Server, free_ports
 from tests.served.counts import counts
 from tests.served.statistics import TRIES
 

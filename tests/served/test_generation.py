@@ -21,12 +21,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from builder.errors import ServeError
-from builder.load.measure import load_test
-from builder.load.traffic import Target, concurrencies
-from builder.serve.client import Client
-from builder.serve.perf_analyzer import find_perf_analyzer
-from builder.serve.triton import Server, running
+from builder.common.errors import ServeError
+from builder.serving.client.client import Client
+from builder.serving.load.measure import load_test
+from builder.serving.load.perf_analyzer import find_perf_analyzer
+from builder.serving.load.traffic import Target, concurrencies
+from builder.serving.server.triton import Server, running
 from tests.served.counts import counts
 from tests.served.statistics import TRIES
 

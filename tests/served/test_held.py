@@ -22,15 +22,15 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
-from builder.gateway import leaving, lost
-from builder.gateway.triton import Triton
+from builder.checkpoints.answers import difference
+from builder.common.samples import TEXTS
+from builder.common.tensors import to_tensors, to_values
 from builder.runtime.encoder.waiting import LONG_S
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.serve.triton import Server, running
-from builder.serve.watch import Watcher, children
-from builder.tensors import to_tensors, to_values
-from builder.verify.answers import difference
+from builder.serving.client.client import Client
+from builder.serving.gateway import leaving, lost
+from builder.serving.gateway.triton import Triton
+from builder.serving.server.triton import Server, running
+from builder.serving.server.watch import Watcher, children
 from tests.served.adapters import held_files, put_held
 from tests.served.guests import guest
 from tests.served.patience import comes_about

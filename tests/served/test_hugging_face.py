@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient, constants
 
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.serve.gateway import gateway
-from builder.serve.triton import Server, free_ports
+from builder.common.samples import TEXTS
+from builder.serving.client.client import Client
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import Server, free_ports
 
 Connect = Callable[[str], Client]
 Asking = Callable[[str], InferenceClient]

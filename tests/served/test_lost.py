@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import service_pb2
 
-from builder.gateway import lost, streams
-from builder.gateway.errors import ApiError
-from builder.gateway.triton import Triton
-from builder.serve.client import Client
-from builder.serve.triton import Server, running
-from builder.serve.watch import Watcher, children
-from builder.tensors import to_tensors
+from builder.common.tensors import to_tensors
+from builder.serving.client.client import Client
+from builder.serving.gateway import lost, streams
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.triton import Triton
+from builder.serving.server.triton import Server, running
+from builder.serving.server.watch import Watcher, children
 from tests.served.adapters import put_held
 from tests.served.patience import comes_about
 

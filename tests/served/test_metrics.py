@@ -13,16 +13,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from builder.gateway.app import make_app
-from builder.gateway.catalogue import Catalogue
-from builder.gateway.metrics import Metrics
-from builder.gateway.settings import Settings
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.serve.triton import Server
-from builder.triton.render import templates
-from tests.gateway.asgi import ask
-from tests.gateway.fake_triton import FakeTriton
+from builder.common.samples import TEXTS
+from builder.repository.config.render import templates
+from builder.serving.client.client import Client
+from builder.serving.gateway.app import make_app
+from builder.serving.gateway.catalogue import Catalogue
+from builder.serving.gateway.metrics import Metrics
+from builder.serving.gateway.settings import Settings
+from builder.serving.server.triton import Server
+from tests.serving.gateway.asgi import ask
+from tests.serving.gateway.fake_triton import FakeTriton
 
 
 def _metrics(server: Server, model: str) -> dict[str, float]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from builder.gateway.residency.app import make_on_demand
-from builder.gateway.residency.processes import alive, size_of
-from builder.gateway.settings import OnDemand, Settings
-from builder.gateway.triton import Triton
-from builder.serve.triton import Server, running
-from builder.triton.versions import rollback
+from builder.repository.versions import rollback
+from builder.serving.gateway.residency.app import make_on_demand
+from builder.serving.gateway.residency.processes import alive, size_of
+from builder.serving.gateway.settings import OnDemand, Settings
+from builder.serving.gateway.triton import Triton
+from builder.serving.server.triton import Server, running
 from scripts.benchmarks.fleet_copies import copy
-from tests.gateway.asgi import ask
+from tests.serving.gateway.asgi import ask
 
 NAMES = ("a", "b", "c")
 AMPLE = 4_000_000_000

@@ -13,8 +13,8 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import np_to_triton_dtype
 
-from builder.serve.client import Client
-from builder.serve.triton import Server
+from builder.serving.client.client import Client
+from builder.serving.server.triton import Server
 
 Connect = Callable[[str], Client]
 

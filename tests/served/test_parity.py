@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.checkpoint.resolve import Checkpoint, resolve
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.spec import make_spec
-from builder.verify.answers import difference
+from builder.checkpoints.answers import difference
+from builder.checkpoints.resolve import Checkpoint, resolve
+from builder.common.samples import TEXTS
+from builder.options import make_spec
+from builder.serving.client.client import Client
 from tests.models import SERVED, minilm
 
 UNICODE = "Zürich – 東京 and the naïve 🚆 café."

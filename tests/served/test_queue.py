@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient, InferResult, service_pb2_grpc
 
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.serve.triton import Server
-from builder.tensors import to_tensors, to_values
-from builder.verify.answers import difference
+from builder.checkpoints.answers import difference
+from builder.common.samples import TEXTS
+from builder.common.tensors import to_tensors, to_values
+from builder.serving.client.client import Client
+from builder.serving.server.triton import Server
 from tests.served.patience import comes_about
 
 BURST = 1200  # more than the thousand that Triton keeps for all models

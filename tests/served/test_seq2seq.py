@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from builder.errors import ServeError
-from builder.report.record import read_report
-from builder.samples import TEXTS
-from builder.serve.client import Client
+from builder.common.errors import ServeError
+from builder.common.samples import TEXTS
+from builder.repository.report.record import read_report
+from builder.serving.client.client import Client
 
 Connect = Callable[[str], Client]
 SHORT = [text for text in TEXTS if len(text) < 110]

@@ -19,20 +19,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tritonclient.utils import InferenceServerException
 
 from builder.cli import main
-from builder.errors import RepositoryError, ServeError
-from builder.lint import lint
-from builder.lint.findings import Finding, Severity
+from builder.common.errors import RepositoryError, ServeError
+from builder.common.samples import TEXTS
+from builder.repository.lint import lint
+from builder.repository.lint.findings import Finding, Severity
+from builder.repository.publish import publish
+from builder.repository.sharing.hosting import hosted_model, read_hosted
+from builder.repository.sharing.share import share, unshare
+from builder.repository.signatures import Signer, sign, unsigned
+from builder.repository.verdict import Verified
+from builder.repository.versions import remove, rollback, served
 from builder.runtime.contract import FILE, HOSTED, dump_hosted
-from builder.samples import TEXTS
-from builder.serve.client import Client
-from builder.serve.gateway import gateway
-from builder.serve.triton import Server, free_ports, running
-from builder.triton.hosting import hosted_model, read_hosted
-from builder.triton.publish import publish
-from builder.triton.share import share, unshare
-from builder.triton.signatures import Signer, sign, unsigned
-from builder.triton.versions import remove, rollback, served
-from builder.verify.verdict import Verified
+from builder.serving.client.client import Client
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import Server, free_ports, running
 from scripts.benchmarks.publish import LABELS, one_build
 from tests.served.adapters import held_files
 from tests.served.guests import guest

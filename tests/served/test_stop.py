@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import service_pb2
 
-from builder.errors import ServeError
-from builder.gateway.errors import ApiError
-from builder.gateway.tensors import add_tensor
-from builder.gateway.triton import Triton
+from builder.common.errors import ServeError
 from builder.runtime.fields import Field
-from builder.serve import responses, triton
-from builder.serve.client import Client
-from builder.serve.responses import Responses
-from builder.serve.triton import Server, running
+from builder.serving.client import responses
+from builder.serving.client.client import Client
+from builder.serving.client.responses import Responses
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.tensors import add_tensor
+from builder.serving.gateway.triton import Triton
+from builder.serving.server import triton
+from builder.serving.server.triton import Server, running
 
 SAMPLE = {"text_input": "The museum", "max_tokens": 100, "ignore_eos": True}
 

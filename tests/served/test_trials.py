@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from builder.errors import ServeError
-from builder.plan.needs import served_version
-from builder.serve.client import Client
-from builder.tune.trials import served
+from builder.common.errors import ServeError
+from builder.serving.client.client import Client
+from builder.serving.plan.needs import served_version
+from builder.serving.tune.trials import served
 
 
 def test_a_trial_of_a_decoder_serves_other_settings_and_leaves_the_model_as_it_is(

@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
+from builder.checkpoints.tasks import find_task
+from builder.checkpoints.tasks.base import EncoderTask
 from builder.cli import main
-from builder.serve import canary, promote
-from builder.serve.client import Client
-from builder.serve.control import Control
-from builder.serve.gateway import gateway
-from builder.serve.promote import ROUNDS, Limits, Match, Side, Trial, compare, same_tokens
-from builder.serve.samples import samples_for
-from builder.serve.triton import Server, free_ports, running
-from builder.tasks import find_task
-from builder.tasks.base import EncoderTask
-from builder.triton import versions
-from builder.triton.publish import publish
+from builder.repository import versions
+from builder.repository.publish import publish
+from builder.serving.client.client import Client
+from builder.serving.client.samples import samples_for
+from builder.serving.promotion import canary, promote
+from builder.serving.promotion.promote import ROUNDS, Limits, Match, Side, Trial, compare, same_tokens
+from builder.serving.server.control import Control
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import Server, free_ports, running
 from scripts.benchmarks.publish import Pair, measure, pairs
 from tests.versions import copy_version
 

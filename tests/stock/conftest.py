@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from builder.pipeline import build
-from builder.serve.client import Client
-from builder.serve.triton import Server, running
-from builder.spec import make_spec
+from builder.building.pipeline import build
+from builder.options import make_spec
+from builder.serving.client.client import Client
+from builder.serving.server.triton import Server, running
 from tests.models import REAL, SERVED, minilm
 
 EMBEDDED = "24.10"  # the release of the embedded server, and so of backends that it can open

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from builder.cards import CARDS
-from builder.errors import SpecError
-from builder.triton.releases import OPERATOR_NEEDS, RELEASES, has, runtime_of, version_tuple
+from builder.common.cards import CARDS
+from builder.common.errors import SpecError
+from builder.common.releases import OPERATOR_NEEDS, RELEASES, has, runtime_of, version_tuple
 
 if TYPE_CHECKING:
-    from builder.onnx.graph import Graph
-    from builder.spec import Gpu, LayoutOptions
+    from builder.graphs.onnx.graph import Graph
+    from builder.options import Gpu, LayoutOptions
 
 KERNELS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("cuda_kernels.json").read_text("utf-8"))
 # The numbers by which Triton's ONNX Runtime backend knows the values of these options.

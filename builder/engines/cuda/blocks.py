@@ -39,13 +39,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from builder.errors import SpecError
-from builder.memory import WIDTHS
-from builder.onnx.cleanup import drop_unused
-from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant_once, attributes_of, replace_nodes
-from builder.onnx.operators import CACHED_ATTENTION, DOMAIN
-from builder.onnx.paging import count_one_row, refuse_leftovers
+from builder.common.errors import SpecError
+from builder.common.memory import WIDTHS
+from builder.graphs.onnx.cleanup import drop_unused
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import add_constant_once, attributes_of, replace_nodes
+from builder.graphs.onnx.operators import CACHED_ATTENTION, DOMAIN
+from builder.graphs.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda_blocks import TABLES, block_tokens, cache_name

@@ -13,6 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+from builder.checkpoints.grids import Grids
+from builder.common.errors import SpecError
+from builder.common.memory import Memory, cache_bytes, whole_blocks
 from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_sizes, refuse_windows
 from builder.engines.cuda.blocks import block_bytes, page_attention
 from builder.engines.cuda.lowering import decoder_for_cuda
@@ -21,15 +24,12 @@ from builder.engines.cuda.weights import EightBit
 from builder.engines.decoding import Executors, Lowered, let_go
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime.decoding import Decoding as OnnxRuntime
-from builder.errors import SpecError
-from builder.memory import Memory, cache_bytes, whole_blocks
-from builder.onnx.candidates import with_candidates
-from builder.onnx.graph import Graph, check_release
-from builder.onnx.grids import Grids
-from builder.onnx.slots import FILE as COPIER
-from builder.onnx.slots import choose_rows, slot_copier
-from builder.optimise.half_precision import HALVES
-from builder.optimise.weights import BITS, quantise_weights
+from builder.engines.optimise.half_precision import HALVES
+from builder.engines.optimise.weights import BITS, quantise_weights
+from builder.graphs.onnx.candidates import with_candidates
+from builder.graphs.onnx.graph import Graph, check_release
+from builder.graphs.onnx.slots import FILE as COPIER
+from builder.graphs.onnx.slots import choose_rows, slot_copier
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS

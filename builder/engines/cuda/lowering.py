@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from builder.common.errors import SpecError
 from builder.engines.cuda import without_kernel
-from builder.errors import SpecError
-from builder.onnx.graph import MODEL_FILE, Graph, load_whole, operator_needs, save_graph
-from builder.onnx.rounding import rounded
-from builder.optimise.half_precision import to_half
+from builder.engines.optimise.half_precision import to_half
+from builder.graphs.onnx.graph import MODEL_FILE, Graph, load_whole, operator_needs, save_graph
+from builder.graphs.onnx.rounding import rounded
 
 
 def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) -> tuple[Graph, Graph]:

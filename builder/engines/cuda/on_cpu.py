@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant, attributes_of, replace_nodes
-from builder.onnx.operators import CACHED_ATTENTION, DOMAIN
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
+from builder.graphs.onnx.operators import CACHED_ATTENTION, DOMAIN
 from builder.runtime.generation.executors.paged import OPERATOR
 
 WHERE = "paged.where"  # (tokens, 2) int64: the block of each token, and its place in it

@@ -5,11 +5,11 @@ Options: triton-inference-server/onnxruntime_backend, README.md.
 
 from __future__ import annotations
 
+from builder.common.errors import SpecError
+from builder.common.releases import version_tuple
 from builder.engines.cuda import NUMBERS, attention_kernels, provider_options
-from builder.errors import SpecError
-from builder.spec import Gpu, LayoutOptions
-from builder.triton.placement import Accelerator
-from builder.triton.releases import version_tuple
+from builder.engines.placement import Accelerator
+from builder.options import Gpu, LayoutOptions
 
 OPTIONS_SINCE = "24.06"
 

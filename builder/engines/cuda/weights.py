@@ -17,10 +17,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from builder.checkpoints.grids import Blocks
+from builder.common.errors import SpecError
 from builder.engines.eight_bit import SYMMETRIC, EightBitProducts
-from builder.errors import SpecError
-from builder.onnx.grids import Blocks
-from builder.onnx.nodes import add_constant, eight_bit_scales, eight_bits
+from builder.graphs.onnx.nodes import add_constant, eight_bit_scales, eight_bits
 
 SIZES = (128, 64, 32, 16)  # of a block, the fewest scales first
 

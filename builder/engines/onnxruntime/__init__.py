@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from builder.common.releases import runtime_of
+from builder.common.workplace import scratch
 from builder.engines import Infer
-from builder.onnx.graph import MODEL_FILE as MODEL_FILE
-from builder.onnx.graph import Graph, load_whole, save_graph
-from builder.onnx.rounding import rounded
+from builder.engines.stock import Signature, Tensor
+from builder.graphs.onnx.graph import MODEL_FILE as MODEL_FILE
+from builder.graphs.onnx.graph import Graph, load_whole, save_graph
+from builder.graphs.onnx.rounding import rounded
 from builder.runtime.contract import Session
-from builder.triton.releases import runtime_of
-from builder.triton.stock import Signature, Tensor
-from builder.workplace import scratch
 
 BACKEND = "onnxruntime"
 NAME = "ONNX Runtime"

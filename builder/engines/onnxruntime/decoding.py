@@ -8,23 +8,25 @@ from typing import ClassVar
 
 import numpy as np
 
+from builder.common.errors import SpecError
+from builder.common.memory import Memory, cache_bytes, refuse_slots
+from builder.common.releases import runtime_of
 from builder.engines.decoding import DecodingEngine, Executors
 from builder.engines.onnxruntime import MAPPED, loop_session, resting
 from builder.engines.onnxruntime.older import for_runtime
-from builder.errors import SpecError
-from builder.memory import Memory, cache_bytes, refuse_slots
-from builder.onnx.graph import Graph, check_release
-from builder.onnx.operators import CACHED_ATTENTION
-from builder.onnx.searches import finding_likeliest
-from builder.optimise.cache_precision import quantise_cache
-from builder.optimise.fusion import fuse
+from builder.engines.optimise.cache_precision import quantise_cache
+from builder.engines.optimise.fusion import fuse
+from builder.graphs.onnx.graph import Graph, check_release
+from builder.graphs.onnx.operators import CACHED_ATTENTION
+from builder.graphs.onnx.searches import finding_likeliest
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.in_process import InPlace
 from builder.runtime.sessions import open_session
-from builder.triton.releases import runtime_of
 
-INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, the last three, builder/onnx/slots.py
+# Inputs of a step, other than its caches: builder/graphs/export/decoder.py and, the last three,
+# builder/graphs/onnx/slots.py.
+INPUTS = {
     "input_ids": ("TYPE_INT64", (-1, -1)),
     "position_ids": ("TYPE_INT64", (-1, -1)),
     "seqlens_k": ("TYPE_INT32", (-1,)),

@@ -11,7 +11,7 @@ from builder.engines.key_lengths import count_keys
 from builder.engines.onnxruntime import BACKEND
 from builder.engines.tensorrt import refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
-from builder.onnx.graph import Graph
+from builder.graphs.onnx.graph import Graph
 
 
 class Encoding(EncodingEngine):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import onnx
 
-from builder.onnx.graph import Graph, nodes_of, read_graph
-from builder.triton.releases import version_tuple
+from builder.common.releases import version_tuple
+from builder.graphs.onnx.graph import Graph, nodes_of, read_graph
 
 CHANGED = "1.24.0"
 WINDOW = "local_window_size"

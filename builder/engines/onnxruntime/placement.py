@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from builder.engines.cuda import placement as cuda
 from builder.engines.onnxruntime import parameters
+from builder.engines.placement import OF_TOKENS, Accelerator, InstanceGroup, Placement, on_cpu
+from builder.engines.profiles import Calls, input_shapes
 from builder.engines.tensorrt.placement import profiles_of
-from builder.onnx.graph import Graph
+from builder.graphs.onnx.graph import Graph
+from builder.options import LayoutOptions
 from builder.runtime.recipe.compile import sha256
-from builder.spec import LayoutOptions
-from builder.triton.placement import OF_TOKENS, Accelerator, InstanceGroup, Placement, on_cpu
-from builder.triton.profiles import Calls, input_shapes
 
 PRECISION_MODES = {"fp16": "FP16", "int8-static": "INT8"}  # the modes that the graph's own types need
 

@@ -1,4 +1,4 @@
-"""Graphs in whichever ONNX Runtime is found first; builder/verify/replay.py runs this file, without the builder."""
+"""Graphs in whichever ONNX Runtime is found first; builder/building/verify/replay.py runs this file alone."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -14,8 +14,8 @@ import onnx
 from onnx import helper
 
 from builder.engines.eight_bit import EightBitProducts
-from builder.onnx.nodes import add_constant
-from builder.onnx.operators import DOMAIN
+from builder.graphs.onnx.nodes import add_constant
+from builder.graphs.onnx.operators import DOMAIN
 
 
 class EightBit(EightBitProducts):

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.common.errors import ExportError
+from builder.common.releases import RELEASES
 from builder.engines import Infer
-from builder.errors import ExportError
+from builder.engines.stock import Signature, Tensor
 from builder.runtime.contract import CacheType, OpenVinoSession
-from builder.triton.releases import RELEASES
-from builder.triton.stock import Signature, Tensor
 
 if TYPE_CHECKING:
-    from builder.onnx.graph import Graph
+    from builder.graphs.onnx.graph import Graph
 
 BACKEND = "openvino"
 NAME = "OpenVINO"

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from builder.common.errors import SpecError
+from builder.common.memory import ADVICE, Memory, whole_blocks
 from builder.engines.decoding import DecodingEngine, Executors, let_go
 from builder.engines.openvino import BACKEND, decoder_properties
 from builder.engines.openvino.lowering import block_bytes, page_attention
-from builder.errors import SpecError
-from builder.memory import ADVICE, Memory, whole_blocks
-from builder.onnx.graph import Graph
+from builder.graphs.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.openvino import OpenVino

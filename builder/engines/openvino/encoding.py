@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from builder.engines.cpu import cpu
+from builder.common.cpu import cpu
 from builder.engines.encoding import VNNI, Encoders, EncodingEngine, Variant
 from builder.engines.openvino import BACKEND, BF16, MODEL_FILE, arithmetic_on, convert
-from builder.onnx.graph import Graph, remove_graph
-from builder.optimise.quantised import Quantised
+from builder.engines.optimise.quantised import Quantised
+from builder.graphs.onnx.graph import Graph, remove_graph
 
 
 class Encoding(EncodingEngine):

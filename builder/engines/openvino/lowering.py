@@ -29,13 +29,13 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from builder.errors import ExportError
-from builder.memory import WIDTHS
-from builder.onnx.cleanup import drop_unused
-from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant, attributes_of, replace_nodes
-from builder.onnx.operators import CACHED_ATTENTION, CACHED_BIAS
-from builder.onnx.paging import count_one_row, refuse_leftovers
+from builder.common.errors import ExportError
+from builder.common.memory import WIDTHS
+from builder.graphs.onnx.cleanup import drop_unused
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
+from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS
+from builder.graphs.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.openvino_graph import BLOCK, DOMAIN, TABLES
 from builder.runtime.generation.executors.paged import OPERATOR

@@ -1,4 +1,4 @@
-"""Models in whichever OpenVINO is found first; builder/verify/replay.py runs this file, without the builder."""
+"""Models in whichever OpenVINO is found first; builder/building/verify/replay.py runs this file alone."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from builder.common.errors import SpecError
+from builder.common.releases import RELEASES, version_tuple, with_tensorrt
 from builder.engines import Infer, onnxruntime
-from builder.errors import SpecError
 from builder.runtime.contract import Session
-from builder.triton.releases import RELEASES, version_tuple, with_tensorrt
 
 if TYPE_CHECKING:
-    from builder.onnx.graph import Graph
+    from builder.graphs.onnx.graph import Graph
 
 BACKEND = "tensorrt"
 NAME = "TensorRT"

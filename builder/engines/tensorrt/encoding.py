@@ -8,14 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from builder.common.progress import Stage
 from builder.engines.encoding import Encoders, EncodingEngine, Variant
 from builder.engines.tensorrt import BACKEND, refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
 from builder.engines.tensorrt.recipe import recipe_files
-from builder.onnx.graph import Graph
-from builder.progress import Stage
+from builder.graphs.onnx.graph import Graph
+from builder.options import LayoutOptions
 from builder.runtime.contract import EncoderServing
-from builder.spec import LayoutOptions
 
 
 class Encoding(EncodingEngine):

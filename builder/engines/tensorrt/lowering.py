@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from builder.errors import ExportError
-from builder.onnx.graph import Graph, load_whole, save_graph
-from builder.onnx.nodes import add_constant, replace_nodes
-from builder.onnx.operators import STANDARD
+from builder.common.errors import ExportError
+from builder.graphs.onnx.graph import Graph, load_whole, save_graph
+from builder.graphs.onnx.nodes import add_constant, replace_nodes
+from builder.graphs.onnx.operators import STANDARD
 
 TANH = 0.044715  # of GELU's approximation, Hendrycks and Gimpel 2016
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from builder.common.errors import SpecError
+from builder.engines.placement import InstanceGroup, Placement, graph_buckets
+from builder.engines.profiles import Calls, covering_profile, default_profiles, uncovered
 from builder.engines.tensorrt import PLATFORM
-from builder.errors import SpecError
-from builder.onnx.graph import Graph
-from builder.spec import LayoutOptions, Profile
-from builder.triton.placement import InstanceGroup, Placement, graph_buckets
-from builder.triton.profiles import Calls, covering_profile, default_profiles, uncovered
+from builder.graphs.onnx.graph import Graph
+from builder.options import LayoutOptions, Profile
 
 
 def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
+from builder.common.releases import RELEASES
 from builder.engines.gpu import least_capability
+from builder.engines.placement import OF_TOKENS
+from builder.engines.profiles import Calls, Shape, input_shapes, largest_calls
 from builder.engines.tensorrt import infer
 from builder.engines.tensorrt.placement import profiles_of
-from builder.onnx.graph import MODEL_FILE, Graph
+from builder.graphs.onnx.graph import MODEL_FILE, Graph
+from builder.options import LayoutOptions
 from builder.runtime.contract import EncoderServing
 from builder.runtime.recipe import compile as program
-from builder.spec import LayoutOptions
-from builder.triton.placement import OF_TOKENS
-from builder.triton.profiles import Calls, Shape, input_shapes, largest_calls
-from builder.triton.releases import RELEASES
 
 CALLS = 4  # of the samples' calls, from the shortest to the longest
 # How far a plan may be from ONNX Runtime on the CPU, of the largest value: kernels round in other places.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoints.libraries import quiet_libraries
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoints.libraries import quiet_libraries
 from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.posts import Row, gpt2, quantisation, question_answering, training_aware
 

@@ -12,11 +12,11 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from builder.machine import available_cores
-from builder.pipeline import build
+from builder.building.pipeline import build
+from builder.common.machine import available_cores
+from builder.common.samples import TEXTS
+from builder.options import make_spec
 from builder.runtime.generation.service import Service
-from builder.samples import TEXTS
-from builder.spec import make_spec
 from scripts.benchmarks import peers
 from scripts.benchmarks.decoding import cache_designs, executor_of
 from scripts.benchmarks.generators import make_checkpoint

@@ -11,16 +11,16 @@ import numpy as np
 import onnx
 from transformers import AutoTokenizer
 
-from builder.checkpoint.resolve import resolve
+from builder.building.pipeline import build
+from builder.building.variants.candidates import VariantMaker
+from builder.checkpoints.resolve import resolve
+from builder.common.machine import available_cores
+from builder.common.samples import TEXTS
 from builder.engines import infer_with
 from builder.engines.encoding import Variant
-from builder.export.encoder import export
-from builder.machine import available_cores
-from builder.onnx.nodes import constant_products
-from builder.pipeline import build
-from builder.samples import TEXTS
-from builder.spec import make_spec
-from builder.variants.candidates import VariantMaker
+from builder.graphs.export.encoder import export
+from builder.graphs.onnx.nodes import constant_products
+from builder.options import make_spec
 from scripts.benchmarks import peers, seq2seq
 from scripts.benchmarks.decoding import int8_peak
 from scripts.benchmarks.posts import Row, alone, median_ms

@@ -24,20 +24,20 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from builder import Client, running
-from builder.checkpoint.resolve import resolve
+from builder.building.pipeline import build
+from builder.building.variants.candidates import VariantMaker
+from builder.checkpoints.resolve import resolve
+from builder.common.machine import available_cores
+from builder.common.samples import TEXTS
 from builder.engines import infer_with
 from builder.engines.encoding import Variant
-from builder.export.encoder import export
-from builder.machine import available_cores
-from builder.onnx.graph import Graph
-from builder.optimise.compaction import compact
-from builder.pipeline import build
-from builder.samples import TEXTS
-from builder.serve.triton import free_ports
-from builder.spec import make_spec
-from builder.variants.candidates import VariantMaker
+from builder.engines.optimise.compaction import compact
+from builder.graphs.export.encoder import export
+from builder.graphs.onnx.graph import Graph
+from builder.options import make_spec
+from builder.serving.server.triton import free_ports
 from scripts.benchmarks.posts import Row, alone, median_ms
-from tests.checkpoints import make_tokenizer
+from tests.tiny_encoders import make_tokenizer
 from tests.trained import question_answering
 
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}

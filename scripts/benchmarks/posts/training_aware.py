@@ -16,8 +16,8 @@ import torch
 from torch.nn.utils import parametrize
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from builder.pipeline import build
-from builder.spec import make_spec
+from builder.building.pipeline import build
+from builder.options import make_spec
 from scripts.benchmarks.posts import Row, alone
 from tests.trained import fit, question_answering, question_batches
 

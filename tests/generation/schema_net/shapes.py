@@ -15,8 +15,8 @@ from typing import Any
 import check_jsonschema
 import kubernetes_validate
 
-from builder.gateway.generation.calls import Tool, call_schema
 from builder.runtime.generation.guides import LARGEST
+from builder.serving.gateway.generation.calls import Tool, call_schema
 
 KUBERNETES = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 STORE = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor"

@@ -2,10 +2,10 @@
 
 The cache is a tensor that a call returns and the next one is given, and is not read here: on a GPU only a step's
 tokens and logits, all or the highest, cross to the host's memory. Within the GPU the cache is copied: the graph gathers
-the slots that go on and those of this call, and puts the latter back (builder/onnx/slots.py), and for each tensor of
-a request Triton's Python backend allocates memory of the server's and copies into it (python_backend, python_be.cc,
-ExecuteBLSRequest). The first call asks the graph for a cache of zeros, so that none is sent. Knows nothing about
-requests, and nothing about Triton but that a handle can be handed back.
+the slots that go on and those of this call, and puts the latter back (builder/graphs/onnx/slots.py), and for each
+tensor of a request Triton's Python backend allocates memory of the server's and copies into it (python_backend,
+python_be.cc, ExecuteBLSRequest). The first call asks the graph for a cache of zeros, so that none is sent. Knows
+nothing about requests, and nothing about Triton but that a handle can be handed back.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class BlsCuda(Executor):
     """Decoder behind `infer`, which takes arrays and handles, and returns every present as a handle.
 
     `inputs` and `outputs`: those of the graph, `cache_rows`, `cache_slots` and `new_cache_length` among them
-    (builder/onnx/slots.py) and, where it finds candidates, `top_logits` and `top_tokens`
-    (builder/onnx/candidates.py).
+    (builder/graphs/onnx/slots.py) and, where it finds candidates, `top_logits` and `top_tokens`
+    (builder/graphs/onnx/candidates.py).
     """
 
     guesses = True

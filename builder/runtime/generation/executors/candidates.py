@@ -1,8 +1,8 @@
 """Name the graph outputs that carry the most probable next tokens, and put these in order.
 
-On a GPU only they leave the device, not all logits (builder/onnx/candidates.py); on a CPU a beam search reads them,
-with the totals that make them log-probabilities (builder/onnx/likeliest.py). Knows logits; knows no engine and no
-sampling.
+On a GPU only they leave the device, not all logits (builder/graphs/onnx/candidates.py); on a CPU a beam search reads
+them, with the totals that make them log-probabilities (builder/graphs/onnx/likeliest.py). Knows logits; knows no engine
+and no sampling.
 """
 
 from __future__ import annotations

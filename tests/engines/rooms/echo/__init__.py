@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+from builder.common.errors import SpecError
 from builder.engines import Infer, onnxruntime
-from builder.errors import SpecError
-from builder.onnx.graph import Graph
+from builder.graphs.onnx.graph import Graph
 
 NAME = "Echo"
 PACKAGE = "onnxruntime"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from builder.engines.encoding import Encoders, EncodingEngine, Variant
-from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.optimise.quantised import Quantised
+from builder.engines.optimise.quantised import Quantised
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 
 from . import MODEL_FILE
 

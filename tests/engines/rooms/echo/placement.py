@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from builder.onnx.graph import Graph
-from builder.spec import LayoutOptions
-from builder.triton.placement import Placement, on_cpu
-from builder.triton.profiles import Calls
+from builder.engines.placement import Placement, on_cpu
+from builder.engines.profiles import Calls
+from builder.graphs.onnx.graph import Graph
+from builder.options import LayoutOptions
 
 
 def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:

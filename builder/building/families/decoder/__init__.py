@@ -1,0 +1,87 @@
+"""Decoders: one graph for prefill and decoding over a cache, run by the emitted decode loop.
+
+A decoder is built for one engine (one_engine.py), or for each that this machine can measure, of which one is chosen
+(fastest_engine.py). One with a draft is two decoders that are built side by side (drafted.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from builder.building.families import Family
+from builder.building.families.decoder.drafted import refuse_draft
+from builder.building.families.decoder.fastest_engine import Engines, FastestEngine, of_each
+from builder.building.families.decoder.one_engine import Decoder
+from builder.building.families.generating import read_samples, refuse_options
+from builder.checkpoints.chat_template import chat_template
+from builder.checkpoints.decoding import refuse_other_text
+from builder.checkpoints.generation_config import generation_file, refuse_unserved
+from builder.checkpoints.resolve import Checkpoint
+from builder.common.errors import CheckpointError, SpecError
+from builder.common.memory import weights_bytes
+from builder.common.progress import Stage
+from builder.engines.decoding import DecodingEngine, engine_of, measurable
+from builder.graphs.export.decoder import cache_shapes
+from builder.options import BuildSpec
+
+
+def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
+    """Return the steps of a decoder.
+
+    Raises SpecError and CheckpointError for what is refused before the work begins.
+    """
+    refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
+    refuse_draft(spec)
+    file = generation_file(checkpoint.folder)
+    refuse_unserved(checkpoint.model.generation_config, is_decoder=True, file=file)
+    _refuse_narrow_search(spec, checkpoint.model.generation_config, file)
+    chat_template(checkpoint.tokenizer)  # raises for one that cannot be served
+    refuse_other_text(checkpoint.tokenizer)
+    with stage("plan memory"):
+        if spec.engine != "auto":
+            return _on_one(engine_of(spec), checkpoint, folder)
+        engines = {name: engine_of(spec.model_copy(update={"engine": name})) for name in measurable()}
+        return _on_each(engines, checkpoint, folder)
+
+
+def _refuse_narrow_search(spec: BuildSpec, config: GenerationConfig, file: str) -> None:
+    """Raise SpecError if the checkpoint searches with more beams than there are slots and --beams is not given."""
+    if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
+        raise SpecError(
+            f"the checkpoint's {file} searches with {config.num_beams} beams, which need as many slots; "
+            f"--slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
+        )
+
+
+def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Decoder:
+    engine.refuse()
+    spec = engine.spec
+    layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
+    memory = engine.plan_memory(layers, weights, checkpoint.max_length)
+    rows = tuple(map(tuple, sample_rows(spec.samples, checkpoint)))
+    return Decoder(spec, checkpoint, folder, engine, memory, layers, rows)
+
+
+def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, folder: Path) -> FastestEngine:
+    """Build the decoder of each engine, with its graphs in a folder of its own."""
+    for name in engines:
+        (folder / name).mkdir()
+    decoders = of_each(
+        Engines(engines), lambda name: lambda engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
+    )
+    return FastestEngine(decoders.by_engine, decoders.refused)
+
+
+def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:
+    """Return the samples as token rows. Raises SpecError, or CheckpointError where none is left."""
+    samples = read_samples(path, checkpoint, checkpoint.task.fields({})[0])
+    texts = [str(sample["text_input"]) for sample in samples]
+    rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]
+    rows = [row for row in rows if len(row) > 2]
+    if not rows:
+        raise CheckpointError("no sample has more than two tokens; give texts with --samples, as text_input")
+    return rows

@@ -1,0 +1,177 @@
+"""A decoder on the engine that generates most over the samples: `--engine auto`.
+
+Export and reference are made once; from there on each engine has its own stages (one_engine.py). An engine is left out,
+and the report says why, if it cannot serve this model, or not with these options, or if no precision keeps the quality.
+If an engine's answers differ from PyTorch's, the build stops. What the other engines chose is then run as it will be
+served: the emitted loop, one sequence at a time and several at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Generic, TypeVar
+
+from builder.building.families.decoder.one_engine import Chosen, Decoder, Exact, Fused, Measured
+from builder.building.families.generating import vocabulary_of
+from builder.building.variants.traffic import Rates, Traffic, fastest, in_words, measure, remark_on_noise
+from builder.building.verify.emitted import generate
+from builder.building.verify.generation import geometry_of
+from builder.building.verify.runtimes import Replay
+from builder.common.errors import BuilderError, ExportError, SpecError, VerificationError
+from builder.common.progress import Stage
+from builder.engines import title
+from builder.engines.decoding import opened
+from builder.graphs.export.decoder import DecoderExport
+from builder.repository.config.entries import RepositoryEntry
+from builder.repository.report.record import BuildReport, EngineCheck, Rung
+from builder.repository.verdict import Comparison
+
+ANSWER = 16  # tokens
+TRAFFIC = Traffic(clients=(1, 8), requests=16)
+UNABLE = (SpecError, ExportError)  # raised by an engine that cannot serve a model
+
+Before = TypeVar("Before")
+After = TypeVar("After")
+
+
+@dataclass(frozen=True)
+class Engines(Generic[After]):
+    """Result of a stage for each engine, by its name in options; `refused`: the engines left out, and why."""
+
+    by_engine: Mapping[str, After]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Choice of `engine`, with the variants of all engines in its ladder; `choice`: what was measured, in words."""
+
+    engine: str
+    chosen: Chosen
+    choice: str
+
+
+@dataclass(frozen=True)
+class FastestEngine:
+    """Stages of `decoders`, one for each engine; `refused`: the engines that refused the options, and why."""
+
+    decoders: Mapping[str, Decoder]
+    refused: Mapping[str, str]
+
+    def export(self) -> DecoderExport:
+        return self._first.export()
+
+    def reference(self, exported: DecoderExport) -> Measured:
+        return self._first.reference(exported)
+
+    def fuse(self, exported: DecoderExport) -> Engines[Fused]:
+        each = Engines(dict.fromkeys(self.decoders, exported), self.refused)
+        return of_each(each, lambda engine: self.decoders[engine].fuse, UNABLE)
+
+    def verify(self, fused: Engines[Fused], reference: Measured) -> Engines[Exact]:
+        return of_each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
+
+    def climb(self, exact: Engines[Exact], stage: Stage) -> Picked:
+        """Choose the precision that each engine would serve, then the engine that generates most tokens a second."""
+        chosen = of_each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
+        rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
+        engine = fastest(rates) if rates else next(iter(chosen.by_engine))
+        ladder = [rung for one in chosen.by_engine.values() for rung in one.ladder[1:]]
+        picked = chosen.by_engine[engine]
+        return Picked(engine, replace(picked, ladder=(picked.ladder[0], *ladder)), _choice(engine, rates, chosen))
+
+    def lasts(self, picked: Picked) -> bool:
+        return self.decoders[picked.engine].lasts(picked.chosen)
+
+    def replay(self, picked: Picked) -> Replay:
+        return self.decoders[picked.engine].replay(picked.chosen)
+
+    def lay_out(self, picked: Picked, stage: Stage) -> Sequence[RepositoryEntry]:
+        return self.decoders[picked.engine].lay_out(picked.chosen, stage)
+
+    def comparison(self, picked: Picked) -> Comparison:
+        return self.decoders[picked.engine].comparison(picked.chosen)
+
+    def report(
+        self, picked: Picked, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
+    ) -> BuildReport:
+        report = self.decoders[picked.engine].report(picked.chosen, entries, checks)
+        return replace(report, choice="; ".join(filter(None, [picked.choice, report.choice])))
+
+    @property
+    def _first(self) -> Decoder:
+        return next(iter(self.decoders.values()))
+
+    def _climb(self, engine: str, exact: Exact, stage: Stage) -> Chosen:
+        """Return the choice of `engine`, with the engine's name in its variants."""
+        chosen = self.decoders[engine].climb(exact, stage)
+        named = {id(rung): _named(rung, engine) for rung in (*chosen.ladder[1:], chosen.exact.rung, chosen.rung)}
+        return replace(
+            chosen,
+            exact=replace(chosen.exact, rung=named[id(chosen.exact.rung)]),
+            ladder=(chosen.ladder[0], *(named[id(rung)] for rung in chosen.ladder[1:])),
+            rung=named[id(chosen.rung)],
+        )
+
+    def _rates(self, chosen: Mapping[str, Chosen], stage: Stage) -> dict[str, Rates]:
+        with stage("measure as served"):
+            loops = {engine: self._loop(engine, one) for engine, one in chosen.items()}
+            return measure(loops, self._first.rows, TRAFFIC)
+
+    def _loop(self, engine: str, chosen: Chosen) -> Callable[[Sequence[Sequence[int]]], object]:
+        """Return the emitted loop over the choice of `engine`: a function that answers several rows, greedily."""
+        decoder = self.decoders[engine]
+        room, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
+        geometry = geometry_of(
+            chosen.exact.fused.exported.caches,
+            max(TRAFFIC.clients),
+            room,
+            vocabulary_of(decoder.checkpoint.model),
+            decoder.engine.cache_type,
+        )
+        executor = opened(chosen.own, spec.build_threads)(geometry)
+        return lambda rows: generate(executor, rows, ANSWER, spec.serving.prefill_tokens)
+
+
+def of_each(
+    before: Engines[Before],
+    step: Callable[[str], Callable[[Before], After]],
+    unable: tuple[type[BuilderError], ...],
+) -> Engines[After]:
+    """Run `step` for each engine and leave out those that raise an error of the types `unable`.
+
+    If none is left, raises an error with all reasons: of their type if all failed with the same type, else BuilderError
+    itself.
+    """
+    results: dict[str, After] = {}
+    refused = dict(before.refused)
+    kinds: list[type[BuilderError]] = []
+    for engine, one in before.by_engine.items():
+        try:
+            results[engine] = step(engine)(one)
+        except unable as error:
+            refused[engine] = str(error)
+            kinds.append(type(error))
+            if len(kinds) == len(before.by_engine):
+                kind = kinds[0] if len({*kinds}) == 1 and not before.refused else BuilderError
+                reasons = _reasons(refused)
+                raise kind(f"no engine can serve this model with these options: {reasons}") from error
+    return Engines(results, refused)
+
+
+def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[Chosen]) -> str:
+    words = f"chose {title(fastest)}"
+    if rates:
+        named = {chosen.by_engine[engine].rung.name: rate for engine, rate in rates.items()}
+        words += f": answers of {ANSWER} tokens a second as served, {in_words(named)}{remark_on_noise(rates, 'engine')}"
+    return words + (f"; not possible: {_reasons(chosen.refused)}" if chosen.refused else "")
+
+
+def _reasons(refused: Mapping[str, str]) -> str:
+    return ", ".join(f"{title(engine)} ({reason})" for engine, reason in refused.items())
+
+
+def _named(rung: Rung, engine: str) -> Rung:
+    return replace(rung, name=f"{rung.name} {title(engine)}")

@@ -1,0 +1,196 @@
+"""Shared parts of the families that generate: samples, refusals, set-up of the decode loop, precisions and report.
+
+Knows the specification, the checkpoint and the contract with the emitted loop; knows no engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from builder.building.variants.generating import Required
+from builder.building.verify.generation import TOLERANCE
+from builder.checkpoints.decoding import cleans_up
+from builder.checkpoints.generation_config import (
+    end_ids,
+    generation_file,
+    known_token_rules,
+    max_tokens,
+    option_defaults,
+)
+from builder.checkpoints.resolve import Checkpoint
+from builder.checkpoints.tasks.base import Task
+from builder.common.errors import SpecError
+from builder.common.memory import Memory
+from builder.common.releases import has
+from builder.common.samples import load_samples
+from builder.common.speed import Latencies
+from builder.engines.optimise.quantised import Quantised
+from builder.graphs.onnx.operators import CACHED_ATTENTION, FUSED
+from builder.options import BuildSpec, Serving
+from builder.repository.config.entries import RepositoryEntry
+from builder.repository.layout.encoder import request_limits
+from builder.repository.report.provenance import file_hashes
+from builder.repository.report.record import BuildReport, EngineCheck, Rung
+from builder.repository.verdict import Bound
+from builder.runtime.contract import Arena, GenerationServing, Session
+from builder.runtime.fields import Field
+from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
+
+AUTO = ("int8", "int8-weights", "int4-weights")
+PRECISIONS = ("fp32", *AUTO, "auto")
+OPERATORS = (*FUSED, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
+
+
+def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]:
+    """Return the precision of the weights, or those that are tried."""
+    if precision != "auto":
+        return (precision,)
+    eight_bits = has("MatMulNBits with 8 bits", triton, in_process)
+    return ("fp32", *(one for one in AUTO if one != "int8-weights" or eight_bits))
+
+
+def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:
+    """Raise SpecError for an option that means nothing to a model that generates, by name: none is ignored.
+
+    `of_the_family`: what this family refuses beyond that, and whether it was given.
+    """
+    stated = {
+        "--pooling": spec.pooling is not None,
+        "--truncate": spec.truncate,
+        "--instances (use --slots)": spec.instances > 1,
+        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
+        f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})": spec.target == "cpu"
+        and spec.precision not in PRECISIONS,
+        "--level": spec.level != "O2",
+        "--prune": spec.prune is not None,
+        "--graph": spec.graph is not None,
+        **of_the_family,
+        "serving.queue.timeout_action DELAY": spec.serving.queue.timeout_action == "DELAY",
+        "serving.queue.allow_timeout_override (requests may always send a timeout)": (
+            spec.serving.queue.allow_timeout_override
+        ),
+        "serving.response_cache": spec.serving.response_cache,
+        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
+        "serving.priority_levels": spec.serving.priority_levels > 0,
+    }
+    unusable = [name for name, used in stated.items() if used]
+    if unusable:
+        raise SpecError(f"{', '.join(unusable)}: {family} does not have that; build without it")
+
+
+def read_samples(path: Path | None, checkpoint: Checkpoint, inputs: Sequence[Field]) -> list[Mapping[str, Any]]:
+    """Return the samples that have a text; the user's own, in `path`, are read as `inputs` say. Raises SpecError."""
+    task = checkpoint.task
+    samples: Sequence[Mapping[str, Any]] = task.samples
+    if path is not None:
+        samples = load_samples(path, inputs, task.labels)
+    return [sample for sample in samples if sample.get("text_input")]
+
+
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """Return the number of logits of a position: as many as the tokeniser has tokens, or more."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> Rung:
+    """Return PyTorch's own `Rung`: the error is 0 and the agreement is 1."""
+    return Rung("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
+
+
+def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
+    """Return a remark for a checkpoint with 4 or 8-bit weights that is served in fp32; None for others."""
+    grids = checkpoint.grids
+    if grids is None or grids.scattered or precision != "fp32":
+        return None
+    return (
+        f"the checkpoint's weights have {grids.bits} bits: --precision int{grids.bits}-weights serves them as they are"
+    )
+
+
+def exact_bound(exact: Rung) -> Bound:
+    """Return the bound on the graph in fp32, before anything is quantised."""
+    error = math.inf if exact.error is None else exact.error
+    return Bound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
+
+
+def kept_bounds(required: Required, exact: Rung, served: Rung, pytorch: Rung, metric: str) -> tuple[Bound, ...]:
+    """Return the bounds on the variant that is served; none where that is the exact one."""
+    return () if served is exact else required.bounds(served, pytorch, metric)
+
+
+def serving_document(
+    options: Serving,
+    checkpoint: Checkpoint,
+    config: GenerationConfig,
+    arena: Arena,
+    session: Session,
+    beams: int,
+    fields: Sequence[Field],
+    start: int | None = None,
+    **of_the_family: Any,
+) -> GenerationServing:
+    """Return what serving.json tells the emitted loop, with the checkpoint's generation_config as defaults.
+
+    `start`: tokens that an answer has before its first, of an encoder-decoder.
+    """
+    vocabulary = vocabulary_of(checkpoint.model)
+    ends = end_ids(config, checkpoint.tokenizer, vocabulary)
+    return GenerationServing(
+        task=checkpoint.task.name,
+        arena=arena,
+        session=session,
+        vocabulary=vocabulary,
+        queue=options.queue.size,
+        queue_timeout_ms=options.queue.waiting_ms,
+        limits=request_limits(options.limits),
+        beams=beams,
+        max_tokens=max_tokens(config, start),
+        end_ids=ends,
+        fields=[field.name for field in fields],
+        defaults=option_defaults(config, beams, start),
+        rules=known_token_rules(config, ends, vocabulary, generation_file(checkpoint.folder)),
+        clean_up=cleans_up(checkpoint.tokenizer),
+        **of_the_family,
+    )
+
+
+def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any] | None:
+    """Return how many products and embeddings of the graphs were quantised, for the report; None where none were."""
+    if not parts:
+        return None
+    return {
+        "precision": precision,
+        "matmuls": sum(part.matmuls for part in parts),
+        "embeddings": sum(part.embeddings for part in parts),
+    }
+
+
+def report_of(
+    about: Mapping[str, Any],
+    task: Task,
+    quality: float | None,
+    memory: Memory,
+    operators: Counter[str],
+    entries: Sequence[RepositoryEntry],
+    checks: tuple[EngineCheck, ...],
+    **of_the_family: Any,
+) -> BuildReport:
+    """Return the report of a generating model: the common facts, `about` the build, and the fields `of_the_family`."""
+    return BuildReport(
+        **about,
+        operators={name: operators[name] for name in OPERATORS if operators[name]},
+        metric=task.metric,
+        threshold=task.required(quality),
+        padding=0.0,
+        files=file_hashes(entries),
+        memory=asdict(memory),
+        verified_on=checks,
+        **of_the_family,
+    )

@@ -1,0 +1,108 @@
+"""Settings of an encoder-decoder's texts, by checkpoint and user: how answers begin and end, prefixes, languages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from builder.checkpoints.generation_config import generation_file, refuse_unserved
+from builder.checkpoints.languages import languages, nearest
+from builder.checkpoints.resolve import Checkpoint
+from builder.checkpoints.tasks.base import Instructions, seq2seq_task
+from builder.common.errors import CheckpointError, SpecError
+from builder.graphs.onnx.graph import ENCODER_FILE
+from builder.runtime.contract import Language, LayerShape, Source
+
+LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that a checkpoint gives its decode loop, for one task."""
+
+    config: GenerationConfig
+    instructions: Instructions
+    start: int
+    beams: int
+    max_answer: int
+    languages: Mapping[str, Language]
+
+
+def read_settings(
+    checkpoint: Checkpoint, task: str | None, slots: int, asked_beams: int | None, max_answer: int | None
+) -> Settings:
+    """Read the checkpoint's generation_config, with what applies to this task alone.
+
+    Raises CheckpointError and SpecError.
+    """
+    instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, task or checkpoint.task.name)
+    config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
+    file = generation_file(checkpoint.folder)
+    refuse_unserved(config, is_decoder=False, of_task=instructions.options, file=file)
+    start = config.decoder_start_token_id
+    if start is None:
+        start = config.bos_token_id
+    if start is None:
+        raise CheckpointError(
+            f"{checkpoint.source} does not say which token its answers start from; add decoder_start_token_id to its "
+            "generation_config.json"
+        )
+    beams = asked_beams or config.num_beams or 1
+    if beams > slots:
+        raise SpecError(
+            f"a search of {beams} beams needs as many slots; --slots is {slots}: raise it, or say with --beams how "
+            "many a search is to have"
+        )
+    longest = max_answer or max(config.max_length or 0, 1 + (config.max_new_tokens or 0), LONGEST_ANSWER)
+    positions = getattr(checkpoint.config, "max_position_embeddings", None)
+    if max_answer and positions and max_answer > positions:
+        raise SpecError(f"--max-answer {max_answer} exceeds the {positions} positions this model has; use at most that")
+    known = languages(checkpoint.tokenizer)
+    names_pair = task is not None and task != checkpoint.task.name
+    if known:
+        codes = {"source": instructions.source, "target": instructions.target}
+        for kind, code in codes.items():
+            if names_pair and code is not None and nearest(code, known) is None:
+                raise SpecError(f"the {kind} language {code!r} of --task is not known; known are {', '.join(known)}")
+        source, target = (nearest(code, known) for code in codes.values())
+        instructions = replace(instructions, source=source, target=target)
+    elif instructions.pairs:
+        if names_pair and f"{instructions.source} to {instructions.target}" not in instructions.pairs:
+            raise SpecError(f"--task {task}: the model translates {', '.join(instructions.pairs)}")
+    else:
+        instructions = replace(instructions, source=None, target=None)  # a model of one pair needs no names for it
+    if instructions.prefix is None:
+        instructions = replace(instructions, prefix="" if known else own_prefix(checkpoint.config))
+    return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)
+
+
+def own_prefix(config: PreTrainedConfig) -> str:
+    """Return what transformers' pipelines up to 4.57 put before every text without a language, such as BART's space."""
+    return str(getattr(config, "prefix", None) or "")
+
+
+def source_of(checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape], token_budget: int) -> Source:
+    """Return what serving.json says of texts: their limit, what is put before them, and how answers begin."""
+    target = settings.instructions.target
+    forced = settings.config.forced_bos_token_id
+    if target is None:
+        begun = [code for code, entry in settings.languages.items() if entry.first in (settings.start, forced)]
+        target = begun[0] if begun else None
+    source = settings.instructions.source
+    if settings.languages and source is None:
+        source = getattr(checkpoint.tokenizer, "src_lang", None)
+    return Source(
+        max_length=checkpoint.max_length,
+        layers=cross,
+        encoder=ENCODER_FILE,
+        token_budget=token_budget,
+        start=settings.start,
+        first=forced,
+        prefix=settings.instructions.prefix or "",
+        pairs=settings.instructions.pairs,
+        languages=settings.languages,
+        source_language=source,
+        target_language=target,
+    )

@@ -1,0 +1,48 @@
+"""Samples that an encoder-decoder is judged on, tokenised as the emitted code does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from builder.building.families.generating import read_samples
+from builder.checkpoints.resolve import Checkpoint, tokenizer_json
+from builder.common.errors import CheckpointError
+from builder.runtime.contract import Source
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.prompts import SourceTexts, beginning
+
+
+def texts_to_judge(path: Path | None, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
+    """Return the samples with a text to read. Raises SpecError, or CheckpointError where none is left."""
+    samples = read_samples(path, checkpoint, checkpoint.task.fields({"languages": True})[0])
+    if not samples:
+        raise CheckpointError("there is no sample; give texts with --samples, as text_input")
+    return samples
+
+
+def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: Source) -> list[tuple[int, ...]]:
+    """Return the samples as the emitted code tokenises them."""
+    spoken, wanted = source.source_language, source.target_language
+    if source.pairs:
+        pair = next(iter(source.pairs)).split(" to ")
+        spoken, wanted = spoken or pair[0], wanted or pair[-1]
+    if source.languages:
+        wanted = _verified_target(source)
+    unlimited = replace(source, max_length=10**9, source_language=spoken, target_language=wanted)
+    prompts = SourceTexts(unlimited, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
+    prompted = [prompts(Options(prompt=str(sample["text_input"]))).source for sample in samples]
+    return [row[: checkpoint.max_length] for row in prompted]
+
+
+def verified_beginning(source: Source) -> tuple[int, int | None]:
+    """Return how a verified answer begins: in the default target language, or in the first that is known."""
+    return beginning(source, source.languages[_verified_target(source)] if source.languages else None)
+
+
+def _verified_target(source: Source) -> str:
+    return source.target_language or next(iter(source.languages))

@@ -1,0 +1,115 @@
+"""Shared parts of vLLM and TensorRT-LLM, which run a checkpoint as it is: nothing is exported or measured.
+
+For models that are too large for one GPU, or for this machine: their weights are never loaded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from builder.checkpoints.resolve import CheckpointFiles
+from builder.common.errors import SpecError
+from builder.engines.placement import InstanceGroup
+from builder.options import BuildSpec, Serving
+from builder.repository.config.entries import Config, RepositoryEntry
+from builder.repository.report.provenance import file_hashes
+from builder.repository.report.record import BuildReport, Rung
+from builder.repository.verdict import Unverified
+from builder.runtime.fields import Field
+
+TASK = "text-generation"
+
+
+def place_checkpoint(name: str, models_folder: str, checkpoint: CheckpointFiles) -> tuple[str, dict[str, bytes | Path]]:
+    """Return the path where the engine finds the checkpoint, and the files copied for that from a local folder."""
+    if checkpoint.revision is not None:  # a Hub id and its commit identify the weights; a local folder does not
+        return checkpoint.source, {}
+    copied = (".json", ".safetensors", ".txt", ".model", ".jinja")
+    files: dict[str, bytes | Path] = {
+        f"1/checkpoint/{file.name}": file for file in sorted(checkpoint.folder.iterdir()) if file.suffix in copied
+    }
+    return f"{models_folder.rstrip('/')}/{name}/1/checkpoint", files
+
+
+def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Mapping[str, str]) -> None:
+    """Raise SpecError for a task or an option that an engine which runs the whole checkpoint does not have."""
+    flag = f"--engine {spec.engine}"
+    if checkpoint.task.name != TASK:
+        raise SpecError(f"{flag} serves {TASK}; this checkpoint is for {checkpoint.task.name} (--task)")
+    if spec.precision not in precisions:
+        raise SpecError(
+            f"{flag} has {', '.join(precisions)}, not --precision {spec.precision}; a quantised checkpoint is read "
+            "as it is: leave --precision out"
+        )
+    section = str(spec.engine).replace("-", "_")
+    stated = {
+        "--prune": spec.prune is not None,
+        "--graph": spec.graph is not None,
+        "--level": spec.level != "O2",
+        "--samples": spec.samples is not None,
+        "--draft": spec.draft is not None,
+        "--quality": spec.quality is not None,
+        "--beams": spec.beams is not None,
+        "--max-answer": spec.max_answer is not None,
+        "--cache": spec.cache != "fp32",
+        "--cache-gb": spec.cache_gb is not None,
+        "--executor": spec.executor != "in-process",
+        f"--instances (use {section}.tensor_parallel_size)": spec.instances > 1,
+        "--truncate": spec.truncate,
+        "--pooling": spec.pooling is not None,
+    }
+    unusable = [name for name, used in stated.items() if used]
+    if unusable:
+        raise SpecError(f"{', '.join(unusable)} cannot be used with {flag}, which runs the checkpoint as it is")
+
+
+def front(
+    name: str,
+    backend: str,
+    group: InstanceGroup,
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    serving: Serving,
+    files: Mapping[str, bytes | Path],
+) -> RepositoryEntry:
+    """Return the one model of the repository, which streams; its engine batches by itself."""
+    config = Config(
+        name=name,
+        backend=backend,
+        max_batch_size=0,
+        inputs=fields[0],
+        outputs=fields[1],
+        groups=(group,),
+        serving=serving,
+        dynamic_batching=False,
+        decoupled=True,
+        parameters=dict(sorted(serving.metadata.items())),
+    )
+    return RepositoryEntry(name, config, files)
+
+
+def unverified(
+    about: Mapping[str, Any], engine: str, checkpoint: CheckpointFiles, name: str, entry: RepositoryEntry
+) -> Unverified:
+    """Return the entry with its report, which says that its answers were compared with nothing.
+
+    `about`: what every report begins with.
+    """
+    rung = Rung(name, sum(file.stat().st_size for file in checkpoint.weights), {})
+    report = BuildReport(
+        **about,
+        attention={"fused": 0, "layers": 0},
+        operators={},
+        quantised=None,
+        ladder=(rung,),
+        metric=checkpoint.task.metric,
+        threshold=0.0,
+        samples=0,
+        padding=0.0,
+        warnings=(f"nothing was run: {engine} serves the checkpoint as it is; its answers were compared with nothing",),
+        files=file_hashes([entry]),
+        chosen=rung.name,
+        engine=engine,
+    )
+    return Unverified((entry,), report)

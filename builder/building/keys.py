@@ -1,0 +1,117 @@
+"""Key of all that a build depends on: the checkpoint's files, options, this package, libraries and processor.
+
+Needs no torch: to find out that nothing changed takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from builder.checkpoints.untrusted import refuse_files
+from builder.common.cache.digests import digest_of
+from builder.common.cpu import cpu
+from builder.common.errors import CheckpointError, SpecError
+from builder.common.folders import PACKAGE
+from builder.common.machine import available_cores, total_memory
+from builder.options import BuildSpec, Source
+from builder.repository.report.provenance import PACKAGES, samples_file, versions
+
+TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # in a checkout, in an installed wheel
+LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
+# Files beside a checkpoint that the build does not read: weights of other frameworks.
+UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".tflite", ".gguf", ".onnx"})
+
+
+def build_key(spec: BuildSpec) -> str:
+    """Return the key of the whole build of `spec`: 64 hexadecimal digits, equal for builds with the same result.
+
+    The folder that it publishes to is not part of it. Raises CheckpointError if there is no such checkpoint, SpecError
+    for --samples or --graph that cannot be read.
+    """
+    return key_of(
+        {
+            "options": spec.facts,
+            "files": own_files(spec.samples, spec.graph),
+            "draft": None if spec.draft_source is None else checkpoint_facts(spec.draft_source),
+            **surroundings(),
+            **checkpoint_facts(spec.source),
+        }
+    )
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """Return the hash of `facts` (JSON), in hexadecimal."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:
+    """Return the digests of the user's own samples and graph. Raises SpecError."""
+    try:
+        digest = None if graph is None else digest_of(sorted(graph.parent.glob(f"{graph.stem}.*")))
+        return {"samples": samples_file(samples), "graph": digest}
+    except OSError as error:
+        raise SpecError(f"{error.filename} cannot be read ({error.strerror})") from error
+
+
+def surroundings() -> dict[str, Any]:
+    """Return the facts of this package, the libraries, and the machine that measures."""
+    memory = total_memory() >> 30
+    return {"code": code(), "libraries": dict(libraries()), "machine": [cpu(), available_cores(), memory]}
+
+
+@cache
+def code() -> str:
+    """Return the hash of this package as it is installed."""
+    digest = hashlib.sha256()
+    for folder in (PACKAGE, *TEMPLATES):
+        for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            digest.update(f"{file.relative_to(folder)}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def libraries() -> tuple[tuple[str, str], ...]:
+    """Return the libraries that make and judge graphs, and Python, with their versions."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return ("python", python), *versions(LIBRARIES).items()
+
+
+def checkpoint_facts(source: Source) -> dict[str, Any]:
+    """Return the commit of a Hub id, or all readable files of a folder. Raises CheckpointError."""
+    folder = Path(source.model).expanduser()
+    if not folder.is_dir():
+        from builder.checkpoints.fetch import fetch  # loads huggingface_hub
+
+        _, commit = fetch(source.model, source.revision, weights=False)
+        return {"source": source.model.rstrip("/"), "commit": commit}
+    refuse_files(folder, source.model)  # a FIFO would block, and a link to a device never end
+    try:
+        return {"source": folder.resolve().name, "contents": dict(_contents(folder))}
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror})") from error
+
+
+def _contents(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the files of each folder with their digests; weights, which are large, share one."""
+    for inside in _folders(folder):
+        weights = [file for file in inside if file.suffix == ".safetensors"]
+        yield from ((str(file.relative_to(folder)), digest_of([file])) for file in inside if file not in weights)
+        if weights:
+            names = " ".join(f"{file.relative_to(folder)} {file.stat().st_size}" for file in weights)
+            yield names, digest_of(weights)
+
+
+def _folders(folder: Path) -> Iterator[list[Path]]:
+    """Yield the files that a build may read, folder by folder."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
+        yield [file for file in files if file.suffix not in UNREAD and file.is_file()]

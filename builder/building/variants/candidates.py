@@ -1,0 +1,188 @@
+"""Variants of an exported encoder: a precision on an engine.
+
+Decides what `--precision` and `--engine` mean and what `auto` tries, of all that the engines offer; the packages of the
+engines build their own form of a graph (builder/engines/encoding.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from builder.common.errors import SpecError
+from builder.engines.encoding import Variant, all_variants, encoding_engine
+from builder.engines.optimise.activations import Feeds
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.half_precision import HALVES, to_half
+from builder.engines.optimise.quantisation import candidates, quantise, sensitivity
+from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise.weights import BITS, quantise_weights
+from builder.engines.plain_attention import spell_out_attention
+from builder.graphs.onnx.graph import MODEL_FILE, Graph, check_release, load_whole, read_graph, remove_graph, save_graph
+from builder.options import BuildSpec
+
+STATIC = ("int8-static", "fp8")
+SENSITIVE = ("int8", *STATIC)  # precisions that can leave layers alone
+GIVEN = "as given"
+AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every CPU they were measured on
+
+
+def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
+    """Return the variants that `spec` allows on a CPU with the instruction sets `flags`. Raises SpecError for none."""
+    here = [v for v in all_variants() if v.target == "cpu"]
+    if spec.graph is not None:
+        engines = list(dict.fromkeys(v.engine for v in here))
+        chosen = engines if spec.engine == "auto" else [spec.engine or engines[0]]
+        return tuple(Variant(GIVEN, engine) for engine in chosen)
+    precision = "fp16" if spec.level == "O4" else spec.precision
+    if spec.target != "cpu":
+        return (_on_gpu(spec.target, spec.engine, precision, spec.triton),)
+    wanted = AUTO if precision == "auto" else (precision,)
+    matching = [v for one in wanted for v in here if v.precision == one and spec.engine in (None, "auto", v.engine)]
+    if not matching:
+        those = " and ".join(v.engine for v in here if v.precision == precision)
+        if not those:
+            raise SpecError(f"no engine has {precision} on a CPU; --target tensorrt has")
+        raise SpecError(f"{spec.engine} has no {precision} on a CPU; {those} has: leave --engine out")
+    reasons = {v: encoding_engine(v.engine).unable(v.precision, flags) for v in matching}
+    able = [v for v in matching if reasons[v] is None]
+    if not able:
+        raise SpecError(reasons[matching[0]])
+    return tuple(able if spec.engine == "auto" or precision == "auto" else able[:1])
+
+
+def _on_gpu(target: str, stated: str | None, precision: str, triton: str) -> Variant:
+    """Return the variant for a GPU, whatever this machine has. Raises SpecError."""
+    here = [v for v in all_variants() if v.target == target]
+    engines = list(dict.fromkeys(v.engine for v in here))
+    engine = stated or (target if target in engines else engines[0])
+    encoding_engine(engine).refuse_release(target, triton)
+    of_engine = [v for v in here if v.engine == engine]
+    for variant in of_engine:
+        if variant.precision == precision:
+            return variant
+    known = ", ".join(v.precision for v in of_engine)
+    if precision == "auto":
+        raise SpecError(f"--precision auto measures, and this machine does not run --target {target}: say {known}")
+    raise SpecError(f"{engine} has no {precision} for --target {target}; it has {known}")
+
+
+def _whole(graph: Graph) -> onnx.ModelProto:
+    """Read a user's graph whole, with weights in other files too.
+
+    onnx's reader knows the weights of other exporters, but refuses a file with several names (hard links), as a
+    published version has: the cache has it too.
+    """
+    several = any(file.stat().st_nlink > 1 for file in graph.files)
+    return load_whole(graph.path) if several else onnx.load(str(graph.path))
+
+
+@dataclass(frozen=True)
+class VariantMaker:
+    """Maker of the variants of one exported graph. `feeds`: the engine's inputs, to calibrate on.
+
+    `verified`: the graph fused at the spec's level, where it was fused to be verified.
+    """
+
+    spec: BuildSpec
+    exported: Graph
+    folder: Path
+    feeds: Sequence[Feeds]
+    verified: Graph | None = None
+
+    @cached_property
+    def fused(self) -> Graph:
+        """Graph fused for ONNX Runtime."""
+        graph = self.verified or fuse(self.exported, self.folder, self.spec.level)
+        check_release(graph, self.spec.triton, self.spec.in_process)
+        return graph
+
+    @cached_property
+    def plain(self) -> Graph:
+        """Graph for engines that fuse attention themselves."""
+        return spell_out_attention(self.exported, self.folder)
+
+    @cached_property
+    def _sources(self) -> dict[tuple[str, str], Graph]:
+        """Graphs that engines read, by their names and targets, where they were built already."""
+        return {}
+
+    @cached_property
+    def own_graph(self) -> Graph:
+        """The user's own graph. Raises SpecError if it is not one of this checkpoint's task."""
+        path = self.spec.graph
+        assert path is not None
+        try:
+            graph = read_graph(path)
+            model = _whole(graph)
+        except (OSError, DecodeError, onnx.checker.ValidationError) as error:
+            raise SpecError(f"--graph {path} cannot be read as ONNX: {error}") from error
+        wrong = [name for name in graph.inputs if name not in self.exported.inputs]
+        if wrong or graph.outputs != self.exported.outputs:
+            raise SpecError(
+                f"--graph {path} takes {', '.join(graph.inputs)} and gives {', '.join(graph.outputs)}; the task takes "
+                f"{', '.join(self.exported.inputs)} and gives {', '.join(self.exported.outputs)}: name them so"
+            )
+        check_release(graph, self.spec.triton, self.spec.in_process)
+        return save_graph(model, self.folder / "given" / MODEL_FILE)
+
+    def sensitive(self, variant: Variant) -> list[str]:
+        """Return the layers of `variant` that can be left alone, those that lose most first."""
+        source = self._source(variant)
+        return sensitivity(source, candidates(source), self.feeds) if variant.precision in SENSITIVE else []
+
+    def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
+        """Build the graph of `variant`. Raises VerificationError where nothing came of it."""
+        source, spec, engine = self._source(variant), self.spec, encoding_engine(variant.engine)
+        path = self.folder / f"{variant.precision}-{variant.engine}-{len(left_alone)}" / MODEL_FILE
+        quantised = Quantised(source)
+        if variant.precision == "int8":
+            quantised = quantise(source, path, left_alone)
+        elif variant.precision in STATIC:
+            quantised = self._static(variant, source, path, left_alone)
+        elif variant.precision in BITS:
+            quantised = quantise_weights(source, variant.precision, spec.weight_options, self.folder)
+            check_release(quantised.graph, spec.triton, spec.in_process)
+        elif variant.precision in HALVES and not engine.halves_itself:
+            in_float = engine.without_half(source.operators, variant.precision, variant.target, spec.triton)
+            half = to_half(source, path, variant.precision, in_float)
+            on_gpu = variant.target != "cpu" and variant.precision == "fp16"
+            quantised = Quantised(replace(half, arithmetic="fp16") if on_gpu else half)
+        return engine.finish(quantised, variant.precision, path)
+
+    def discard(self, variant: Variant, made: Quantised) -> None:
+        """Remove the files of `variant`, except those that it was made of."""
+        if made.graph.path != self._source(variant).path:
+            remove_graph(made.graph)
+
+    def _static(self, variant: Variant, source: Graph, path: Path, left_alone: Sequence[str]) -> Quantised:
+        """Quantise `source` statically into `path`.
+
+        TensorRT takes activations around zero only and has no 8-bit tables.
+        """
+        from builder.engines.optimise.static_quantisation import quantise_statically  # loads onnxruntime.quantization
+
+        calibration = self.spec.calibration
+        if variant.target == "cpu":
+            return quantise_statically(source, path, calibration, self.feeds, left_alone)
+        calibration = calibration.model_copy(update={"symmetric": True})
+        real = path.parent / "real" / path.name
+        quantised = quantise_statically(
+            source, real, calibration, self.feeds, left_alone, False, variant.precision == "fp8"
+        )
+        if not encoding_engine(variant.engine).half_beside_bytes:
+            return quantised
+        return replace(quantised, graph=to_half(quantised.graph, path))
+
+    def _source(self, variant: Variant) -> Graph:
+        if variant.precision == GIVEN:
+            return self.own_graph
+        key = (variant.engine, variant.target)
+        if key not in self._sources:
+            self._sources[key] = encoding_engine(variant.engine).source(self, variant.target)
+        return self._sources[key]

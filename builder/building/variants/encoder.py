@@ -1,0 +1,125 @@
+"""Variants of an encoder: forms of one graph, timed over a grid of shapes, judged by the front's own answers.
+
+Times and qualities are remembered, for the next build of the same checkpoint on the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from builder.building.variants.candidates import VariantMaker
+from builder.building.variants.evaluator import Evaluator
+from builder.building.variants.ladder import Candidate
+from builder.building.variants.measurements import Measurements
+from builder.building.variants.traffic import Rates
+from builder.building.verify.quality import Quality
+from builder.common.speed import Latencies, speed_up
+from builder.engines.encoding import Variant
+from builder.engines.optimise.quantised import Quantised
+from builder.repository.report.record import Rung
+
+ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
+
+
+@dataclass
+class EncoderRungs:
+    """Rungs of an encoder: how its variants are built, timed and judged.
+
+    `base`: PyTorch, which speeds are relative to; `exact`: the variant that was measured in every way already, and its
+    quality; `prefix`: what the names of the other variants begin with.
+    """
+
+    evaluator: Evaluator
+    maker: VariantMaker
+    base: Rung
+    exact: tuple[Rung, Quality]
+    threshold: float
+    known: Measurements
+    prefix: str
+    qualities: dict[str, Quality] = field(default_factory=dict)
+    """Qualities of what was judged in this build, by the name of the variant."""
+    _variants: dict[tuple[Variant, int], Quantised] = field(default_factory=dict)
+    _layers: dict[Variant, list[str]] = field(default_factory=dict)
+
+    def name(self, option: Variant) -> str:
+        return f"{self.prefix}{option.name}"
+
+    def time(self, option: Variant, left_alone: int) -> Rung:
+        """Return the times, remembered or measured."""
+        name = self.name(option) + (f", {left_alone} layers fp32" if left_alone else "")
+        rung = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
+        if rung is None:
+            graph = self.variant(option, left_alone).graph
+            rung = Rung(name, graph.size, self.evaluator.latency(graph))
+            self.known.remember(rung)
+        return rung
+
+    def speed(self, latency: Latencies) -> float:
+        return speed_up(latency, self.base.latency_ms)
+
+    def judge(self, candidate: Candidate[Variant]) -> Rung:
+        """Return the variant with its quality.
+
+        A variant remembered as too bad is not built again; one that is served always is.
+        """
+        rung, exact = candidate.rung, self.exact
+        if rung is exact[0]:
+            self.qualities[rung.name] = exact[1]
+            return rung
+        if rung.quality is not None and not self.keeps(rung):
+            return rung
+        graph = self.variant(candidate.option, candidate.left_alone).graph
+        rung, self.qualities[rung.name] = self.evaluator.judged(rung, graph, self.evaluator.opened(graph))
+        self.known.remember(rung)
+        return rung
+
+    def keeps(self, rung: Rung) -> bool:
+        return self.quality(rung) >= self.threshold - ROUNDING
+
+    def quality(self, rung: Rung) -> float:
+        return self.evaluator.relative_quality(rung)
+
+    def leave_more(self, candidate: Candidate[Variant]) -> int | None:
+        """Return twice as many layers, at most half of them."""
+        left_alone = max(1, 2 * candidate.left_alone)
+        return None if left_alone > len(self._sensitive(candidate.option)) // 2 else left_alone
+
+    def drop(self, candidate: Candidate[Variant]) -> None:
+        """Remove its graph, if it was built; it would be built again if it was asked for."""
+        made = self._variants.pop((candidate.option, candidate.left_alone), None)
+        if made is not None:
+            self.maker.discard(candidate.option, made)
+
+    def served(self, candidates: Sequence[Candidate[Variant]]) -> Mapping[str, Rates]:
+        """Measure the emitted front's own traffic over each."""
+        return self.evaluator.traffic(
+            {one.rung.name: self.variant(one.option, one.left_alone).graph for one in candidates}
+        )
+
+    def reached(self, rung: Rung) -> str:
+        return f"{self.evaluator.metric} of {self.quality(rung):.4f}"
+
+    def requirement(self) -> str:
+        return f"{self.threshold:.4f}"
+
+    def refusal(self, judged: Sequence[Rung]) -> str:
+        best = max(judged, key=self.quality)
+        return (
+            f"{best.name} reaches a {self.reached(best)} on the samples, the best of {len(judged)} tried, layers left "
+            f"in fp32 included; {self.requirement()} is required. Nothing was published: use --precision fp32"
+            + ", a smaller --prune" * (self.maker.spec.prune is not None)
+            + ", or accept less with --quality"
+        )
+
+    def variant(self, option: Variant, left_alone: int) -> Quantised:
+        """Return the graph of a variant."""
+        key = (option, left_alone)
+        if key not in self._variants:
+            self._variants[key] = self.maker.make(option, self._sensitive(option)[:left_alone] if left_alone else [])
+        return self._variants[key]
+
+    def _sensitive(self, option: Variant) -> list[str]:
+        if option not in self._layers:
+            self._layers[option] = self.maker.sensitive(option)
+        return self._layers[option]

@@ -1,0 +1,284 @@
+"""Measurements of every variant of an encoder: the emitted front, the samples, and transformers' answers to them.
+
+Knows the checkpoint and its task; the numbers come from parity, quality and latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.building.variants.latency import engine_latencies
+from builder.building.variants.traffic import Rates, measure
+from builder.building.verify.mates import alike
+from builder.building.verify.parity import Reference, error_at, usual_references
+from builder.building.verify.quality import Quality, served_quality
+from builder.checkpoints.resolve import Checkpoint, tokenizer_json
+from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, encoder_task, one_pipeline
+from builder.common.cache.digests import write_whole
+from builder.common.errors import CheckpointError, SpecError
+from builder.common.memory import weights_bytes
+from builder.common.samples import load_samples, with_mask
+from builder.common.speed import Latencies
+from builder.common.tensors import to_tensors
+from builder.engines import Infer, infer_with, onnxruntime
+from builder.graphs.export.rows import Rows, padding_id, rows_of
+from builder.graphs.onnx.graph import Graph
+from builder.options import BuildSpec, FrontOptions
+from builder.repository.layout.encoder import bucketed, serving_document
+from builder.repository.report.record import Rung
+from builder.runtime.contract import FILE, Alike, EncoderServing, dump
+from builder.runtime.encoder.pipeline import Pipeline
+from builder.runtime.fields import Field, InputError
+
+MOST_WEIGHTS = 200_000_000  # bytes of a model that answers a hundred texts more in seconds
+FEWEST = 16  # samples, of which half are fitted to
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """One model's measurements. `front` contains serving.json and tokenizer.json, as they will be emitted."""
+
+    spec: BuildSpec
+    checkpoint: Checkpoint
+    module: TaskGraph
+    front: Path
+    serving: EncoderServing
+    tokenizer: str
+    fields: tuple[Sequence[Field], Sequence[Field]]
+    samples: tuple[Sample, ...]  # to judge on
+    labels: tuple[Sample, ...]  # those samples with their right answers; empty where they are unknown
+    expected: tuple[Answer, ...]  # transformers' answers to them
+    feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples to fit to, call by call
+
+    @property
+    def metric(self) -> str:
+        """Meaning of quality here: agreement with PyTorch or, with labels, the share of PyTorch's score."""
+        if not self.labels:
+            return self.checkpoint.task.metric
+        return f"share of PyTorch's {next(iter(self.reference_scores))}"
+
+    @cached_property
+    def reference_scores(self) -> Mapping[str, float]:
+        """PyTorch's own scores, where there are labels. Raises SpecError for labels that cannot be scored."""
+        return self._score(self.expected)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Tokens that test rows for this checkpoint are made of."""
+        return rows_of(self.checkpoint)
+
+    @cached_property
+    def usual(self) -> tuple[Reference, ...]:
+        """PyTorch's answers to the rows that every graph is compared on."""
+        return usual_references(self.module, self.rows, self.checkpoint.max_length)
+
+    def relative_quality(self, rung: Rung) -> float:
+        """Return the quality of a variant, as `metric` defines it."""
+        if not self.labels:
+            return rung.quality or 0.0
+        name, score = next(iter(self.reference_scores.items()))
+        return rung.scores[name] / max(score, 1e-9) if rung.scores else 0.0
+
+    def _score(self, answers: Sequence[Answer]) -> Mapping[str, float]:
+        if not self.labels:
+            return {}
+        try:
+            return encoder_task(self.checkpoint.task).score(self.labels, answers)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            keys = ", ".join(self.checkpoint.task.labels)
+            raise SpecError(f"the labels of --samples ({keys}) cannot be scored: expected {error}") from error
+
+    def opened(self, graph: Graph, mapped: bool = False) -> Infer:
+        """Open `graph` with the threads and the spinning it will be served with.
+
+        `mapped`: open an ONNX Runtime graph with its weights left in their file.
+        """
+        threads = self.spec.build_threads
+        if mapped:
+            return onnxruntime.infer_mapped(graph, threads)
+        return infer_with(graph, threads, self.spec.serving.spinning)
+
+    def quality(self, graph: Graph, infer: Infer) -> Quality:
+        """Compare the emitted code over `graph`, opened as `infer`, with transformers."""
+        task = encoder_task(self.checkpoint.task)
+        return served_quality(infer, self.front_of(graph), task, self.fields, self.samples, self.expected, self._score)
+
+    def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
+        """Return the latencies of `graph`, opened as `infer` or for this alone; nothing for another machine's GPU."""
+        if self.spec.target != "cpu":
+            return {}
+        return engine_latencies(
+            infer or self.opened(graph), graph, self.rows, self.checkpoint.max_length, self.spec.chooses_by_time
+        )
+
+    def front_of(self, graph: Graph) -> Path:
+        """Return the folder of the front's files, as they will be emitted with `graph`."""
+        serving = bucketed(self.serving, graph)
+        if serving is self.serving:
+            return self.front
+        folder = self.front.with_name(f"{self.front.name}-{graph.engine}")
+        if not folder.exists():
+            folder.mkdir()
+            (folder / FILE).write_text(dump(replace(serving, warm_up=self.warm_up_rows())), "utf-8")
+            (folder / "tokenizer.json").write_text(self.tokenizer, "utf-8")
+        return folder
+
+    def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
+        """Return requests a second of the emitted front over each of `graphs`, by name, with the threads of service."""
+        fronts = {name: Pipeline(self.front_of(graph), self.opened(graph)) for name, graph in graphs.items()}
+        for front in fronts.values():
+            front.warm_up()
+        return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
+
+    def rung(self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool) -> tuple[Rung, Quality]:
+        """Measure `graph` in every way, on `more` rows than usual; `mapped`: with its weights left in their file."""
+        infer = self.opened(graph, mapped)
+        rung, quality = self.judged(Rung(name, graph.size, {}), graph, infer, more)
+        return replace(rung, latency_ms=self.latency(graph, infer)), quality
+
+    def judged(self, rung: Rung, graph: Graph, infer: Infer, more: Sequence[Reference] = ()) -> tuple[Rung, Quality]:
+        """Return `rung`, which has a size, with its quality and its largest relative error against PyTorch.
+
+        Its graph is open as `infer`.
+        """
+        quality, per_token = self.quality(graph, infer), encoder_task(self.checkpoint.task).per_token
+        judged = replace(
+            rung,
+            error=max(error_at(infer, graph, reference, per_token) for reference in (*self.usual, *more)),
+            quality=quality.mean,
+            worst=quality.worst,
+            batch_agreement=quality.batch_agreement,
+            scores=dict(quality.scores),
+        )
+        return judged, quality
+
+    def on_more_samples(self) -> Evaluator:
+        """Return this evaluator with the task's further samples; itself where the user gave samples, or it takes long.
+
+        The fewer samples there are, the better the worst of them looks.
+        """
+        task = encoder_task(self.checkpoint.task)
+        if self.spec.samples is not None or weights_bytes(self.checkpoint.model) > MOST_WEIGHTS:
+            return self
+        front = Pipeline(self.front, _no_engine)
+        more = tuple(sample for sample in task.more_samples if _fits(sample, front, self.fields[0]))
+        with one_pipeline():
+            expected = tuple(task.reference(self.checkpoint, sample) for sample in more)
+        return replace(self, samples=self.samples + more, expected=self.expected + expected)
+
+    def serving_as(self, options: FrontOptions, graph: Graph) -> Evaluator:
+        """Return this evaluator for a front with other `options`: of its queue and of its batches."""
+        before = self.serving
+        serving = _serving(options, self.checkpoint, graph, before.batching.alike, before.parameters)
+        if serving != self.serving:
+            write_whole(self.front / FILE, dump(serving).encode())
+        return replace(self, serving=serving)
+
+    def warm_up_rows(self) -> list[dict[str, list[int]]]:
+        """Return the tokens of a short and of a long text of the samples, without padding."""
+        sources = self.serving.inputs
+        rows = []
+        for call in (self.feeds[0], self.feeds[-1]):
+            length = int(call["attention_mask"][0].sum()) if "attention_mask" in call else call["input_ids"].shape[1]
+            lengths = {name: None if source == "task" else length for name, source in sources.items()}
+            rows.append({name: call[name][0, : lengths[name]].tolist() for name in sources})
+        return rows
+
+
+def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph: Graph, folder: Path) -> Evaluator:
+    """Write the front's files into `folder` and ask transformers for its answers.
+
+    Raises SpecError for samples that do not fit the task, CheckpointError when there are none to verify on.
+    """
+    task = encoder_task(checkpoint.task)
+    parameters = task.parameters(checkpoint)
+    needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
+    serving = _serving(spec.front, checkpoint, graph, needed, parameters)
+    tokenizer = tokenizer_json(checkpoint.tokenizer)
+    front = folder / "front"
+    front.mkdir(exist_ok=True)  # an earlier attempt may have left it
+    (front / FILE).write_text(dump(serving), "utf-8")
+    (front / "tokenizer.json").write_text(tokenizer, "utf-8")
+    fields = task.fields(parameters)
+    if spec.samples is not None:
+        samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
+    else:
+        mask = checkpoint.tokenizer.mask_token or ""
+        front_alone = Pipeline(front, _no_engine)
+        samples = tuple(s for s in (with_mask(s, mask) for s in task.samples) if _fits(s, front_alone, fields[0]))
+    if not samples:
+        raise CheckpointError(
+            f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
+        )
+    labelled = samples if set(task.labels) & set(samples[0]) else ()
+    samples = tuple({k: value for k, value in sample.items() if k not in task.labels} for sample in samples)
+    fitted, judged = _split(samples) if spec.fits else (samples, samples)
+    labels = labelled[1::2] if spec.fits else labelled
+    feeds = _engine_feeds(front, fields, fitted)
+    with one_pipeline():
+        expected = tuple(task.reference(checkpoint, sample) for sample in judged)
+    return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
+
+
+def _serving(
+    options: FrontOptions, checkpoint: Checkpoint, graph: Graph, needed: Alike, parameters: Mapping[str, Any]
+) -> EncoderServing:
+    module, side = encoder_task(checkpoint.task).module, checkpoint.tokenizer.truncation_side
+    pad = {"input_ids": padding_id(checkpoint)}
+    return serving_document(options, module, graph, checkpoint.max_length, pad, parameters, needed, side)
+
+
+def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    """Split into samples to fit to, and others to judge on: the quality on a sample that was fitted to says little."""
+    if len(samples) < FEWEST:
+        raise SpecError(
+            f"calibration and pruning use half of the samples and are judged on the other half: {len(samples)} are too "
+            f"few, at least {FEWEST} are needed. Give more with --samples"
+        )
+    return samples[::2], samples[1::2]
+
+
+def _engine_feeds(
+    front: Path, fields: tuple[Sequence[Field], Sequence[Field]], samples: Sequence[Sample]
+) -> tuple[dict[str, np.ndarray], ...]:
+    """Return the engine's inputs on the samples, call by call, as the emitted code makes them; shortest first.
+
+    Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either. An error of
+    that code itself is raised as it is.
+    """
+    feeds, answers = Pipeline(front, _no_engine).feeds(_tensors(samples, fields[0]))
+    for index, answer in sorted(answers.items()):
+        if isinstance(answer, InputError):
+            raise SpecError(f"sample {index + 1} is refused by the model itself: {answer}")
+        if isinstance(answer, Exception):
+            raise answer
+    return tuple(feeds)
+
+
+def _tensors(samples: Sequence[Sample], fields: Sequence[Field]) -> list[dict[str, np.ndarray]]:
+    tensors = []
+    for number, sample in enumerate(samples, 1):
+        try:
+            tensors.append(to_tensors(sample, fields))
+        except SpecError as error:
+            raise SpecError(f"sample {number}: {error}") from error
+    return tensors
+
+
+def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    raise AssertionError("the front is asked for the engine's inputs alone")
+
+
+def _fits(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> bool:
+    """Return True if the texts that the emitted task makes of a sample, prompt included, are within the limit."""
+    try:
+        texts = front.task.read(to_tensors(sample, fields)).texts
+    except InputError:
+        return False
+    return max(len(encoding) for encoding in front.text(texts)) <= front.task.max_length

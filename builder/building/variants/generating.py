@@ -1,0 +1,112 @@
+"""Variants of a generating model: precisions of its weights, judged by next tokens and by perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from builder.building.variants.ladder import Candidate
+from builder.common.speed import Latencies, speed_up
+from builder.graphs.onnx.graph import Graph, remove_graph
+from builder.repository.report.record import Rung
+from builder.repository.verdict import Bound
+
+Variant = TypeVar("Variant")
+
+
+@dataclass(frozen=True)
+class Required:
+    """Least agreement with PyTorch, and largest perplexity, as a ratio to PyTorch's."""
+
+    quality: float
+    perplexity: float
+
+    def bounds(self, rung: Rung, base: Rung, metric: str) -> tuple[Bound, ...]:
+        """Return the bounds that `rung` must keep. `metric`: the name of its `quality`."""
+        return (
+            Bound(f"the {metric} of {rung.name}", rung.quality or 0.0, at_least=self.quality),
+            Bound(f"the perplexity of {rung.name} to PyTorch's", growth(rung, base), at_most=self.perplexity),
+        )
+
+    def keeps(self, rung: Rung, base: Rung) -> bool:
+        return all(bound.holds for bound in self.bounds(rung, base, ""))
+
+    def refusal(self, rung: Rung, base: Rung, metric: str) -> str:
+        """Return why a variant that loses too much is not served, and what to do."""
+        return (
+            f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is required) "
+            f"and its perplexity is {growth(rung, base):.4f} of PyTorch's (at most {self.perplexity:.4f}). "
+            "Nothing was published: use another --precision or --cache, or accept less with --quality and --perplexity"
+        )
+
+
+@dataclass
+class PrecisionRungs(Generic[Variant]):
+    """Ladder of precisions. `exact`: the verified variant in fp32, and its graphs; `base`: PyTorch's `Rung`.
+
+    The family gives four functions: `make` builds the graphs of a precision, `timed` makes its variant, with size and
+    latencies, `judged` adds the quality, and `graphs` says which there are, so that those that lost can be removed.
+    """
+
+    base: Rung
+    exact: tuple[Rung, Variant]
+    required: Required
+    metric: str
+    make: Callable[[str], Variant]
+    timed: Callable[[str, Variant], Rung]
+    judged: Callable[[Rung, Variant], Rung]
+    graphs: Callable[[Variant], Iterable[Graph]]
+    served: None = None
+    _variants: dict[str, Variant] = field(default_factory=dict)
+
+    def name(self, option: str) -> str:
+        return option
+
+    def time(self, option: str, left_alone: int) -> Rung:
+        return self.exact[0] if option == self.exact[0].name else self.timed(option, self.variant(option))
+
+    def speed(self, latency: Latencies) -> float:
+        """Return the speed-up for tokens alone: a prompt is a small part of the time."""
+        tokens = {cell: ms for cell, ms in self.base.latency_ms.items() if cell.startswith("token")}
+        return speed_up(latency, tokens)
+
+    def judge(self, candidate: Candidate[str]) -> Rung:
+        rung = candidate.rung
+        return rung if rung is self.exact[0] else self.judged(rung, self.variant(candidate.option))
+
+    def keeps(self, rung: Rung) -> bool:
+        return rung is self.exact[0] or self.required.keeps(rung, self.base)
+
+    def quality(self, rung: Rung) -> float:
+        return rung.quality or 0.0
+
+    def leave_more(self, candidate: Candidate[str]) -> int | None:
+        return None
+
+    def drop(self, candidate: Candidate[str]) -> None:
+        if candidate.option in self._variants:
+            for graph in self.graphs(self._variants.pop(candidate.option)):
+                remove_graph(graph)
+
+    def reached(self, rung: Rung) -> str:
+        return f"{self.metric} of {rung.quality or 0.0:.4f} and {growth(rung, self.base):.4f} of PyTorch's perplexity"
+
+    def requirement(self) -> str:
+        return f"at least {self.required.quality:.4f}, and at most {self.required.perplexity:.4f},"
+
+    def refusal(self, judged: Sequence[Rung]) -> str:
+        return self.required.refusal(max(judged, key=self.quality), self.base, self.metric)
+
+    def variant(self, option: str) -> Variant:
+        """Return the graphs of a precision, built at the first use."""
+        if option == self.exact[0].name:
+            return self.exact[1]
+        if option not in self._variants:
+            self._variants[option] = self.make(option)
+        return self._variants[option]
+
+
+def growth(rung: Rung, base: Rung) -> float:
+    """Return the perplexity as a ratio to PyTorch's; 1 where there is none."""
+    return (rung.perplexity or 1.0) / (base.perplexity or 1.0)

@@ -1,0 +1,241 @@
+"""The ladder selects the variant of a model to serve: the fastest that keeps the requested quality.
+
+Every option is built and timed over fixed shapes; then their quality is judged, the fastest first. The first that keeps
+the quality is served. Where the family measures traffic, the first and those nearly as fast are measured as they will
+be served, and the best of them is served. A variant that misses the quality may leave layers in fp32 and is queued
+again, at the speed that it then has. Variants that can no longer be served are dropped, since their files are large.
+Knows times and qualities; the family's `Rungs` builds and judges a variant.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from builder.building.variants import contention
+from builder.building.variants.contention import Waiting
+from builder.building.variants.traffic import Rates, fastest, in_words, remark_on_noise
+from builder.common.errors import ExportError, VerificationError
+from builder.common.progress import Stage
+from builder.common.speed import Latencies
+from builder.repository.report.record import Rung
+
+Option = TypeVar("Option")
+
+FINALISTS = 4  # at most
+NOT_COMPARED = "timed in another build than PyTorch"
+WITHIN = 2.5  # how many times slower than the first finalist another may be, over fixed shapes
+
+
+@dataclass(frozen=True)
+class Candidate(Generic[Option]):
+    """Option with some of its layers left in fp32, as a variant: timed, then judged."""
+
+    option: Option
+    left_alone: int
+    rung: Rung
+    order: int
+
+    def judged(self, rung: Rung) -> Candidate[Option]:
+        return replace(self, rung=rung)
+
+
+Served = Callable[[Sequence[Candidate[Option]]], Mapping[str, Rates]]  # requests a second by the name of the variant
+
+
+class Rungs(Protocol[Option]):
+    """Interface by which a family names, times and judges its variants."""
+
+    @property
+    def base(self) -> Rung:
+        """PyTorch's `Rung`."""
+        ...
+
+    @property
+    def served(self) -> Served[Option] | None:
+        """Function that measures finalists as they will be served; None: the first that keeps the quality is served."""
+
+    def name(self, option: Option) -> str:
+        """Return the name of the variant of `option` when no layer is left in fp32."""
+        ...
+
+    def time(self, option: Option, left_alone: int) -> Rung:
+        """Return the variant with its size and latencies.
+
+        Raises ExportError or VerificationError where it cannot be built.
+        """
+        ...
+
+    def speed(self, latency: Latencies) -> float:
+        """Return how many times as fast as PyTorch `latency` is."""
+        ...
+
+    def judge(self, candidate: Candidate[Option]) -> Rung:
+        """Return the variant with its quality."""
+        ...
+
+    def keeps(self, rung: Rung) -> bool:
+        """Return True if a variant that was judged keeps the requested quality."""
+        ...
+
+    def quality(self, rung: Rung) -> float:
+        """Return the number by which judged variants are compared; more is better."""
+        ...
+
+    def leave_more(self, candidate: Candidate[Option]) -> int | None:
+        """Return how many layers to leave in fp32 next; None where more would not help."""
+        ...
+
+    def drop(self, candidate: Candidate[Option]) -> None:
+        """Remove the files of a candidate that is not served."""
+        ...
+
+    def reached(self, rung: Rung) -> str:
+        """Return the quality of a variant in words, for example "cosine of 0.9981"."""
+        ...
+
+    def requirement(self) -> str:
+        """Return the requested quality in words."""
+        ...
+
+    def refusal(self, judged: Sequence[Rung]) -> str:
+        """Return the error text where none of `judged` keeps the quality: why nothing is served, and what to do."""
+        ...
+
+
+@dataclass(frozen=True)
+class Climbed(Generic[Option]):
+    """Variant that is served, all that were tried (the slowest first), and the reason if there was a choice."""
+
+    chosen: Candidate[Option]
+    rungs: tuple[Rung, ...]
+    choice: str | None
+
+
+def climb(rungs: Rungs[Option], options: Sequence[Option], stage: Stage) -> Climbed[Option]:
+    """Select the fastest of `options` that keeps the quality. Raises VerificationError where there is none."""
+    return _Climb(rungs, stage).run(options)
+
+
+class _Climb(Generic[Option]):
+    def __init__(self, rungs: Rungs[Option], stage: Stage) -> None:
+        self.rungs = rungs
+        self.stage = stage
+        self.queue: list[tuple[float, int, Candidate[Option]]] = []  # the fastest first
+        self.judged: list[Candidate[Option]] = []
+        self.impossible: dict[str, str] = {}
+        self.waited = 0.0  # share of the timing in which threads waited for a core
+
+    def run(self, options: Sequence[Option]) -> Climbed[Option]:
+        self._time_all(options)
+        finalists = self._finalists()
+        if not self.judged:
+            reasons = "; ".join(self.impossible.values())
+            raise VerificationError(f"no variant of this checkpoint could be built: {reasons}")
+        if not finalists:
+            raise VerificationError(self.rungs.refusal([candidate.rung for candidate in self.judged]))
+        chosen, why = self._final(finalists)
+        rest = [candidate.rung for _, _, candidate in sorted(self.queue)]
+        self._drop(one for one in finalists if one is not chosen)
+        tried = sorted([*(c.rung for c in self.judged), *rest], key=self._slowness, reverse=True)
+        choice = self._explain(chosen.rung, rest) + why if len(options) > 1 else None
+        return Climbed(chosen, tuple(tried), choice)
+
+    def _time_all(self, options: Sequence[Option]) -> None:
+        begun, waiting = time.perf_counter(), Waiting()
+        for number, option in enumerate(options, 1):
+            left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(options) - number + 1)
+            progress = f", {number} of {len(options)}" + (f", about {left_s:.0f} s left" if number > 1 else "")
+            name = self.rungs.name(option)
+            with self.stage(name + progress * (len(options) > 1)):
+                try:
+                    self._push(option, 0, number)
+                except (ExportError, VerificationError) as error:
+                    if len(options) == 1:
+                        raise
+                    self.impossible[name] = str(error)
+        self.waited = waiting.share
+
+    def _push(self, option: Option, left_alone: int, order: int) -> None:
+        rung = self.rungs.time(option, left_alone)
+        heapq.heappush(self.queue, (self._slowness(rung), order, Candidate(option, left_alone, rung, order)))
+
+    def _finalists(self) -> list[Candidate[Option]]:
+        """Return the fastest that keep the quality and those nearly as fast; the others stay in the queue."""
+        most = 1 if self.rungs.served is None else FINALISTS
+        finalists: list[Candidate[Option]] = []
+        while self.queue and len(finalists) < most:
+            if finalists and self.queue[0][0] > WITHIN * self._slowness(finalists[0].rung):
+                break
+            _, _, candidate = heapq.heappop(self.queue)
+            with self.stage(f"judge {candidate.rung.name}"):
+                candidate = candidate.judged(self.rungs.judge(candidate))
+            self.judged.append(candidate)
+            if self.rungs.keeps(candidate.rung):
+                finalists.append(candidate)
+                continue
+            self._drop([candidate])
+            if not finalists:
+                self._leave_more(candidate)
+        self._drop(candidate for _, _, candidate in self.queue)
+        return finalists
+
+    def _drop(self, candidates: Iterable[Candidate[Option]]) -> None:
+        for candidate in candidates:
+            self.rungs.drop(candidate)
+
+    def _leave_more(self, candidate: Candidate[Option]) -> None:
+        left_alone = self.rungs.leave_more(candidate)
+        if left_alone is not None:
+            with self.stage(f"{self.rungs.name(candidate.option)}, {left_alone} layers left in fp32"):
+                self._push(candidate.option, left_alone, candidate.order)
+
+    def _final(self, finalists: Sequence[Candidate[Option]]) -> tuple[Candidate[Option], str]:
+        """Return the one that answers most requests (of equals, the best in quality), and the measurements in words."""
+        if len(finalists) == 1 or self.rungs.served is None:
+            return finalists[0], ""
+        with self.stage("measure as served"):
+            rates = self.rungs.served(finalists)
+        best = rates[fastest(rates)]
+        measured = [one for one in finalists if len(rates[one.rung.name].rounds) == len(best.rounds)]  # to the end
+        equals = [one for one in measured if rates[one.rung.name].equals(best)]
+        chosen = max(equals, key=lambda one: (self.rungs.quality(one.rung), rates[one.rung.name].typical))
+        words = f"; requests a second as served, {in_words(rates)}"
+        if len(equals) > 1:
+            names = " and ".join(one.rung.name for one in equals)
+            words += f"; {names} are equally fast within the noise, and {chosen.rung.name} has the better quality"
+        return chosen, words + remark_on_noise(rates, "variant")
+
+    def _slowness(self, rung: Rung) -> float:
+        return 1 / self.rungs.speed(rung.latency_ms)
+
+    def _explain(self, chosen: Rung, slower: Sequence[Rung]) -> str:
+        missed = [candidate.rung for candidate in self.judged if not self.rungs.keeps(candidate.rung)]
+        speed = self._times(chosen)
+        if speed != NOT_COMPARED:
+            speed += " PyTorch's speed over fixed shapes"
+        reached, required = self.rungs.reached(chosen), self.rungs.requirement()
+        words = f"chose {chosen.name}: {speed}, with a {reached} where {required} is asked"
+        if missed:
+            words += "; missed it: "
+            words += ", ".join(f"{rung.name} ({self._times(rung)}, {self.rungs.reached(rung)})" for rung in missed)
+        if slower:
+            words += "; slower: " + ", ".join(f"{rung.name} ({self._times(rung)})" for rung in slower)
+        if self.impossible:
+            words += "; not possible: "
+            words += ", ".join(f"{name} ({reason})" for name, reason in self.impossible.items())
+        if self.waited > contention.BUSY:
+            words += (
+                f"; other programs had the cores: threads waited for one {self.waited:.0%} of the time, so that times "
+                "near each other say nothing; build again while nothing else runs"
+            )
+        return words
+
+    def _times(self, rung: Rung) -> str:
+        """Return the speed-up in words, if one build timed the variant and PyTorch."""
+        if rung.timed_in != self.rungs.base.timed_in:
+            return NOT_COMPARED
+        return f"{self.rungs.speed(rung.latency_ms):.1f}x"

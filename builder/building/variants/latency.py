@@ -1,0 +1,67 @@
+"""Latency of one engine at a time, over a grid of batch sizes and lengths.
+
+Engines are timed one after the other, each with the same threads, and none while another is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import product
+
+import numpy as np
+import torch
+
+from builder.building.variants.timing import ROUGHLY, SOONER, pytorch_with, warm_ms
+from builder.checkpoints.tasks.base import TaskGraph
+from builder.common.speed import Latencies
+from builder.engines import Infer
+from builder.engines.encoding import encoding_engine
+from builder.graphs.export.rows import Rows
+from builder.graphs.onnx.graph import Graph
+
+BATCHES = (1, 8)
+LENGTHS = (16, 64, 128)
+
+Feed = dict[str, np.ndarray]
+
+
+def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: int) -> Latencies:
+    """Time the module as transformers runs it, with its own attention."""
+    with pytorch_with(threads):
+        return _about(
+            _feeds(module.inputs, rows, max_length), lambda feed: module(*map(torch.from_numpy, feed.values()))
+        )
+
+
+def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, choosing: bool) -> Latencies:
+    """Time the graph in its engine, opened as `infer`. `choosing`: whether it is to be compared with others.
+
+    The times are rough even then: those that are near the fastest are measured as they will be served. Each shape is
+    run once before, since an engine may have to prepare itself for it.
+    """
+    feeds = _feeds(graph.inputs, rows, max_length)
+    if not choosing and not encoding_engine(graph.engine).prepares_shapes:
+        return _about(feeds, infer)
+    share = SOONER if choosing else ROUGHLY
+    return {shape: _prepared_ms(partial(infer, feed), share) for shape, feed in feeds.items()}
+
+
+def _prepared_ms(run: Callable[[], object], share: float) -> float:
+    run()
+    return warm_ms(run, share)
+
+
+def _about(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencies:
+    """Return rougher times: a single run of what takes long.
+
+    Only the smallest shape is run once before: the others find the weights read.
+    """
+    run(next(iter(feeds.values())))
+    return {shape: warm_ms(partial(run, feed), ROUGHLY) for shape, feed in feeds.items()}
+
+
+def _feeds(names: tuple[str, ...], rows: Rows, max_length: int) -> dict[str, Feed]:
+    """Return the inputs by shape; the largest last."""
+    lengths = sorted({min(length, max_length) for length in LENGTHS})
+    return {f"{b}x{n}": rows.feeds(names, [n] * b) for b, n in product(BATCHES, lengths)}

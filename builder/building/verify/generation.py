@@ -1,0 +1,273 @@
+"""A decoder's graph against PyTorch: the same probabilities token by token, and the same greedy text.
+
+The build runs what Triton will serve: the emitted engine over the graph. Knows tokens; knows no architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from builder.building.verify.emitted import Taught, generate, perplexity, teacher_forced
+from builder.common.errors import VerificationError
+from builder.engines.decoding import Executors
+from builder.runtime.contract import CacheType, LayerShape
+from builder.runtime.generation.executors.base import Geometry
+from builder.runtime.generation.executors.in_process import InPlace
+
+TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
+TIE = 1e-3  # two logits this close may change places
+LONGEST_SAMPLE = 96
+NEW_TOKENS = 24
+GENERATED = 4  # by transformers' own generate, one by one: a difference from a run over a text shows at once
+TOGETHER = 256  # tokens of rows that PyTorch reads at once, padding included: their logits are in memory
+ALIKE = 0.75  # least length of a row, as a share of the longest one: padding is computed, too
+ROWS = 16  # rows that run at once: weights are read from memory once for all of them
+
+
+@dataclass(frozen=True)
+class Reference:
+    """PyTorch's answers to the samples: at each position the best token, and the next token's log-probability.
+
+    `generated`: the answer of transformers' own `generate` after the first of `prompts`.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    best: tuple[np.ndarray, ...]
+    logprobs: tuple[np.ndarray, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    generated: tuple[int, ...]
+
+    @property
+    def perplexity(self) -> float:
+        return perplexity(self.logprobs)
+
+
+@dataclass(frozen=True)
+class Course:
+    """Order in which a graph runs over a Reference.
+
+    `rows` at once, of each the last `steps` tokens one by one after the others as a prompt (None: all one by one);
+    `alone`: after how many of the prompts it also writes on alone (None: all).
+    """
+
+    rows: int
+    steps: int | None
+    alone: int | None
+
+
+TOKEN_BY_TOKEN = Course(ROWS, None, None)
+# All that a graph in fp32 says is compared with PyTorch's. A row that sees another, and a step that reads the cache
+# otherwise than a prompt, is off in each of those steps, whose rows hold unequal numbers of tokens; what goes wrong for
+# a row alone, in a text. A graph in less is measured as it says a text, token by token.
+EXACT = Course(rows=40, steps=12, alone=1)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of a graph with a Reference. `alone`: the greedy texts after the first prompts, each by itself."""
+
+    error: float  # largest difference of a token's log-probability
+    mean: float  # share of positions whose most probable token is PyTorch's
+    worst: float  # of the samples
+    perplexity: float
+    greedy: tuple[tuple[int, ...], ...]
+    alone: tuple[tuple[int, ...], ...]
+
+    @property
+    def same_alone(self) -> float:
+        """Share of greedy texts that are the same alone and among others."""
+        return float(np.mean([a == b for a, b in zip(self.alone, self.greedy, strict=False)]))
+
+
+@dataclass(frozen=True)
+class Written:
+    """Greedy `text` of a `writer` after `prompt`, of which `asked` tokens were requested."""
+
+    prompt: tuple[int, ...]
+    text: tuple[int, ...]
+    asked: int
+    writer: str
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.text)
+
+    def begins(self, row: tuple[int, ...]) -> bool:
+        return row[: len(self.tokens)] == self.tokens
+
+    def refuse_short(self) -> None:
+        """Raise VerificationError where tokens are missing: the writer knows no end token, so all must be there."""
+        if len(self.text) != self.asked:
+            raise VerificationError(
+                f"{self.writer} wrote {len(self.text)} tokens instead of {self.asked}, although no end token came. "
+                "Nothing was published: this is a bug worth reporting, with the checkpoint's name"
+            )
+
+    def refuse_wrong(self, logits: torch.Tensor) -> None:
+        """Raise VerificationError for a token that is neither the best after those before it, nor as good.
+
+        `logits`: PyTorch's after each of the `tokens`, (tokens, vocabulary).
+        """
+        after, text = logits[-self.asked - 1 : -1], torch.tensor(self.text)
+        best, own = after.max(dim=-1), after.gather(-1, text[:, None])[:, 0]
+        gaps, allowed = best.values - own, TIE * after.abs().amax(dim=-1).clamp(min=1.0)
+        wrong = (~(gaps <= allowed)).nonzero()[:, 0].tolist()  # NaN is wrong too
+        if wrong:
+            number = wrong[0]
+            raise VerificationError(
+                f"greedy token {number + 1} of {self.writer} is {self.text[number]}, the best by transformers' "
+                f"forward pass is {int(best.indices[number])} (logits {float(gaps[number]):.1e} apart). Nothing was "
+                "published: this is a bug worth reporting, with the checkpoint's name"
+            )
+
+
+def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Reference:
+    """Run `model` over token rows, and let it write on from the first half of the first.
+
+    The graph is to write on from more of them.
+    """
+    sampled = tuple(tuple(row[:LONGEST_SAMPLE]) for row in rows if len(row) > 2)
+    answers = _best_and_logprobs(model, sampled)
+    best, logprobs = ([answers[index][part] for index in range(len(sampled))] for part in (0, 1))
+    prompts = tuple(row[: max(2, len(row) // (2 + index % 3))] for index, row in enumerate(sampled[:6]))
+    return Reference(sampled, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], GENERATED)))
+
+
+def _best_and_logprobs(
+    model: PreTrainedModel, rows: Sequence[Sequence[int]]
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return the best next token at each position of each row, and the log-probability of the row's own."""
+    answers = {}
+    for index, logits in _logits(model, rows):
+        own = torch.tensor(rows[index][1:])
+        after = logits[: len(own)].float()
+        chosen = torch.log_softmax(after, dim=-1).gather(-1, own[:, None])
+        answers[index] = after.argmax(dim=-1).numpy(), chosen[:, 0].numpy()
+    return answers
+
+
+def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the index of each row, and the logits after each of its tokens, (tokens, vocabulary): longest row first.
+
+    Rows are padded on the right, which a decoder sees from no position before: several together take half the time.
+    """
+    remaining = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+    while remaining:
+        longest = len(rows[remaining[0]])
+        alike = [index for index in remaining if len(rows[index]) >= ALIKE * longest]
+        group = alike[: max(1, TOGETHER // longest)]
+        remaining = remaining[len(group) :]
+        padded = [[*rows[index], *[0] * (longest - len(rows[index]))] for index in group]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor(padded), use_cache=False).logits
+        yield from ((index, logits[row, : len(rows[index])]) for row, index in enumerate(group))
+
+
+def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
+    """Run `model.generate` with nothing of the checkpoint's generation_config: no sampling, no end before `count`."""
+    ids = torch.tensor([list(prompt)])
+    before = model.generation_config
+    try:
+        model.generation_config = type(before)(max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=0)
+        with torch.no_grad():
+            result = model.generate(ids, attention_mask=torch.ones_like(ids))
+    finally:
+        model.generation_config = before
+    return [int(token) for token in result[0, len(prompt) :]]
+
+
+def geometry_of(
+    caches: Sequence[LayerShape], slots: int, max_length: int, vocabulary: int, cache: CacheType = "float32"
+) -> Geometry:
+    return Geometry(slots, max_length, vocabulary, Geometry.pairs(caches), cache)
+
+
+def largest_values(
+    executors: Executors, caches: Sequence[LayerShape], vocabulary: int, reference: Reference
+) -> dict[str, np.ndarray]:
+    """Return the largest key and value of each channel, (heads, size), in ONNX Runtime's cache on the samples."""
+    longest = max(map(len, reference.rows))
+    executor = executors(geometry_of(caches, 1, longest, vocabulary))
+    assert isinstance(executor, InPlace)
+    largest = {name: np.zeros((t.shape[1], t.shape[3]), np.float32) for name, t in executor.arena.items()}
+    for row in reference.rows:
+        executor.run(0, np.array([row], np.int64), np.zeros(1, np.int64))
+        for name, tensor in executor.arena.items():
+            seen = np.abs(tensor[0, :, : len(row)]).max(axis=1)
+            largest[name] = np.maximum(largest[name], seen)
+    return largest
+
+
+def measure(
+    executors: Executors,
+    caches: Sequence[LayerShape],
+    vocabulary: int,
+    reference: Reference,
+    cache: CacheType = "float32",
+    course: Course = TOKEN_BY_TOKEN,
+) -> Agreement:
+    """Run a graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
+    longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
+    slots = min(course.rows, len(reference.rows))
+    geometry = geometry_of(caches, slots, longest + 1, vocabulary, cache)
+    executor = executors(geometry)
+    rows = zip(reference.rows, reference.best, strict=True)
+    forced = teacher_forced(executor, [Taught(row[:-1], row[1:], best) for row, best in rows], steps=course.steps)
+    forced.refuse_nan()
+    together = generate(executor, reference.prompts, NEW_TOKENS)
+    alone = [generate(executor, [prompt], NEW_TOKENS)[0] for prompt in reference.prompts[: course.alone]]
+    return Agreement(
+        error=forced.error(reference.logprobs),
+        mean=forced.share,
+        worst=min(float(hit.mean()) for hit in forced.hits),
+        perplexity=forced.perplexity,
+        greedy=tuple(map(tuple, together)),
+        alone=tuple(map(tuple, alone)),
+    )
+
+
+def refuse_wrong_probabilities(agreement: Agreement) -> None:
+    """Raise VerificationError where a token's log-probability in fp32 is another than PyTorch's."""
+    if not agreement.error <= TOLERANCE:
+        raise VerificationError(
+            f"the fused graph's log-probabilities are off by {agreement.error:.1e} of PyTorch's; at most "
+            f"{TOLERANCE:.0e} is right. Nothing was published: this is a bug worth reporting, with the model's name"
+        )
+
+
+def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
+    """Raise VerificationError where a greedy token of the graph is missing, or is not PyTorch's and the two no tie.
+
+    A text is greedy where each of its tokens is the best after those before it, which one run over it shows for all.
+    That `generate` writes such texts is checked on a text of its own.
+    """
+    prompts, alone = reference.prompts, agreement.alone
+    texts = [
+        Written(prompts[0], reference.generated, GENERATED, "transformers' generate"),
+        *(Written(*text, NEW_TOKENS, "the fused graph") for text in zip(prompts, agreement.greedy, strict=True)),
+        *(Written(*text, NEW_TOKENS, "the fused graph alone") for text in zip(prompts, alone, strict=False)),
+    ]
+    for text in texts:
+        text.refuse_short()
+    rows = _longest(text.tokens for text in texts)
+    for index, logits in _logits(model, rows):
+        for text in texts:
+            if text.begins(rows[index]):
+                text.refuse_wrong(logits[: len(text.tokens)])
+
+
+def _longest(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return `rows` without those that another begins with.
+
+    What a graph answers alone is as a rule what it answers among others.
+    """
+    longest: list[tuple[int, ...]] = []
+    for row in sorted(dict.fromkeys(rows), key=len, reverse=True):
+        if not any(other[: len(row)] == row for other in longest):
+            longest.append(row)
+    return longest

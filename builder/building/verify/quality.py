@@ -1,0 +1,85 @@
+"""The emitted Python, run in this process over a graph, against transformers' answers to the same samples.
+
+The build compares what Triton will serve: the same files, with a session where the server has a BLS call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample
+from builder.common.errors import VerificationError
+from builder.common.tensors import to_tensors, to_values
+from builder.engines import Infer
+from builder.runtime.encoder.pipeline import Pipeline
+from builder.runtime.fields import Field
+
+ALONE = 4  # one of so many samples is run alone, too
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Agreement with the reference over the samples, and the effect of sharing a batch on an answer."""
+
+    mean: float
+    worst: float
+    error: float  # largest difference of a number; infinite where a label or text differs
+    where: str
+    batch_agreement: float  # mean agreement of an answer in a batch with the answer alone
+    padding: float  # share of the engine's tokens that were padding, all samples in one batch
+    scores: Mapping[str, float]  # the task's own measures, where samples have labels
+
+
+def served_quality(
+    infer: Infer,
+    front: Path,
+    task: EncoderTask,
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    samples: Sequence[Sample],
+    expected: Sequence[Answer],
+    score: Callable[[Sequence[Answer]], Mapping[str, float]],
+) -> Quality:
+    """Answer `samples` all at once, in a random order, and one of each `ALONE` by itself too; compare the answers.
+
+    All answers are compared with `expected`, and those alone with those of the batch.
+
+    `infer`: the engine's, opened. `score`: of answers to all samples, by their labels.
+    """
+    pipeline = Pipeline(front, infer)
+    requests = [to_tensors(sample, fields[0]) for sample in samples]
+    mixed = np.random.default_rng(0).permutation(len(samples)).tolist()
+    answered = dict(zip(mixed, _answers(pipeline, requests, mixed, fields[1]), strict=True))
+    together = [answered[place] for place in range(len(samples))]
+    tokens, padded = pipeline.counts.tokens, pipeline.counts.padded_tokens
+    alone = {place: _answers(pipeline, requests, [place], fields[1])[0] for place in range(0, len(samples), ALONE)}
+    pairs = [*zip(expected, together, strict=True), *((expected[place], answer) for place, answer in alone.items())]
+    agreements = [task.agreement(e, a) for e, a in pairs]
+    differences = [task.difference(e, a) for e, a in pairs]
+    error, where = max(differences)
+    mates = [task.agreement(answer, together[place]) for place, answer in alone.items()]
+    return Quality(
+        mean=float(np.mean(agreements)),
+        worst=float(np.min(agreements)),
+        error=error,
+        where=where,
+        batch_agreement=float(np.mean(mates)),
+        padding=1 - tokens / max(padded, 1),
+        scores=score(together),
+    )
+
+
+def _answers(
+    pipeline: Pipeline, requests: Sequence[Any], places: Sequence[int], fields: Sequence[Field]
+) -> list[Answer]:
+    """Return the answers to the requests at `places`, sent as one batch in that order."""
+    answers: list[Answer] = []
+    for place, answer in zip(places, pipeline([requests[place] for place in places]), strict=True):
+        if isinstance(answer, Exception):
+            raise VerificationError(f"sample {place + 1} fails in the emitted code: {answer!r}") from answer
+        answers.append(to_values(answer, fields)[0])
+    return answers

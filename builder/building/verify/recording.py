@@ -1,0 +1,169 @@
+"""Recorded calls that this build's own engine answered, for another version of the engine to repeat.
+
+Knows graphs and emitted executors; the engine's package repeats the calls, builder/engines/*/replay.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from builder.building.verify.replay import kept
+from builder.common.folders import PACKAGE
+from builder.engines import Infer, engine, infer_with
+from builder.engines.decoding import session_here
+from builder.graphs.onnx.graph import Graph, nodes_of
+from builder.runtime.generation.executors.base import Executor, Part
+from builder.runtime.generation.executors.cross_attending import CrossAttending
+
+RECORDED = ("run", "likeliest", "copy", "encode", "attach", "assign")  # of an executor
+TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32
+ROUNDED = 3e-2  # where values are rounded to 16, 8 or 4 bits on the way: another last digit may round otherwise
+# Where an encoder rounds activations to 8 bits a last digit that rounds otherwise goes through all layers. MiniLM in
+# int8 is 0.12 away from fp32, by the norms of its answers, and 1.28's answers up to 0.09 from 1.31's, as near to fp32.
+ROUNDED_ACTIVATIONS = 0.2
+ROUNDS_ACTIVATIONS = ("DynamicQuantizeLinear", "QuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger")
+ROUNDING = (*ROUNDS_ACTIVATIONS, "MatMulNBits", "DequantizeLinear")
+STEPS = 6  # tokens after each row
+LIKELIEST = 16  # of the most probable tokens of each row
+LONG = 48  # tokens of a row that comes in pieces, unless a window needs more
+PIECES, LEAST_PIECE = 8, 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """Calls of this build and the answers of its own engine; replay.py reads `job`."""
+
+    name: str
+    job: Mapping[str, Any]
+    answers: Sequence[Any]
+    tolerance: float
+    by_norm: bool = False  # True if `tolerance` is a share of the norm of an answer, not of its largest value
+
+
+def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads: int) -> Case:
+    """Record each call of `feeds` as it is, and its first row alone."""
+    calls = [dict(call) for call in feeds]
+    calls += [{name: values[:1] for name, values in call.items()} for call in feeds if _rows(call) > 1]
+    infer = infer_with(graph, threads)
+    job = {
+        "way": "graph",
+        "room": _replay_file(graph.engine),
+        "model": str(graph.path),
+        "arithmetic": graph.arithmetic,
+        "outputs": list(graph.outputs),
+        "threads": threads,
+        "calls": calls,
+    }
+    answers = [_answer(infer, call) for call in calls]
+    if any(graph.operators[name] for name in ROUNDS_ACTIVATIONS):
+        return Case(graph.path.name, job, answers, ROUNDED_ACTIVATIONS, by_norm=True)
+    return Case(graph.path.name, job, answers, tolerance(graph))
+
+
+def _replay_file(engine: str) -> str:
+    """Return the part of replay.py that opens its graphs."""
+    spec = importlib.util.find_spec(f"builder.engines.{engine}.replay")
+    assert spec is not None
+    return str(spec.origin)
+
+
+def _rows(call: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(call.values())))
+
+
+def _answer(infer: Infer, call: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.array(values) for name, values in infer(call).items()}
+
+
+def tolerance(graph: Graph) -> float:
+    """Return how far two versions may be apart, as a share of the largest value."""
+    if graph.arithmetic != "fp32" or any(graph.operators[name] for name in ROUNDING):
+        return ROUNDED
+    return ROUNDED if engine(graph.engine).half_constants(graph) else TOLERANCE
+
+
+class Recorder:
+    """Record of the calls of an executor, in order, and its answers, from now on."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.calls: list[tuple[str, Any]] = []
+        self.answers: list[Any] = []
+        for name in RECORDED:
+            if hasattr(executor, name):
+                setattr(executor, name, self._recording(name, getattr(executor, name)))
+
+    def _recording(self, name: str, method: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, copy.deepcopy(tuple(map(_plain, arguments)))))
+            answer = method(*arguments)
+            self.answers.append(kept(name, answer, self.executor.geometry.vocabulary))
+            return answer
+
+        return call
+
+    def case(self, name: str, graphs: Sequence[Graph], threads: int, remote: bool = False) -> Case:
+        """Return the case of an executor of the same arena over `graphs`; `remote`: its steps are calls of the engine.
+
+        The recording ends here: the executor has its own methods again, and its weights are freed with it.
+        """
+        executor = self.executor
+        for method in RECORDED:
+            vars(executor).pop(method, None)
+        cross = asdict(executor.texts.cross) if isinstance(executor, CrossAttending) else None
+        job = {
+            "way": "loop",
+            "builder": str(PACKAGE),
+            "room": _replay_file(graphs[0].engine),
+            "remote": remote,
+            "session": asdict(session_here(graphs[0].engine, executor.geometry.cache, threads)),
+            "models": [str(graph.path) for graph in graphs],
+            "geometry": asdict(executor.geometry),
+            "cross": cross,
+            "threads": threads,
+            "calls": self.calls,
+        }
+        return Case(name, job, self.answers, max(map(tolerance, graphs)))
+
+
+def _plain(argument: Any) -> Any:
+    """Return a part as a tuple: the process that repeats the calls knows no class of the builder."""
+    return tuple(argument) if isinstance(argument, Part) else argument
+
+
+def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[int]) -> None:
+    """Have `executor` do all that it does when it serves: `long` in pieces, `prompts` whole, then all of them at once.
+
+    The calls request the first token's logits of each piece as well as the last's, and for one step what searches read.
+    It has a slot for each prompt and the long row, and memory for `STEPS` more tokens in it.
+    """
+    rows = [list(long), *map(list, prompts)]
+    piece = max(LEAST_PIECE, -(-len(long) // PIECES))
+    tokens = np.zeros((len(rows), 1), np.int64)
+    for start in range(0, len(long), piece):
+        part = np.array([rows[0][start : start + piece]], np.int64)
+        ends = np.array([0, part.shape[1] - 1])
+        tokens[0] = executor.run(0, part, np.array([start], np.int64), ends)[-1].argmax()
+    for slot, row in enumerate(rows[1:], 1):
+        tokens[slot] = executor.run(slot, np.array([row], np.int64), np.zeros(1, np.int64)).argmax()
+    lengths = np.array([len(row) for row in rows], np.int64)
+    if executor.searches:  # the step is then made again, and writes the same
+        executor.likeliest(Part(0, tokens, lengths), LIKELIEST)
+    for _ in range(STEPS):
+        tokens = executor.run(0, tokens, lengths).argmax(axis=-1)[:, None]
+        lengths = lengths + 1
+
+
+def past_the_window(graph: Graph, tokens: Sequence[int], room: int) -> list[int]:
+    """Return `tokens`, repeated, as many as go past the longest attention window, of those that fit into `room`."""
+    model = onnx.load(str(graph.path), load_external_data=False)
+    windows = [a.i for n in nodes_of(model.graph) for a in n.attribute if a.name == "local_window_size" and a.i > 0]
+    count = max(2, min(max([LONG, *(window + LEAST_PIECE for window in windows)]), room - STEPS))
+    return (list(tokens) * (1 + count // len(tokens)))[:count]

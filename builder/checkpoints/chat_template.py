@@ -1,0 +1,138 @@
+"""The chat template that a build serves: compiled and rendered as it will be, and compared with transformers.
+
+Knows tokenisers and messages; knows no architecture and no task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from builder.common.errors import CheckpointError
+from builder.common.limited import LimitReached, run_limited
+from builder.runtime.contract import Chat
+
+PROBE = "builder.checkpoints.chat_probe:render"
+SECONDS = 30  # of a processor, for the chats of one call; known templates take a hundredth of one
+WHERE = "Mend or remove it: chat_template.jinja, or chat_template in tokenizer_config.json"
+Messages = Sequence[Mapping[str, Any]]
+USER = {"role": "user", "content": " What is the capital of Iceland? <b>é</b> "}
+ASSISTANT = {"role": "assistant", "content": "Reykjavík."}
+CHATS: dict[str, Messages] = {
+    "a question": [USER],
+    "a system message": [{"role": "system", "content": "Be brief."}, USER],
+    "an answer and another question": [USER, ASSISTANT, {"role": "user", "content": "And of Norway?"}],
+    "a last message of the assistant": [USER, ASSISTANT],
+    "a message in parts": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+}
+PLACE = {"type": "string", "description": "a city, such as Oslo"}
+SCHEMA = {"type": "object", "properties": {"place": PLACE}, "required": ["place"]}
+WEATHER = {"name": "weather", "description": "The weather of a place", "parameters": SCHEMA}
+TOOLS: Sequence[Mapping[str, Any]] = [{"type": "function", "function": WEATHER}]
+PARTS = ("first text", "second text")
+UNREAD = "unread key"  # of a part: shown by a template that writes a list as Python or JSON does
+IN_PARTS = [{"type": "text", "text": text, UNREAD: UNREAD} for text in PARTS]
+CALLED = {"name": "weather", "arguments": {"place": "Oslo"}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALLED}]}
+PLACES: Sequence[tuple[str, Messages, Messages]] = (  # of a message of each role, in a chat that has one
+    ("system", (), (USER,)),
+    ("user", (), ()),
+    ("assistant", (USER,), (USER,)),
+    ("tool", (USER, CALL), ()),
+)
+
+
+def tool_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Return the template that transformers takes for requests with tools, if the checkpoint has one per purpose."""
+    templates = tokenizer.chat_template
+    return templates.get("tool_use") if isinstance(templates, dict) else None
+
+
+def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """Return the template of a chat, or None.
+
+    Raises CheckpointError where that, or the one for tools, is not rendered as transformers renders it.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # one for each purpose; transformers takes this one for a chat
+        template = template.get("default")
+    if not template:
+        return None
+    chats = {
+        f"{name}{' with tools' if tools else ''}": (messages, tools)
+        for tools in (None, TOOLS)
+        for name, messages in CHATS.items()
+    }
+    chat = Chat(str(template), dict(tokenizer.special_tokens_map), tool_template(tokenizer))
+    for name, (rendered, wanted) in zip(chats, render(chat, list(chats.values()), compare=True), strict=True):
+        if wanted != rendered:
+            raise CheckpointError(
+                f"the checkpoint's chat template renders {name} differently here ({_show(rendered)}) and in "
+                f"transformers ({_show(wanted)}): a bug worth reporting, with the checkpoint's name. Without its "
+                "chat_template, the model can be served for text_input"
+            )
+    return chat.template
+
+
+def render(
+    chat: Chat, chats: Sequence[tuple[Messages, Any]], compare: bool = False
+) -> Sequence[tuple[str | None, str | None]]:
+    """Return the prompts of messages with tools (None: without): the emitted code's and, to `compare`, transformers'.
+
+    None where they are refused. Raises CheckpointError for a template that does not compile or reaches a limit.
+    """
+    answer = _probed(
+        chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, json.dumps(chats), compare
+    )
+    if answer["problem"]:
+        raise CheckpointError(f"{answer['problem']}. {WHERE}")
+    return [(own, theirs) for own, theirs in answer["prompts"]]
+
+
+def takes_tools(chat: Chat) -> bool:
+    """Return True if the template looks at the tools that it is given."""
+    return bool(
+        _probed(chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, "[]", False)["takes_tools"]
+    )
+
+
+@lru_cache(maxsize=64)
+def _probed(template: str, tokens: str, with_tools: str | None, chats: str, compare: bool) -> Mapping[str, Any]:
+    request = {"template": template, "tool_template": with_tools, "compare": compare}
+    try:
+        answer: Mapping[str, Any] = run_limited(
+            PROBE, {**request, "tokens": json.loads(tokens), "chats": json.loads(chats)}, SECONDS
+        )
+    except LimitReached as error:
+        raise CheckpointError(f"the model's chat template {error}, for chats of a few words. {WHERE}") from error
+    if answer["limit"]:
+        raise CheckpointError(f"the model's chat template refuses chats of a few words: {answer['limit']}. {WHERE}")
+    return answer
+
+
+def part_roles(chat: Chat) -> list[str]:
+    """Return the roles whose messages in parts the template reads whole by itself, with tools and without.
+
+    Each is tried: Gemma 3's reads the first part alone of a system message, and others write a list as Python does.
+    """
+    chats = [
+        ([*before, {"role": role, "content": IN_PARTS}, *after], tools)
+        for role, before, after in PLACES
+        for tools in (None, TOOLS)
+    ]
+    read = [_is_read(prompt) for prompt, _ in render(chat, chats)]
+    return [
+        role for (role, _, _), both in zip(PLACES, zip(read[::2], read[1::2], strict=True), strict=True) if all(both)
+    ]
+
+
+def _is_read(prompt: str | None) -> bool:
+    return prompt is not None and all(text in prompt for text in PARTS) and UNREAD not in prompt
+
+
+def _show(text: str | None) -> str:
+    return "refused" if text is None else repr(text if len(text) < 200 else f"{text[:200]}...")

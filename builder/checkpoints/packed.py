@@ -1,0 +1,179 @@
+"""Checkpoints whose matrices are stored in 4 or 8 bits, by GPTQ and AWQ: their settings, and their weights.
+
+GPTQ packs along the inputs and stores a zero point less one, unless its format is gptq_v2 (AutoGPTQ, commit 179776b,
+auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py). AWQ packs along the outputs, eight of them in an order of its own
+(AutoAWQ, commit 7ee2873, awq/utils/packing_utils.py). In both a weight is (code - zero point) * scale, with a scale and
+a zero point for each output and each group of inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from builder.checkpoints.grids import Grids
+from builder.common.errors import CheckpointError, SpecError
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word of 32 bits are in it
+SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
+INSTEAD = (
+    "Use the checkpoint in fp32, fp16 or bf16 and quantise it with --precision, or run this one with --engine vllm"
+)
+
+
+@dataclass(frozen=True)
+class PackedFormat:
+    """Format in which a checkpoint stores its matrices. `zero_offset`: added to a stored zero point."""
+
+    method: str
+    bits: int
+    zero_offset: int
+
+    @property
+    def per_word(self) -> int:
+        """Number of codes in 32 bits."""
+        return 32 // self.bits
+
+
+def packed_format(config: PreTrainedConfig, model: str) -> PackedFormat | None:
+    """Return the format in config.json, or None. Raises CheckpointError for an unknown one."""
+    stated: Any = getattr(config, "quantization_config", None)
+    if stated is None:
+        return None
+    stated = stated if isinstance(stated, dict) else stated.to_dict()
+    method = str(stated.get("quant_method", stated.get("method", "none")))
+    form = str(stated.get("checkpoint_format", stated.get("format", stated.get("version", method)))).lower()
+    formats = {"gptq": {"gptq": 1, "gptq_v2": 0}, "awq": {"awq": 0, "gemm": 0}}
+    if form not in formats.get(method, {}):
+        raise CheckpointError(
+            f"{model} is stored as {method} in the format {form}; expected gptq, gptq_v2, or awq of version gemm. "
+            + INSTEAD
+        )
+    bits = stated.get("bits", stated.get("w_bit"))
+    if bits not in ((4, 8) if method == "gptq" else (4,)):
+        raise CheckpointError(f"{model} has {method} weights of {bits} bits; expected 4 (or 8 of gptq). {INSTEAD}")
+    if stated.get("dynamic"):
+        raise CheckpointError(f"{model} quantises some modules by other rules (gptq's `dynamic`). {INSTEAD}")
+    return PackedFormat(method, bits, formats[method][form])
+
+
+def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return `config` of the same model with its weights unpacked."""
+    if getattr(config, "quantization_config", None) is None:
+        return config
+    plain = copy.deepcopy(config)
+    del plain.quantization_config
+    return plain
+
+
+def refuse_packed(precision: str, stated: Collection[str], grids: Grids) -> None:
+    """Raise SpecError for `stated` options, or for groups of inputs, that rule out serving `grids` as they are."""
+    flags = {"--block-size": "block_size", "--asymmetric": "asymmetric"}
+    if precision != f"int{grids.bits}-weights":
+        return
+    for flag, name in flags.items():
+        if name in stated:
+            raise SpecError(f"{flag}: the checkpoint's own blocks are served as they are; leave it out")
+    if grids.scattered:
+        raise SpecError(
+            f"--precision {precision}: the checkpoint groups inputs that are not adjacent (desc_act), and no "
+            "engine here multiplies by those; use --precision int8, or a checkpoint made without desc_act"
+        )
+
+
+def unpack(
+    packed: PackedFormat, files: Sequence[Path], model: PreTrainedModel
+) -> tuple[dict[str, torch.Tensor], Grids]:
+    """Return every weight in fp32 by its name, as `model` (on the meta device) has them; and the matrices' grids.
+
+    Raises CheckpointError where a matrix lacks a part or its parts do not fit.
+    """
+    transposed = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    weights: dict[str, torch.Tensor] = {}
+    grids = Grids(packed.bits)
+    with ExitStack() as opened:
+        tensors = {
+            name: file
+            for path in files
+            for file in [opened.enter_context(safe_open(path, framework="pt"))]
+            for name in file.keys()  # noqa: SIM118  # it is no mapping
+        }
+        for name, file in tensors.items():
+            module, _, part = name.rpartition(".")
+            if part == "qweight":
+                matrix = _matrix(packed, module, _parts(tensors, module))
+                grids.add(matrix.weights, matrix.scales, matrix.zeros, matrix.groups)
+                dense = matrix.weights.T if module in transposed else matrix.weights
+                weights[f"{module}.weight"] = torch.from_numpy(np.ascontiguousarray(dense))
+            elif part not in SUFFIXES:
+                tensor = file.get_tensor(name)
+                weights[name] = tensor.float() if tensor.is_floating_point() else tensor
+    if not grids:
+        raise CheckpointError(
+            f"config.json says {packed.method}, but no weight is stored in that form: there is no qweight"
+        )
+    return weights, grids
+
+
+def _parts(tensors: Mapping[str, Any], module: str) -> dict[str, torch.Tensor]:
+    names = {part: f"{module}.{part}" for part in SUFFIXES}
+    return {part: tensors[name].get_tensor(name) for part, name in names.items() if name in tensors}
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """One matrix: `weights`: (outputs, inputs), float32; `scales`, `zeros`: (outputs, groups).
+
+    `groups`: the group of each input.
+    """
+
+    weights: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+    groups: np.ndarray
+
+
+def _matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor]) -> _Matrix:
+    missing = [name for name in SUFFIXES[:3] if name not in parts]
+    if missing:
+        raise CheckpointError(f"{module} has a qweight but no {missing[0]}: the checkpoint is incomplete")
+    words, scales = parts["qweight"].numpy(), parts["scales"].float().numpy()
+    if packed.method == "gptq":
+        codes = _unpacked(words.T, packed.bits, range(packed.per_word))  # (outputs, inputs)
+        order: Sequence[int] = range(packed.per_word)
+    else:
+        codes = _unpacked(words, packed.bits, AWQ_ORDER).T
+        order = AWQ_ORDER
+    zeros = _unpacked(parts["qzeros"].numpy(), packed.bits, order).T.astype(np.int16) + packed.zero_offset
+    inputs, count = codes.shape[1], scales.shape[0]
+    groups = np.arange(inputs) // -(-inputs // count)
+    if "g_idx" in parts:
+        groups = parts["g_idx"].numpy().astype(np.int64)
+    if zeros.shape != (codes.shape[0], count) or scales.shape[1] != codes.shape[0] or len(groups) != inputs:
+        raise CheckpointError(
+            f"the parts of {module} do not fit: qweight has {codes.shape[0]} outputs of {inputs} inputs, scales "
+            f"{scales.shape[1]} in {count} groups, qzeros {zeros.shape[0]} in {zeros.shape[1]}"
+        )
+    scales = np.ascontiguousarray(scales.T)
+    weights = (codes.astype(np.int16) - zeros[:, groups]).astype(np.float32) * scales[:, groups]  # exact in float32
+    return _Matrix(weights, scales, zeros.astype(np.uint8), groups)
+
+
+def _unpacked(words: np.ndarray, bits: int, order: Sequence[int]) -> np.ndarray:
+    """Return the codes in the 32-bit `words` (rows, words), as (rows, codes).
+
+    The n-th of a word is in its place order[n].
+    """
+    shifts = np.array([bits * position for position in order], np.uint32)
+    codes = (words.view(np.uint32)[..., None] >> shifts) & np.uint32(2**bits - 1)
+    return codes.reshape(len(words), -1).astype(np.uint8)

@@ -1,0 +1,115 @@
+"""Features of a text: pooled where the checkpoint or the user says how, one vector per token otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from builder.checkpoints.distances import Numbers
+from builder.checkpoints.metrics import similarity
+from builder.checkpoints.pooling import Pooler
+from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
+from builder.common.errors import CheckpointError
+from builder.common.samples import MORE_TEXTS, TEXTS
+
+if TYPE_CHECKING:
+    from builder.checkpoints.resolve import Checkpoint
+
+
+class FeatureGraph(TaskGraph):
+    """Features of the last layer, through `pooler` where there is one."""
+
+    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], pooler: Pooler | None) -> None:
+        super().__init__(model, inputs, ("features",))
+        self.pooler = pooler
+
+    def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        features = self.model(**tensors).last_hidden_state
+        return (features if self.pooler is None else self.pooler(features, tensors["attention_mask"]),)
+
+
+class FeatureExtraction(EncoderTask):
+    name = "feature-extraction"
+    head = "feature-extraction"
+    metric = "cosine"
+    threshold = 0.99
+    labels = ("pair", "similarity")
+    samples = tuple({"text_input": text} for text in TEXTS)
+    more_samples = tuple({"text_input": text} for text in MORE_TEXTS)
+
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
+        return FeatureGraph(checkpoint.model, inputs, self.pooler(checkpoint))
+
+    def pooler(self, checkpoint: Checkpoint) -> Pooler | None:
+        """Return the user's or else the checkpoint's pooling, with the layers after it; None for one vector per token.
+
+        Raises CheckpointError if those layers take another number of pooled parts.
+        """
+        sentence = checkpoint.sentence
+        if sentence is None:
+            return None if checkpoint.pooling is None else Pooler((checkpoint.pooling,))
+        if checkpoint.pooling is not None and sentence.dense and len(sentence.pooling) > 1:
+            raise CheckpointError(
+                f"--pooling {checkpoint.pooling}: the Dense of {checkpoint.source} takes "
+                f"{' and '.join(sentence.pooling)}, one after the other; leave --pooling out"
+            )
+        modes = sentence.pooling if checkpoint.pooling is None else (checkpoint.pooling,)
+        return Pooler(modes, sentence.dense, sentence.normalize, sentence.dimensions) if modes else None
+
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        sentence = checkpoint.sentence
+        pooler = self.pooler(checkpoint)
+        with torch.no_grad():
+            inputs = probe(checkpoint)
+            size = self.graph(checkpoint, tuple(inputs))(*inputs.values())[0].shape[-1]
+        return {
+            "pooled": pooler is not None,
+            "size": size,
+            "prompts": sentence.prompts if sentence else {},
+            "default_prompt": sentence.default_prompt if sentence else None,
+        }
+
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
+        """Return the pipeline's features of each token, after sentence-transformers' pooling where there is one."""
+        features = pipeline_of(checkpoint, "feature-extraction")(prompted(checkpoint, sample), return_tensors=True)
+        pooler = self.pooler(checkpoint)
+        if pooler is None:
+            return {"embedding": features[0].tolist()}
+        with torch.no_grad():
+            return {"embedding": pooler(features, torch.ones(features.shape[:2]))[0].tolist()}
+
+    def agreement(self, expected: Answer, actual: Answer) -> float:
+        if np.shape(expected["embedding"]) != np.shape(actual["embedding"]):
+            return 0.0
+        return cosine(expected["embedding"], actual["embedding"])
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        first, second = (np.atleast_2d(answer["embedding"]) for answer in (expected, actual))
+        return {"a number of the embedding": Numbers(first, second)} if first.shape == second.shape else {}
+
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """Score against labels: `pair`, the same for two texts; `similarity`, how alike those are, a number."""
+        pairs: dict[Any, list[int]] = {}
+        for index, sample in enumerate(samples):
+            pairs.setdefault(sample["pair"], []).append(index)
+        whole = [pair for pair in pairs.values() if len(pair) == 2]
+        if len(whole) < 2:
+            raise ValueError("two texts with the same `pair`, of at least two pairs")
+        cosines = [cosine(answers[a]["embedding"], answers[b]["embedding"]) for a, b in whole]
+        return similarity([float(samples[a]["similarity"]) for a, _ in whole], cosines)
+
+
+def prompted(checkpoint: Checkpoint, sample: Sample) -> str:
+    """Return the text of a sample as sentence-transformers hands it to the tokeniser."""
+    text, sentence = str(sample["text_input"]), checkpoint.sentence
+    if sentence is None:
+        return text
+    name = sample.get("prompt_name", sentence.default_prompt)
+    return (sentence.prompts[name] if name else "") + text
+
+
+TASK = FeatureExtraction()

@@ -1,0 +1,92 @@
+"""Entities of a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from builder.checkpoints.distances import Numbers, scores
+from builder.checkpoints.metrics import Span, spans
+from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
+from builder.common.samples import MORE_TEXTS, TEXTS
+
+if TYPE_CHECKING:
+    from builder.checkpoints.resolve import Checkpoint
+
+
+class TokenClassification(EncoderTask):
+    name = "token-classification"
+    head = "token-classification"
+    precedence = 1
+    metric = "token label agreement"
+    threshold = 0.99
+    labels = ("entities",)
+    samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in TEXTS)
+    more_samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in MORE_TEXTS)
+
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
+        return TaskGraph(checkpoint.model, inputs, ("logits",))
+
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        tokenizer = checkpoint.tokenizer
+        with torch.no_grad():
+            outputs = checkpoint.model(**probe(checkpoint)).logits.shape[-1]
+        return {
+            "labels": label_list(checkpoint.config, outputs),
+            "unk_id": tokenizer.unk_token_id,
+            "word_aware": bool(getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)),
+        }
+
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
+        options = {key: sample[key] for key in ("aggregation_strategy", "ignore_labels") if key in sample}
+        entities = pipeline_of(checkpoint, "token-classification")(sample["text_input"], **options)
+        return {"entities": json.dumps(entities, default=float, ensure_ascii=False)}
+
+    def agreement(self, expected: Answer, actual: Answer) -> float:
+        a, b = (json.loads(answer["entities"]) for answer in (expected, actual))
+        labels = [{(e["start"], e["end"], e.get("entity", e.get("entity_group"))) for e in side} for side in (a, b)]
+        return len(labels[0] & labels[1]) / max(1, len(labels[0] | labels[1]))
+
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+        first, second = (
+            {
+                (e["start"], e["end"], e.get("entity", e.get("entity_group"))): e["score"]
+                for e in json.loads(one["entities"])
+            }
+            for one in (expected, actual)
+        )
+        kinds: dict[str, tuple[list[float], list[float]]] = {}
+        for span in (span for span in first if span in second):
+            sides = kinds.setdefault(f"the score of {span[2]}", ([], []))
+            sides[0].append(first[span])
+            sides[1].append(second[span])
+        return {kind: scores(*sides) for kind, sides in kinds.items()}
+
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """Score against labels: `entities`, a list of {"start", "end", "entity"}, in characters."""
+        entities_of_answers = [json.loads(answer["entities"]) for answer in answers]
+        expected, predicted = (
+            [_spans(entities) for entities in side] for side in ([s["entities"] for s in samples], entities_of_answers)
+        )
+        return spans([sample["text_input"] for sample in samples], expected, predicted)
+
+
+def _spans(entities: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """Return (begin, end, type) of each; tokens that follow one another in one entity become one."""
+    spans: list[Span] = []
+    for entity in entities:
+        tag = str(entity.get("entity_group") or entity["entity"])
+        begins, kind = tag[:2] != "I-", tag[2:] if tag[:2] in ("B-", "I-") else tag
+        if kind == "O":
+            continue
+        if not begins and spans and spans[-1][2] == kind and entity["start"] - spans[-1][1] <= 1:
+            spans[-1] = (spans[-1][0], int(entity["end"]), kind)
+        else:
+            spans.append((int(entity["start"]), int(entity["end"]), kind))
+    return spans
+
+
+TASK = TokenClassification()

@@ -1,0 +1,192 @@
+"""Deployment: the models and options that every target gets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from builder.common.addresses import is_address
+from builder.common.errors import SpecError
+from builder.repository.report.record import BuildReport
+from builder.serving.plan.lines import Plan
+
+# Names that Kubernetes accepts: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # short enough for the names derived from it
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+SECRET = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+# A host and a path, as in the names of images: https://pkg.go.dev/github.com/distribution/reference
+REGISTRY = re.compile(r"[A-Za-z0-9][-.A-Za-z0-9]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*/?")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Model of the repository.
+
+    `plan`: the resources that it takes; `generates`: it has a decode loop, with a queue of its own; `request`: the JSON
+    of a small one, for Triton's generate endpoint; `digest`: of its files and configurations, or of those that a shared
+    front answers for.
+    """
+
+    name: str
+    version: int
+    entries: tuple[str, ...]  # its folders: the front and, if it is a model of its own, the engine
+    release: str  # Triton release that it was built for
+    target: str  # cpu, cuda or tensorrt
+    generates: bool
+    request: str
+    plan: Plan
+    digest: str
+
+
+def digest(reports: Iterable[BuildReport], configs: Sequence[ModelConfig]) -> str:
+    """Return one hash of all served files and of `configs` without their version_policy.
+
+    Another version, another build of the same number, and another number of instances have another hash.
+    """
+    files = [report.files for report in sorted(reports, key=lambda report: report.name)]
+    said = [_without_policy(config).SerializeToString(deterministic=True).hex() for config in configs]
+    return hashlib.sha256(json.dumps([files, said], sort_keys=True).encode()).hexdigest()
+
+
+def _without_policy(config: ModelConfig) -> ModelConfig:
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("version_policy")
+    return rest
+
+
+@dataclass(frozen=True)
+class Size:
+    """Resources of one replica. `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes; `gpus`: cards."""
+
+    cores: int
+    memory: int
+    shm: int
+    response_cache: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Up to `most` replicas, by the milliseconds that requests wait, as the Prometheus at `prometheus` reports them."""
+
+    most: int
+    prometheus: str
+    queue_ms: int
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """Names of the cluster's own secrets: `keys`, of the gateway's clients; `store`, environment for the pull."""
+
+    keys: str | None = None
+    store: str | None = None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Deployment of models.
+
+    `repository`: a folder, or the address of an object store; `registry`: where the images are, None if no target
+    asked; `endpoint`: of the object store, if it is not the scheme's own; `trusted`: the public key, or the
+    certificates, that pulled models must be signed with (PEM); `probed`: models whose replicas are probed; `monitored`:
+    Prometheus' operator is there; `pooled`: an inference gateway chooses the replica.
+    """
+
+    name: str
+    repository: str
+    stored: bool  # True if it is in an object store
+    models: tuple[Model, ...]
+    size: Size
+    replicas: int = 2
+    namespace: str = "default"
+    registry: str | None = None
+    endpoint: str | None = None
+    trusted: str | None = None
+    scaling: Scaling | None = None
+    secrets: Secrets = Secrets()
+    probed: tuple[str, ...] = ()
+    monitored: bool = False
+    pooled: bool = False
+
+    @property
+    def release(self) -> str:
+        """Triton release of all its models."""
+        return self.models[0].release
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(model.target != "cpu" for model in self.models)
+
+
+def check(deployment: Deployment) -> Deployment:
+    """Return `deployment` unchanged. Raises SpecError for options that are wrong, or contradict one another."""
+    _check_names(deployment)
+    releases = sorted({model.release for model in deployment.models})
+    if len(releases) > 1:
+        raise SpecError(
+            f"{deployment.repository} has models for Triton {' and '.join(releases)}, and a server is of one release: "
+            "deploy those of each by themselves (--model NAME), or build them again"
+        )
+    _check_scaling(deployment)
+    unknown = set(deployment.probed) - {model.name for model in deployment.models}
+    if unknown:
+        names = ", ".join(model.name for model in deployment.models)
+        raise SpecError(f"--probe {min(unknown)}: it is not deployed; there are {names}")
+    _check_store(deployment)
+    if deployment.trusted is not None and not deployment.stored:
+        raise SpecError(
+            f"--verify-key is for what replicas pull; the models of {deployment.repository} go into the image: verify "
+            f"them before it is built (build-repo verify {deployment.repository} --key FILE)"
+        )
+    if deployment.pooled and deployment.secrets.keys:
+        raise SpecError("--inference-pool and --keys-secret: an endpoint picker asks for metrics without a key")
+    return deployment
+
+
+def _check_names(deployment: Deployment) -> None:
+    secrets, dashes = deployment.secrets, "lower-case letters, digits and dashes"
+    for option, name, pattern, expected in (
+        ("--name", deployment.name, NAME, f"at most 40 {dashes}, a letter first"),
+        ("--namespace", deployment.namespace, NAMESPACE, f"at most 63 {dashes}"),
+        ("--keys-secret", secrets.keys, SECRET, dashes),
+        ("--store-secret", secrets.store, SECRET, dashes),
+    ):
+        if name is not None and not pattern.fullmatch(name):
+            raise SpecError(f"{option} {name} is not a name that Kubernetes takes: expected {expected}")
+    if deployment.registry is not None and not REGISTRY.fullmatch(deployment.registry):
+        raise SpecError(
+            f"--registry {deployment.registry} is not where images are: expected HOST, HOST:PORT or HOST/PATH, "
+            "without https:// and the path in lower-case letters"
+        )
+
+
+def _check_store(deployment: Deployment) -> None:
+    for option, value in (("--store-secret", deployment.secrets.store), ("--endpoint", deployment.endpoint)):
+        if value is not None and not deployment.stored:
+            raise SpecError(f"{option} is for what replicas pull; the models of {deployment.repository} are a folder's")
+    endpoint = deployment.endpoint
+    if endpoint is None:
+        return
+    if not is_address(endpoint):
+        raise SpecError(f"--endpoint {endpoint} is not the address of a server: http://HOST:PORT or https://HOST")
+    if not deployment.repository.startswith("s3:"):
+        raise SpecError(f"--endpoint is of stores that speak S3, which {deployment.repository} is not: leave it out")
+
+
+def _check_scaling(deployment: Deployment) -> None:
+    scaling = deployment.scaling
+    if scaling is None:
+        return
+    if scaling.most <= deployment.replicas:
+        raise SpecError(
+            f"--max-replicas {scaling.most} is not above --replicas {deployment.replicas}, which is the least: raise "
+            "one or lower the other"
+        )
+    if not is_address(scaling.prometheus):
+        raise SpecError(f"--prometheus {scaling.prometheus} is not the address of a server: http://HOST:PORT")

@@ -1,0 +1,231 @@
+"""Pod of a replica: the pull of the models, Triton, and the gateway in front of it.
+
+Triton is a sidecar (an init container that stays, Kubernetes 1.29 and later): it starts before the gateway, and is told
+to stop only when the gateway has finished what ran, so no accepted request is lost. Sources:
+https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../pods/pod-lifecycle/
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from builder.clusters.deploy.deployment import Deployment
+from builder.clusters.deploy.image import build_command, tag
+from builder.clusters.deploy.probes import live_probe, ready_probe
+from builder.common.distribution import own_version
+from builder.common.errors import SpecError
+from builder.common.telemetry import OFF
+from builder.repository.config.arguments import (
+    EXIT_TIMEOUT_S,
+    GRPC_PORT,
+    HTTP_PORT,
+    METRICS_PORT,
+    USER,
+    arguments,
+    command,
+)
+from builder.serving.gateway.settings import DEFAULT_PORT, Settings
+
+GATEWAY_PORT = DEFAULT_PORT
+SINCE = "1.30"  # the first Kubernetes that by default has sidecars and a preStop that sleeps
+NOBODY = 65534  # the user of the images of the gateway and the pull
+LEAVING_S = 10  # until all proxies know that the pod is shutting down
+START_S, GPU_START_S = 300, 1800  # to load the models; with a GPU, to compile engines first
+STEP_S = 5  # interval between two probes of the startup
+LOADED_A_SECOND = 50_000_000  # bytes; large models get longer to load: a slow disk on a machine's network
+PULL_S = 900  # to fetch images of gigabytes, and the models
+TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds the key that models must be signed with
+CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps compiled engines, in the image
+GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
+PULL_CPU, PULL_MEMORY = (
+    "500m",
+    1 << 30,
+)  # 148 MiB were measured; eight pieces of 8 MiB in flight, and a graph to check
+
+Document = dict[str, Any]
+
+
+def labels(deployment: Deployment) -> Document:
+    """Return the labels of its pods.
+
+    Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/
+    """
+    return {"app.kubernetes.io/name": "build-repo", "app.kubernetes.io/instance": deployment.name}
+
+
+def pod(deployment: Deployment) -> Document:
+    """Return the spec of a pod. Raises SpecError if the deployment names no registry."""
+    drain = round(Settings().drain_s)
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": LEAVING_S + drain + EXIT_TIMEOUT_S + 10,
+        "securityContext": pod_security(),
+        "topologySpreadConstraints": spread(deployment),
+        "initContainers": [*pulls(deployment), {**triton(deployment), "restartPolicy": "Always"}],
+        "containers": [gateway(deployment)],
+        "volumes": volumes(deployment),
+    }
+
+
+def pod_security() -> Document:
+    """Return the pod's security context.
+
+    The Pod Security Standard `restricted`: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+    """
+    return {"runAsNonRoot": True, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def container_security(user: int) -> Document:
+    """Return what `restricted` requires of a container, with a read-only file system."""
+    return {
+        "runAsUser": user,
+        "runAsGroup": user,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def spread(deployment: Deployment) -> list[Document]:
+    """Return constraints that spread pods over zones and machines, as far as there are several."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels(deployment)},
+        }
+        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+    ]
+
+
+def image(deployment: Deployment, kind: str) -> str:
+    """Return the image of a container: `triton`, `gateway` or `pull`. Raises SpecError if no registry was named."""
+    if deployment.registry is None:
+        raise SpecError("say where the cluster gets its images from: --registry HOST/PATH")
+    name = f"{deployment.name}-triton" if kind == "triton" else f"build-repo-{kind}"
+    own = tag(deployment) if kind == "triton" else own_version()
+    return f"{deployment.registry.rstrip('/')}/{name}:{own}"
+
+
+def image_steps(deployment: Deployment, output: Path) -> list[str]:
+    """Return the commands that bring Triton's image from `output` to where the cluster finds it."""
+    name = image(deployment, "triton")
+    return [build_command(deployment, name, output), f"docker push {name}"]
+
+
+def pulls(deployment: Deployment) -> list[Document]:
+    """Return the container that pulls models from the object store: one version of each, the same for all replicas."""
+    if not deployment.stored:
+        return []
+    names = [f"{model.name}@{model.version}" for model in deployment.models]
+    container: Document = {
+        "name": "pull",
+        "image": image(deployment, "pull"),
+        "args": [*names, f"--from={deployment.repository}", "--repository=/pulled/models"],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "securityContext": container_security(USER),
+        "resources": {"requests": {"cpu": PULL_CPU, "memory": PULL_MEMORY}, "limits": {"memory": PULL_MEMORY}},
+        "volumeMounts": [{"name": "models", "mountPath": "/pulled"}, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    if deployment.trusted is not None:
+        container["args"].append(f"--verify-key={TRUSTED}/{TRUSTED_KEY}")
+        container["volumeMounts"].append({"name": "trusted", "mountPath": TRUSTED, "readOnly": True})
+    if deployment.endpoint is not None:
+        container["env"].append({"name": "AWS_ENDPOINT_URL", "value": deployment.endpoint})
+    if deployment.secrets.store is not None:
+        container["envFrom"] = [{"secretRef": {"name": deployment.secrets.store}}]
+    return [container]
+
+
+def triton(deployment: Deployment) -> Document:
+    """Return the server's container, with the arguments and the numbers of docker-compose.yml."""
+    mounts: list[Document] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "tmp", "mountPath": "/tmp"}]
+    if deployment.stored:
+        mounts.append({"name": "models", "mountPath": "/models", "subPath": "models", "readOnly": True})
+    if deployment.on_gpu:
+        mounts.append({"name": "engines", "mountPath": CACHED_ENGINES})
+    return {
+        "name": "triton",
+        "image": image(deployment, "triton"),
+        "command": command(),
+        "args": arguments(deployment.release, deployment.size.response_cache),
+        "env": [{"name": name, "value": value} for name, value in {"PYTHONDONTWRITEBYTECODE": "1", **OFF}.items()],
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT},
+            {"name": "grpc", "containerPort": GRPC_PORT},
+            {"name": "metrics", "containerPort": METRICS_PORT},
+        ],
+        "startupProbe": {**ready_probe(()), "periodSeconds": STEP_S, "failureThreshold": start_s(deployment) // STEP_S},
+        "readinessProbe": {**ready_probe(deployment.probed), "periodSeconds": 5, "timeoutSeconds": 5},
+        "livenessProbe": live_probe(deployment),
+        "securityContext": container_security(USER),
+        "resources": resources(deployment),
+        "volumeMounts": mounts,
+    }
+
+
+def start_s(deployment: Deployment) -> int:
+    """Return the seconds that a server may take to load its models."""
+    steps = math.ceil(deployment.size.memory / LOADED_A_SECOND / STEP_S)
+    return (GPU_START_S if deployment.on_gpu else START_S) + STEP_S * steps
+
+
+def resources(deployment: Deployment) -> Document:
+    """Return the resources of the plan.
+
+    Files in /dev/shm count as memory of the process that wrote them, so the limit includes them.
+    """
+    size = deployment.size
+    gpu = {"nvidia.com/gpu": max(1, size.gpus)} if deployment.on_gpu else {}
+    return {
+        "requests": {"cpu": size.cores, "memory": size.memory, **gpu},
+        "limits": {"cpu": size.cores, "memory": size.memory + size.shm, **gpu},
+    }
+
+
+def gateway(deployment: Deployment) -> Document:
+    """Return the container of the one port for clients; it is ready while the Triton beside it is."""
+    health = {"periodSeconds": 5, "timeoutSeconds": 3}
+    container: Document = {
+        "name": "gateway",
+        "image": image(deployment, "gateway"),
+        "args": [f"--url=127.0.0.1:{GRPC_PORT}", "--host=0.0.0.0", f"--port={GATEWAY_PORT}"],
+        "ports": [{"name": "gateway", "containerPort": GATEWAY_PORT}],
+        "readinessProbe": {"httpGet": {"path": "/health/ready", "port": "gateway"}, **health},
+        "livenessProbe": {"httpGet": {"path": "/health", "port": "gateway"}, **health, "failureThreshold": 6},
+        "lifecycle": {"preStop": {"sleep": {"seconds": LEAVING_S}}},
+        "securityContext": container_security(NOBODY),
+        "resources": {
+            "requests": {"cpu": GATEWAY_CPU, "memory": GATEWAY_MEMORY},
+            "limits": {"memory": GATEWAY_MEMORY},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    if deployment.pooled:
+        container["args"].append(f"--triton-metrics=http://127.0.0.1:{METRICS_PORT}/metrics")
+    if deployment.secrets.keys is not None:
+        key = {"secretKeyRef": {"name": deployment.secrets.keys, "key": "keys"}}
+        container["env"] = [{"name": "BUILD_REPO_GATEWAY_KEYS", "valueFrom": key}]
+    return container
+
+
+def volumes(deployment: Deployment) -> list[Document]:
+    """Return /dev/shm of the plan's size, /tmp, and the volumes for pulled models and compiled engines."""
+    shm = {"medium": "Memory", "sizeLimit": deployment.size.shm}
+    claims = [*(["models"] if deployment.stored else []), *(["engines"] if deployment.on_gpu else [])]
+    entries: list[Document] = [
+        {"name": "shm", "emptyDir": shm},
+        *({"name": name, "emptyDir": {}} for name in ("tmp", *claims)),
+    ]
+    if deployment.trusted is not None:
+        entries.append({"name": "trusted", "configMap": {"name": trusted_name(deployment)}})
+    return entries
+
+
+def trusted_name(deployment: Deployment) -> str:
+    """Return the name of the ConfigMap with the key that pulled models must be signed with."""
+    return f"{deployment.name}-trusted"

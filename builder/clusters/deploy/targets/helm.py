@@ -1,0 +1,112 @@
+"""Helm chart: the manifests of the target kubernetes, with values for what differs between clusters.
+
+Its templates only insert values, so a chart with its default values equals the manifests, whatever the release is
+called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from builder.clusters.deploy.deployment import Deployment
+from builder.clusters.deploy.image import image_files
+from builder.clusters.deploy.objects import objects
+from builder.clusters.deploy.pod import SINCE, image_steps
+from builder.clusters.deploy.targets import Target
+from builder.clusters.deploy.yamls import HEAD, text
+from builder.common.distribution import own_version
+
+POD = "spec.template.spec"
+# By its key in values.yaml: the object and the path in it; an element of a list is found by its name.
+VALUES = {
+    "replicas": ("deployment", "spec.replicas"),
+    "pullImage": ("deployment", f"{POD}.initContainers.pull.image"),
+    "tritonImage": ("deployment", f"{POD}.initContainers.triton.image"),
+    "gatewayImage": ("deployment", f"{POD}.containers.gateway.image"),
+    "tritonResources": ("deployment", f"{POD}.initContainers.triton.resources"),
+    "gatewayResources": ("deployment", f"{POD}.containers.gateway.resources"),
+    "sharedMemory": ("deployment", f"{POD}.volumes.shm.emptyDir.sizeLimit"),
+    "minReplicas": ("scaled-object", "spec.minReplicaCount"),
+    "maxReplicas": ("scaled-object", "spec.maxReplicaCount"),
+}
+RELEASE, NAMESPACE = "the-release-name", "the-release-namespace"  # placeholders in templates until they are text
+
+
+def _files(deployment: Deployment) -> dict[str, str]:
+    plain = objects(deployment)
+    templates = objects(replace(deployment, name=RELEASE, namespace=NAMESPACE))
+    values = {}
+    for key, (name, path) in VALUES.items():
+        if name in plain and (location := _find(plain[name], path)) is not None:
+            parent, last = location
+            values[key] = parent[last]
+            template, at = _find(templates[name], path) or location
+            template[at] = f"the-value-{key}"
+    chart = {
+        "apiVersion": "v2",
+        "name": deployment.name,
+        "description": "Triton and the gateway of build-repo, on models that were built and verified",
+        "type": "application",
+        "version": own_version(),
+        "appVersion": deployment.release,
+        "kubeVersion": f">={SINCE}.0-0",
+    }
+    return {
+        "Chart.yaml": text(chart),
+        "values.yaml": text(values),
+        "values.schema.json": json.dumps(_schema(values), indent=1) + "\n",
+        **{f"templates/{name}.yaml": _template(document, values) for name, document in templates.items()},
+        **image_files(deployment),
+        ".helmignore": f"{HEAD}image/\n",
+    }
+
+
+def _template(document: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """Return `document` with the expressions of a chart instead of the placeholders."""
+    written = text(document)
+    if "{{" in written:
+        raise AssertionError("a manifest contains text that Helm would take for a template expression")
+    for key in values:
+        written = written.replace(f"the-value-{key}\n", f"{{{{ .Values.{key} | toJson }}}}\n")
+    for stands, name in ((NAMESPACE, "Namespace"), (RELEASE, "Name")):
+        written = written.replace(f": {stands}\n", f": {{{{ .Release.{name} | quote }}}}\n")
+        written = written.replace(stands, f"{{{{ .Release.{name} }}}}")
+    return written
+
+
+def _find(document: Any, path: str) -> tuple[Any, str] | None:
+    """Return the container of the last part of `path`, and that part; None if the document has no such path."""
+    *parts, last = path.split(".")
+    for part in parts:
+        if isinstance(document, list):
+            document = next((entry for entry in document if entry["name"] == part), None)
+        else:
+            document = document.get(part)
+        if document is None:
+            return None
+    return (document, last) if last in document else None
+
+
+def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of values.yaml: the same keys, with values of the same kind."""
+    kinds = {int: {"type": ["integer", "string"]}, str: {"type": "string"}, dict: {"type": "object"}}
+    return {
+        "$schema": "https://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {key: kinds[type(value)] for key, value in values.items()},
+        "additionalProperties": False,
+    }
+
+
+def _steps(deployment: Deployment, output: Path) -> list[str]:
+    return [
+        *image_steps(deployment, output),
+        f"helm upgrade --install {deployment.name} {output} --namespace {deployment.namespace}",
+    ]
+
+
+TARGET = Target(_files, _steps)

@@ -1,0 +1,186 @@
+"""Ray: a Serve configuration for `serve deploy`, and for Kubernetes a RayService of KubeRay with it.
+
+Each replica is the embedded Triton on a node of the Ray cluster (builder/clusters/ray), so a node's image is this
+project with its extra `ray`. Sources: https://docs.ray.io/en/latest/serve/production-guide/config.html and
+https://docs.ray.io/en/latest/cluster/kubernetes/getting-started/rayservice-quick-start.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from builder.clusters.deploy import pod
+from builder.clusters.deploy.deployment import Deployment
+from builder.clusters.deploy.objects import trusted
+from builder.clusters.deploy.pod import NOBODY, Document
+from builder.clusters.deploy.targets import Target
+from builder.clusters.deploy.yamls import text
+from builder.clusters.ray.cluster import OBJECTS, PATIENCE, SETTINGS
+from builder.clusters.ray.options import Options
+from builder.common.distribution import own_version
+from builder.common.errors import SpecError
+from builder.common.telemetry import OFF
+
+RAY = "2.60.0"
+PORT = 8000  # Ray's proxies, on every node: KubeRay's service leads there
+SERVICE, CONFIG = "rayservice.yaml", "serve.yaml"
+KEYS = "/keys"
+HEAD_CORES, HEAD_MEMORY = 2, 4 << 30  # the head node has no replica: Ray's own processes, and a proxy
+OWN_CORES, OWN_MEMORY = 1, 2 << 30  # beside a replica: Ray's own processes, a proxy and a gateway
+
+
+def _files(deployment: Deployment) -> dict[str, str]:
+    _refuse(deployment)
+    config = text(_config(deployment))
+    if deployment.registry is None:
+        return {CONFIG: config}
+    service = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": deployment.name, "namespace": deployment.namespace, "labels": pod.labels(deployment)},
+        "spec": {"serveConfigV2": config, "rayClusterConfig": _cluster(deployment)},
+    }
+    beside = {f"{name}.yaml": text(document) for name, document in trusted(deployment).items()}
+    return {CONFIG: config, SERVICE: text(service), **beside, "image/Containerfile": _containerfile()}
+
+
+def _refuse(deployment: Deployment) -> None:
+    """Raise SpecError for what the target does not have."""
+    if deployment.on_gpu:
+        raise SpecError("the replicas on Ray are the embedded Triton, which has no GPU: deploy --to kubernetes instead")
+    if deployment.probed or deployment.monitored or deployment.pooled:
+        raise SpecError(
+            "--probe, --monitor and --inference-pool are of pods with a Triton each, which the target ray does not "
+            "have: Ray looks after its replicas, and publishes their metrics, itself"
+        )
+    if deployment.registry is None and deployment.trusted is not None:
+        raise SpecError("--verify-key is for the pull of KubeRay's nodes: on machines verify the folder that they have")
+    if deployment.registry is not None and not deployment.stored:
+        raise SpecError("KubeRay's nodes pull their models: --repository s3://...; on machines leave out --registry")
+
+
+def _config(deployment: Deployment) -> Document:
+    """Return the document of `serve deploy`: https://docs.ray.io/en/latest/serve/api/index.html (ServeDeploySchema)."""
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": PORT},
+        "applications": [
+            {
+                "name": deployment.name,
+                "route_prefix": "/",
+                "import_path": "builder.clusters.ray.application:application",
+                "args": _options(deployment).model_dump(exclude_defaults=True),
+            }
+        ],
+    }
+
+
+def _options(deployment: Deployment) -> Options:
+    """Return options by which a replica has memory for all models; Ray starts more replicas when they are busy."""
+    most = deployment.scaling.most if deployment.scaling else deployment.replicas
+    repository = "/pulled/models" if deployment.stored else str(Path(deployment.repository).resolve())
+    return Options(
+        repository=repository,
+        min_replicas=deployment.replicas,
+        max_replicas=most,
+        models_per_replica=len(deployment.models),
+        cores=deployment.size.cores,
+        memory=deployment.size.memory,
+        keys_file=f"{KEYS}/keys" if deployment.secrets.keys else None,
+    )
+
+
+_OBJECTS = {"object-store-memory": str(OBJECTS)}
+
+
+def _cluster(deployment: Deployment) -> Document:
+    """Return a head node, and as many workers as there are replicas, one on each."""
+    size, replicas = deployment.size, deployment.replicas
+    most = deployment.scaling.most if deployment.scaling else replicas
+    head = {"cpu": HEAD_CORES, "memory": HEAD_MEMORY}
+    worker = {"cpu": size.cores + OWN_CORES, "memory": size.memory + size.shm + OBJECTS + OWN_MEMORY}
+    return {
+        "rayVersion": RAY,
+        "enableInTreeAutoscaling": most > replicas,
+        "headGroupSpec": {
+            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_OBJECTS},
+            "template": _template(deployment, "head", head),
+        },
+        "workerGroupSpecs": [
+            {
+                "groupName": "triton",
+                "replicas": replicas,
+                "minReplicas": replicas,
+                "maxReplicas": most,
+                "rayStartParams": {"num-cpus": str(size.cores), "memory": str(size.memory), **_OBJECTS},
+                "template": _template(deployment, "worker", worker),
+            }
+        ],
+    }
+
+
+def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> Document:
+    """Return the pod of a node. KubeRay adds `ray start`, its ports and its probes."""
+    mounts: list[Document] = [
+        {"name": "models", "mountPath": "/pulled"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    volumes = pod.volumes(replace(deployment, size=replace(deployment.size, shm=deployment.size.shm + OBJECTS)))
+    if deployment.secrets.keys is not None:
+        mounts.append({"name": "keys", "mountPath": KEYS, "readOnly": True})
+        volumes.append({"name": "keys", "secret": {"secretName": deployment.secrets.keys}})
+    variables = {**OFF, **SETTINGS, **PATIENCE, "HOME": "/tmp"}
+    container = {
+        "name": f"ray-{name}",
+        "image": _image(deployment),
+        "env": [{"name": key, "value": value} for key, value in variables.items()],
+        "securityContext": {**pod.container_security(NOBODY), "readOnlyRootFilesystem": False},
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "volumeMounts": mounts,
+    }
+    spec = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pod.pod_security(),
+        "initContainers": pod.pulls(deployment),
+        "containers": [container],
+        "volumes": volumes,
+    }
+    return {"metadata": {"labels": pod.labels(deployment)}, "spec": spec}
+
+
+def _image(deployment: Deployment) -> str:
+    assert deployment.registry is not None
+    return f"{deployment.registry.rstrip('/')}/build-repo-ray:{own_version()}"
+
+
+def _containerfile() -> str:
+    """Return the Containerfile of a node, built where this project's sources are. KubeRay's probes call wget."""
+    lines = [
+        "# A node of a Ray cluster that serves, and builds, with build-repo. Build it in the project's folder.",
+        "FROM python:3.11-slim-bookworm",
+        "RUN apt-get update && apt-get install --yes --no-install-recommends wget libb64-0d && apt-get clean",
+        "COPY . /opt/build-repo",
+        "WORKDIR /opt/build-repo",
+        "RUN pip install --no-cache-dir --constraint constraints.txt '.[ray,s3,gcs,azure]'",
+        f"USER {NOBODY}:{NOBODY}",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _steps(deployment: Deployment, output: Path) -> list[str]:
+    if deployment.registry is None:
+        return [f"serve deploy {output / CONFIG}"]
+    image = _image(deployment)
+    build = f"docker build --tag {image} --file {output}/image/Containerfile ."
+    files = [SERVICE, *(f"{name}.yaml" for name in trusted(deployment))]
+    return [
+        build,
+        f"docker push {image}",
+        *(f"kubectl apply --namespace {deployment.namespace} --filename {output / file}" for file in files),
+    ]
+
+
+TARGET = Target(_files, _steps)

@@ -1,0 +1,142 @@
+"""History of builds on this machine: one line per build in the user's cache. A lost file costs an estimate, no more."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from builder.building.stage_keys import ORDER
+from builder.clusters.fleet.executor import Outcome
+from builder.common.cache.folder import cache_home
+from builder.options import BuildSpec
+
+FILE = "builds.jsonl"
+KEPT = 20_000  # lines that are read, the newest
+RECENT = 50  # the most recent builds of a kind and size, by which the next is estimated
+BASE = 950_000_000  # bytes of a process that builds, without its weights
+TIMES = 2.5  # times the checkpoint's weights: measured were MiniLM 2.5, a llama in 16 bits 2.2, GPT-2 in fp32 1.2
+MORE = 2.0  # times the weights, for another engine that has them at the same time: fp32 for a checkpoint of 16 bits
+
+
+@dataclass(frozen=True)
+class Past:
+    """One past build: `weights` and `memory` in bytes; `kind`: the options that decide its amount of work."""
+
+    name: str
+    kind: str
+    weights: int
+    seconds: float
+    memory: int
+
+    @property
+    def size(self) -> int:
+        return _size(self.weights)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Estimate of a build. `seconds`: None if no similar build is known; `memory`: bytes."""
+
+    seconds: float | None
+    memory: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a build: the `options` that decide how long it takes, and bytes of `weights`, 0 if they are on the Hub.
+
+    `engines`: how many have the weights in memory at the same time, because they are measured by turns.
+    """
+
+    name: str
+    options: str
+    weights: int
+    engines: int
+
+    def after(self, stage: str | None) -> str:
+        """Return the kind of a build that begins after `stage`, because the cache has that stage's result."""
+        return f"{self.options} after {stage}"
+
+
+def work_of(spec: BuildSpec) -> Work:
+    """Return the work of building `spec`."""
+    pruned = "pruned" if spec.prune is not None else "whole"
+    options = " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned)))
+    weights = sum(map(_weights_of, filter(None, (spec.model, spec.draft))))
+    return Work(spec.entry_name, options, weights, 2 if spec.engine == "auto" else 1)
+
+
+class History:
+    """Builds of this machine, the oldest first."""
+
+    def __init__(self) -> None:
+        self.path = cache_home() / FILE
+        self.own: dict[tuple[str, str, int], Past] = {}
+        self.alike: defaultdict[tuple[str, int], list[Past]] = defaultdict(list)
+        for line in _lines(self.path)[-KEPT:]:
+            with suppress(ValueError, TypeError):  # a full disk or a killed process cut the line
+                self._add(Past(**json.loads(line)))
+
+    def remember(self, work: Work, outcome: Outcome) -> None:
+        """Record what a build took."""
+        cached = {} if outcome.report is None else outcome.report.kept
+        furthest = next((stage for stage in reversed(ORDER) if stage in cached), None)
+        past = Past(work.name, work.after(furthest), work.weights, round(outcome.seconds, 3), outcome.memory)
+        self._add(past)
+        with suppress(OSError):  # a full or read-only disk
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(asdict(past)) + "\n")
+
+    def expected(self, work: Work, stage: str | None = None) -> Expected:
+        """Estimate a build by its own last one, else by those of its kind and size of weights, else by its size alone.
+
+        `stage`: the build begins after it, because the cache has its result. If no such build is known, one that begins
+        with the first stage gives an upper bound.
+        """
+        weights = work.weights
+        for of_kind in dict.fromkeys((work.after(stage), work.after(None))):
+            own = self.own.get((work.name, of_kind, _size(weights)))
+            builds = self.alike[of_kind, _size(weights)] if own is None else [own]
+            if builds:
+                seconds, memory = [past.seconds for past in builds], [past.memory for past in builds]
+                return Expected(statistics.median(seconds), max(memory))
+        return Expected(None, BASE + round((TIMES + MORE * (work.engines - 1)) * weights))
+
+    def _add(self, past: Past) -> None:
+        self.own[past.name, past.kind, past.size] = past
+        alike = self.alike[past.kind, past.size]
+        alike.append(past)
+        del alike[:-RECENT]
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _size(weights: int) -> int:
+    """Return a class of size: weights of one class differ by less than a factor of two."""
+    return weights.bit_length()
+
+
+def _weights_of(model: str) -> int:
+    """Return the bytes of the checkpoint's weights; 0 if they are still on the Hub."""
+    folder = Path(model).expanduser()
+    return sum(file.stat().st_size for file in _folder(folder, model).rglob("*.safetensors"))
+
+
+def _folder(folder: Path, model: str) -> Path:
+    """Return the model's folder, or the one where the Hub's library keeps its files if `model` is a Hub id."""
+    if folder.is_dir():
+        return folder
+    from huggingface_hub.constants import HF_HUB_CACHE, REPO_ID_SEPARATOR
+
+    return Path(HF_HUB_CACHE) / REPO_ID_SEPARATOR.join(["models", *model.split("/")]) / "snapshots"

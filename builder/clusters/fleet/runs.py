@@ -1,0 +1,25 @@
+"""Run of the builds of a plan on an executor, with the end of each recorded for the next estimate."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from builder.clusters.fleet.executor import Executor, Job, Outcome
+from builder.clusters.fleet.history import History, work_of
+from builder.clusters.fleet.view import View
+
+
+def run_jobs(jobs: list[Job], executor: Executor, history: History, view: View) -> list[Outcome]:
+    """Build all jobs and return how each ended, in that order; no worker remains, however the run ends.
+
+    Raises BuilderError if the executor has no worker at all.
+    """
+    specs, outcomes = {job.name: job.spec for job in jobs}, []
+    with view, closing(executor.run(jobs)) as events:
+        for event in events:
+            view.say(event)
+            if isinstance(event, Outcome):
+                outcomes.append(event)
+                if event.report is not None and event.stages:
+                    history.remember(work_of(specs[event.name]), event)
+    return outcomes

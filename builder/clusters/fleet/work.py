@@ -1,0 +1,140 @@
+"""One build on a worker of any executor: its progress, its resources and its outcome."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from builder.building.keys import build_key
+from builder.clusters.fleet.executor import Job, Outcome, Progress
+from builder.clusters.fleet.memory import peak_memory, reset_peak_memory
+from builder.clusters.fleet.published import newest
+from builder.common.errors import BuilderError
+from builder.common.machine import sharing_cores
+from builder.repository.report.record import BuildReport
+
+Say = Callable[[Progress], None]
+
+SELDOM = (50_000, 20, 20)  # of gc.set_threshold
+SPINS = "10000"  # about a tenth of a millisecond; the default is 300,000
+STORY = "builder.building.pipeline"  # its import loads all that a build runs
+
+
+def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcome:
+    """Build `job` in this process, which does nothing else meanwhile, on its share of the cores.
+
+    Loads torch, unless another run has published the same since `job` was planned. An error of a build is not raised:
+    it is part of the outcome.
+    """
+    done = published_since(job)
+    if done is not None:
+        return Outcome(job.name, worker, 0, report=done)
+    load_libraries()
+    with seldom_collecting():
+        return _carry_out(job, worker, say)
+
+
+def published_since(job: Job) -> BuildReport | None:
+    """Return what another run, or an attempt that died, has published of the same since `job` was planned."""
+    try:
+        report = newest(job.spec)
+        is_done = report is not None and report.version > job.before and report.build_key == build_key(job.spec)
+    except (BuilderError, OSError):  # damaged, or the checkpoint or the disk is gone: the build repairs or reports that
+        return None
+    return report if is_done else None
+
+
+def _carry_out(job: Job, worker: str, say: Say) -> Outcome:
+    import torch
+
+    from builder.building.pipeline import build
+    from builder.checkpoints.libraries import quiet_libraries
+
+    stages: dict[str, float] = {}
+    begun = time.perf_counter()
+    report, error, details = None, None, ""
+    reset_peak_memory()
+    torch.set_num_threads(job.cores)
+    with sharing_cores(job.cores), quiet_libraries():
+        try:
+            report = build(job.spec, lambda name: _stage(name, job, worker, say, stages))
+        except BuilderError as refusal:
+            error = str(refusal)
+        except Exception as defect:  # of one model; the others are still built
+            error, details = _in_a_line(defect), traceback.format_exc()
+    took = time.perf_counter() - begun
+    return Outcome(job.name, worker, took, peak_memory(), report, error, stages, details)
+
+
+def load_libraries() -> None:
+    """Import what a build runs, in a process that only builds.
+
+    The garbage collector is off meanwhile and later skips the imported objects: modules are objects by the million, and
+    they stay.
+    """
+    spin_briefly()
+    if STORY in sys.modules:
+        return
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        from builder.checkpoints.losses import load_losses
+        from builder.checkpoints.offered import load_models
+
+        load_models()
+        load_losses()
+        importlib.import_module(STORY)
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
+
+
+def spin_briefly() -> None:
+    """Make threads of torch sleep soon when they wait for each other, unless the user sets the time.
+
+    Call it before torch is loaded. By GNU OpenMP's default they spin for milliseconds. If other programs have the
+    cores, that keeps away the very thread that is waited for: a forward pass of GPT-2 took 2.5 times as long.
+
+    Source: libgomp's manual, "GOMP_SPINCOUNT".
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Run the block with rare garbage collections.
+
+    Libraries and exports make objects by the million, nearly all of which stay. A stage of a large model collects by
+    itself (builder/checkpoints/mapped.py).
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@contextmanager
+def _stage(name: str, job: Job, worker: str, say: Say, stages: dict[str, float]) -> Iterator[None]:
+    say(Progress(job.name, worker, name))
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        stages[name] = stages.get(name, 0.0) + time.perf_counter() - begun
+
+
+def _in_a_line(defect: Exception) -> str:
+    frame = traceback.extract_tb(defect.__traceback__)[-1]
+    first = (str(defect).strip().splitlines() or [""])[0][:300]
+    where = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"{type(defect).__name__}: {first} ({where}), a defect of build-repo; --verbose shows all of it"

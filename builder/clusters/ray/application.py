@@ -1,0 +1,61 @@
+"""Build the application for Ray Serve: import_path `builder.clusters.ray.application:application`, args `Options`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from builder.clusters.ray.options import Options, read_options
+from builder.clusters.ray.replica import limited
+from builder.clusters.ray.replicas import Replicas
+from builder.serving.gateway.access import read_keys
+from builder.serving.gateway.app import make_app
+from builder.serving.gateway.journal import Journal
+from builder.serving.gateway.residency.offered import Offered
+from builder.serving.gateway.settings import Settings
+
+MOST_AT_ONCE = 1024  # requests that a gateway handles at the same time
+FULL = 2  # times `busy`: a replica with so many takes no more, and its models are loaded elsewhere too
+STOP_S = 60.0  # time that running requests get when a replica is told to stop
+
+
+class Gateway:
+    """Application of the gateway over `replicas`, a ray.serve DeploymentHandle."""
+
+    def __init__(self, options: Options, replicas: Any) -> None:
+        self.options, self.replicas = options, replicas
+
+    def __serve_build_asgi_app__(self) -> Journal:
+        file = self.options.keys_file
+        settings = Settings("the replicas", keys=read_keys(Path(file) if file else None, ""))
+        return make_app(settings, Replicas(self.replicas), models=Offered(Path(self.options.repository)))
+
+
+def application(arguments: dict[str, Any]) -> Any:
+    """Return the Serve application of `arguments`. Raises SpecError for arguments that are not those of Options."""
+    options = read_options(arguments)
+    replicas = serve.deployment(
+        limited(options.models_per_replica, serve.multiplexed),
+        name="Triton",
+        max_ongoing_requests=max(1, round(FULL * options.busy)),
+        graceful_shutdown_timeout_s=STOP_S,
+        autoscaling_config={
+            "min_replicas": options.min_replicas,
+            "max_replicas": options.max_replicas,
+            "target_ongoing_requests": options.busy,
+            "upscale_delay_s": options.grow_after_s,
+            "downscale_delay_s": options.shrink_after_s,
+        },
+        ray_actor_options={"num_cpus": options.cores, **({"memory": options.memory} if options.memory else {})},
+    )
+    gateway = serve.deployment(
+        serve.ingress()(Gateway),
+        name="Gateway",
+        num_replicas=options.gateways,
+        max_ongoing_requests=MOST_AT_ONCE,
+        graceful_shutdown_timeout_s=STOP_S,
+        ray_actor_options={"num_cpus": 0},  # mostly waiting
+    )
+    return gateway.bind(options, replicas.bind(options.repository))

@@ -1,0 +1,64 @@
+"""Memory reserved by a model: weights, and the key-value caches of what it generates.
+
+Knows shapes and sizes; knows no engine and no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from builder.common.errors import SpecError
+from builder.runtime.contract import LayerShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # takes seconds to import, and checks of a repository need numbers alone
+
+ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a generating model reserves."""
+
+    cache: int
+    weights: int
+
+
+def cache_bytes(layers: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:
+    """Return the bytes of keys and values of `slots` rows of `length` tokens, `width` bytes per number."""
+    return sum(2 * shape.heads * shape.size * width for shape in layers) * slots * length
+
+
+def weights_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of the parameters in fp32."""
+    return sum(parameter.numel() * np.dtype(np.float32).itemsize for parameter in model.parameters())
+
+
+def refuse_slots(cache: int, usable: float, needs: str, slots: str, lower: str) -> None:
+    """Raise SpecError if a cache of `cache` bytes exceeds the `usable` ones.
+
+    `needs`: "the cache needs"; `slots`: what it holds, in words; `lower`: the options to lower.
+    """
+    if cache > usable:
+        raise SpecError(
+            f"{needs} {cache / 1e9:.1f} GB ({slots}) and {usable / 1e9:.1f} GB may be used; lower {lower}, {ADVICE}"
+        )
+
+
+def whole_blocks(wanted: float, block: int, length: int, block_tokens: int) -> int:
+    """Return how many blocks of `block` bytes, of `block_tokens` tokens each, fit into `wanted` bytes.
+
+    Raises SpecError where one text of `length` tokens would not fit.
+    """
+    blocks, text = int(wanted // block), -(-length // block_tokens)
+    if blocks < text:
+        raise SpecError(
+            f"a cache of {wanted / 1e9:.3g} GB has {blocks} blocks of {block_tokens} tokens, and a text of {length} "
+            f"tokens needs {text} ({text * block / 1e9:.3g} GB): raise --cache-gb, or lower --max-length"
+        )
+    return blocks

@@ -1,0 +1,31 @@
+"""Addresses of object stores, as given on a command line or in a models.yaml."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from builder.common.errors import SpecError
+
+SCHEMES = ("s3", "gs", "az", "abfs", "file")
+ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/+(.+)")
+
+
+NAMED = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
+
+
+def named_version(text: str) -> tuple[str, int | None]:
+    """Split NAME or NAME@VERSION, as given on a command line, into name and version. Raises SpecError."""
+    match = NAMED.fullmatch(text)
+    if match is None:
+        raise SpecError(f"{text!r} is not a model: expected NAME or NAME@VERSION")
+    return match[1], int(match[2]) if match[2] else None
+
+
+def store_address(output: str | Path) -> str | None:
+    """Return `output` as the address of an object store; None for a folder. Accepts a Path, which has lost a slash."""
+    match = ADDRESS.fullmatch(str(output))
+    if match is None:
+        return None
+    scheme, rest = match[1], match[2].lstrip("/")
+    return f"{scheme}:///{rest}" if scheme == "file" else f"{scheme}://{rest}"

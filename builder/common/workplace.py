@@ -1,0 +1,110 @@
+"""A build's files until they are published: a temporary folder, on a disk that may be full.
+
+Each writer reports a full disk in its own way: Python by an errno, libraries in C++ by the system's words for it, and
+tempfile by finding no folder at all. A build that is killed leaves its folder, whose lock is then free, and the next
+build removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from builder.common.errors import RepositoryError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PREFIX = "build-repo-work-"
+FRESH_S = 60.0  # a younger folder may be of a build that is about to lock it
+SAY_FULL = (*map(os.strerror, FULL), "No usable temporary directory")
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """Yield a folder for the block alone. Raises RepositoryError where its disk is full; other errors pass."""
+    try:
+        sweep(Path(tempfile.gettempdir()))
+        with scratch() as folder:
+            yield folder
+    except Exception as error:
+        reason = full(error)
+        if reason is None or (isinstance(error, RepositoryError) and PREFIX not in str(error)):
+            raise  # a RepositoryError names the full disk itself, unless it is the one of this folder
+        text = " ".join(str(reason).split())[:300]
+        if isinstance(reason, OSError) and reason.filename is not None and PREFIX not in str(reason.filename):
+            raise RepositoryError(f"a disk is full ({text}): free some space there") from error
+        raise RepositoryError(
+            f"the files of the build have no room ({text}). Free some space, or have them on another disk: set TMPDIR "
+            "to a folder there"
+        ) from error
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Yield a temporary folder for the block alone; if this process is killed, the next build removes it."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
+        yield Path(folder)
+
+
+def refuse_without_room(needed: int, files: str) -> None:
+    """Raise RepositoryError if temporary `files` of `needed` bytes do not fit on the disk, before they are made.
+
+    `files`: their description, in words.
+    """
+    place = tempfile.gettempdir()
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise RepositoryError(
+            f"{files} take about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {place}. Free some space, "
+            "or have them on another disk: set TMPDIR to a folder there"
+        )
+
+
+def sweep(parent: Path) -> None:
+    """Remove what killed builds left in `parent`."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is another user's, or its build has just ended
+            if time.time() - folder.stat().st_mtime > FRESH_S:
+                _remove_unlocked(folder)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    with _locked(folder) as nobody_has_it:
+        if nobody_has_it:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock `folder` for the block, as far as this process lives; yield True if the lock was taken."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is locked, or on NFS, which locks no folder
+        return False
+    return True
+
+
+def full(error: BaseException) -> BaseException | None:
+    """Return the error that says a disk is full, `error` or a cause of it, by errno before words; or None."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    by_number = (one for one in chain if isinstance(one, OSError) and one.errno in FULL)
+    by_words = (one for one in chain if any(words in str(one) for words in SAY_FULL))
+    return next(by_number, None) or next(by_words, None)

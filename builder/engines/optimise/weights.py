@@ -1,0 +1,140 @@
+"""Smaller weights for decoders: int8 with int8 activations, or int8 and int4 weights alone.
+
+`int8`: weights per output channel, activations per token, both symmetric; the product is the engine's own
+(builder/engines/eight_bit.py). `int8-weights` and `int4-weights`: MatMulNBits, blocks of inputs with a scale each,
+activations quantised in the same blocks, or on a GPU left in half precision.
+
+A token embedding is int8 with a scale a row in each of them; where it is the output matrix too, it is stored once.
+Knows graphs; knows nothing about quality.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from builder.checkpoints.grids import Grids
+from builder.common.errors import VerificationError
+from builder.engines.eight_bit import eight_bit_products
+from builder.engines.optimise.quantised import Quantised
+from builder.graphs.onnx.cleanup import drop_unused
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import constant_products, replace_nodes
+from builder.graphs.onnx.operators import DOMAIN
+from builder.graphs.onnx.projections import spell_out_gemms
+from builder.graphs.onnx.weights import values_of
+from builder.options import WeightOptions
+
+BITS = {"int8-weights": 8, "int4-weights": 4}
+
+
+def quantise_weights(
+    graph: Graph,
+    precision: str,
+    options: WeightOptions,
+    folder: Path,
+    grids: Grids | None = None,
+    room: str | None = None,
+) -> Quantised:
+    """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed.
+
+    `room`: the engine whose products it gets, if that is not the graph's own.
+    `grids`: those that a checkpoint of as many bits has its matrices on. Such a matrix is stored as it is, and a matrix
+    that the checkpoint leaves real, as a rule its output matrix, in 8 bits.
+    """
+    model = load_graph(graph.path)
+    spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
+    heads = {node.output[0] for node in tied_heads(model.graph)}
+    products = {node.output[0] for node in constant_products(model.graph)}
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    small = eight_bit_products(room or graph.engine, model.graph)
+    stored = grids if grids is not None and not grids.scattered and BITS.get(precision) == grids.bits else None
+    nodes: list[onnx.NodeProto] = []
+    embeddings = 0
+    for node in model.graph.node:
+        if node.output[0] in heads:
+            nodes.extend(small.by_rows(node, values_of(tensors[node.input[1]])))
+        elif node.output[0] in products and (stored is not None or precision not in BITS):
+            matrix = values_of(tensors[node.input[1]])
+            blocks = stored.blocks(matrix, small.largest_block) if stored is not None else None
+            nodes.extend(small.by_columns(node, matrix) if blocks is None else [small.in_blocks(node, blocks)])
+        elif node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in tensors:
+            nodes.extend(small.lookup(node, values_of(tensors[node.input[0]])))
+            embeddings += 1
+        else:
+            nodes.append(node)
+    replace_nodes(model.graph, nodes)
+    if precision in BITS and stored is None:
+        model = blockwise(model, BITS[precision], options, small.accuracy)
+    drop_unused(model.graph)
+    if not any(entry.domain == DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    result = replace(save_graph(model, folder / precision / graph.path.name), engine=graph.engine)
+    done = sum(result.operators[name] for name in {small.operator, "MatMulNBits"})
+    refuse_missed(len(heads) + len(products), done, model.graph)
+    return Quantised(result, done, embeddings)
+
+
+def refuse_missed(expected: int, done: int, graph: onnx.GraphProto) -> None:
+    """Raise VerificationError unless all of the `expected` products are `done`, and none is left in `graph`."""
+    left = _unquantised(graph)
+    if not expected or done != expected or left:
+        raise VerificationError(
+            f"{done} of {expected + len(left)} matrix products were quantised"
+            + (f", not {left[0]}" if left else "")
+            + "; nothing was published. Use --precision fp32 for this checkpoint"
+        )
+
+
+def _unquantised(graph: onnx.GraphProto) -> list[str]:
+    """Return products, by whatever operator, that still read a constant matrix of real numbers."""
+    matrices = {t.name for t in graph.initializer if len(t.dims) == 2 and t.data_type == onnx.TensorProto.FLOAT}
+    transposed = {node.output[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in matrices}
+    return [
+        node.name or node.output[0]
+        for node in graph.node
+        if node.op_type in ("MatMul", "Gemm", "FusedMatMul") and node.input[1] in matrices | transposed
+    ]
+
+
+def tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return Gemm nodes that read a matrix by its rows, as the table of a lookup is stored."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [
+        node
+        for node in graph.node
+        if node.op_type == "Gemm"
+        and node.input[1] in weights
+        and any(a.name == "transB" and a.i for a in node.attribute)
+        and len(node.input) == 2
+    ]
+
+
+def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions, accuracy: int) -> onnx.ModelProto:
+    """Return the model with constant products as MatMulNBits of `bits` bits."""
+    with _root_logger_left_alone():
+        from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+    config = DefaultWeightOnlyQuantConfig(
+        block_size=options.block_size, is_symmetric=options.symmetric, accuracy_level=accuracy, bits=bits
+    )
+    quantiser = MatMulNBitsQuantizer(model, algo_config=config)
+    quantiser.process()
+    result: onnx.ModelProto = quantiser.model.model
+    return result
+
+
+@contextmanager
+def _root_logger_left_alone() -> Iterator[None]:
+    """Keep logging.basicConfig, which that module calls as it is imported, from changing anything."""
+    handler = logging.NullHandler()  # where the root logger has one, basicConfig leaves it as it is
+    logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)

@@ -1,0 +1,34 @@
+"""BLOOM: ALiBi (arXiv:2108.12409), a bias that grows with the key's position, in place of position embeddings."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.models.bloom.modeling_bloom import BloomAttention, _get_alibi_slopes
+
+from builder.graphs.export.architectures import replaced_forward
+from builder.graphs.export.cached_attention import group_query_attention, position_bias
+
+
+def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
+    return replaced_forward(BloomAttention, _forward)
+
+
+def _forward(
+    self: BloomAttention,
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor,
+    alibi: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    layer_past: Any = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    query, key, value = self._reshape(self.query_key_value(hidden_states))
+    key, value = layer_past.update(key, value, self.layer_idx)
+    slopes = _get_alibi_slopes(self.num_heads, query.device)[:, None]
+    bias = position_bias(lambda positions: slopes * positions, query.shape[2])
+    output = group_query_attention(query, key, value, self.inv_norm_factor, attention_bias=bias)
+    return residual + self.dense(output.flatten(-2)), None

@@ -1,0 +1,53 @@
+"""T5 and FLAN-T5: a bias by the distance of key and query, in buckets (arXiv:1910.10683), made once for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from builder.graphs.export.architectures import replaced_method
+from builder.graphs.export.cached_attention import is_exporting, running_cache
+
+Buckets = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
+    return with_bias_by_row(T5Attention)
+
+
+def buckets(attention: Any, distances: torch.Tensor) -> torch.Tensor:
+    """Return the bucket of each distance from a query back to a key, by the architecture's own function."""
+    found: torch.Tensor = attention._relative_position_bucket(
+        -distances,
+        bidirectional=False,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    return found
+
+
+def with_bias_by_row(attention: Any, of: Buckets = buckets) -> AbstractContextManager[None]:
+    """Run with an `attention` whose bias, in a decoder over caches, is that of each row at its own position."""
+    return replaced_method(attention, _by_row(attention.compute_bias, of), "compute_bias")
+
+
+def _by_row(compute_bias: Callable[..., torch.Tensor], of: Buckets) -> Callable[..., torch.Tensor]:
+    def bias(self: Any, query_length: Any, key_length: Any, **options: Any) -> torch.Tensor:
+        if not self.is_decoder or not is_exporting():
+            return compute_bias(self, query_length, key_length, **options)
+        cache = running_cache()
+        assert cache.positions is not None
+        furthest = self.relative_attention_max_distance  # beyond it there is one bucket
+        table = self.relative_attention_bias(of(self, torch.arange(furthest + 1)))  # (distances, heads)
+        total: Any = cache.total.item()
+        torch._check(total >= 0)  # type: ignore[no-untyped-call]
+        distances = (cache.positions[:, :, None] - torch.arange(total)).clamp(0, furthest)
+        values: torch.Tensor = table[distances].permute(0, 3, 1, 2)  # (rows, heads, 1, total)
+        return values
+
+    return bias

@@ -1,0 +1,118 @@
+"""Attention fused at export: an attention function of transformers whose body is an engine's own operator.
+
+transformers looks attention functions up by name (AttentionInterface) in every architecture that follows it, so
+nothing has to be recognised in the exported graph. Operator: com.microsoft MultiHeadAttention, as in ONNX
+Runtime's ContribOperators.md. Knows tensors; knows no architecture and no task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function, eager_mask
+
+from builder.common.errors import ExportError
+
+ONNXRUNTIME = "onnxruntime_multi_head_attention"
+UNFUSED = "eager"
+# What an attention function may be given beside what those here and in cached_attention.py name, and that changes no
+# score: positions are in queries and keys already, the rest is about kernels and about what a forward pass returns.
+HARMLESS = frozenset({
+    "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
+    "output_router_logits", "return_dict", "deterministic", "logits_to_keep",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+})  # fmt: skip
+
+
+def multi_head_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    key_padding_mask: torch.Tensor | None = None,
+    attention_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Emit one MultiHeadAttention node: softmax(query key^T * scale + bias) value.
+
+    query, key, value: (batch, heads, sequence, head size); key_padding_mask: (batch, keys), true where a key
+    counts; attention_bias: (batch or 1, heads or 1, queries or 1, keys), added to the scores.
+    Returns (batch, sequence, heads, head size).
+    """
+    batch, heads, queries, _ = query.shape
+    size = value.shape[-1]
+    if attention_bias is not None:  # ONNX Runtime before 1.20 broadcasts neither the batch nor the heads, none queries
+        attention_bias = attention_bias.expand(batch, heads, queries if attention_bias.shape[2] == 1 else -1, -1)
+    fused = torch.onnx.ops.symbolic(
+        "com.microsoft::MultiHeadAttention",
+        [
+            *(merge_heads(tensor) for tensor in (query, key, value)),
+            None,
+            None if key_padding_mask is None else key_padding_mask.to(torch.int32),
+            attention_bias,
+        ],
+        attrs={"num_heads": int(heads), "scale": float(scale)},
+        dtype=query.dtype,
+        shape=(batch, queries, heads * size),
+        version=1,
+    )
+    return fused.reshape(batch, queries, heads, size)
+
+
+def merge_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """Return (batch, heads, sequence, size) as (batch, sequence, heads * size), as the fused operators take it."""
+    batch, heads, sequence, size = tensor.shape
+    return tensor.transpose(1, 2).reshape(batch, sequence, heads * size)
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raise ExportError for an argument of an attention, beside its tensors, that may change its scores."""
+    unknown = [name for name, value in options.items() if value is not None and name not in HARMLESS]
+    if unknown:
+        raise ExportError(f"attention with {min(unknown)} has no fused operator")
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: torch.Tensor | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention as a function of transformers: the mask comes from `_mask` below, 2-D (keys) or 4-D (scores).
+
+    A window is in the mask.
+    """
+    refuse_unknown(options)
+    if key.shape[1] != query.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    bias = position_bias
+    padding = None
+    if attention_mask is not None and attention_mask.dim() == 2:
+        padding = attention_mask
+    elif attention_mask is not None:
+        bias = attention_mask if bias is None else bias + attention_mask
+    scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
+    return multi_head_attention(query, key, value, scale, padding, bias), None
+
+
+def _mask(*, mask_function: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
+    """Return the padding mask unchanged (batch, keys) where only padding is masked, else additive scores."""
+    if mask_function is bidirectional_mask_function:
+        return attention_mask
+    options["allow_is_bidirectional_skip"] = False
+    scores: torch.Tensor = eager_mask(mask_function=mask_function, attention_mask=attention_mask, **options)
+    return scores
+
+
+AttentionInterface.register(ONNXRUNTIME, _attention)
+AttentionMaskInterface.register(ONNXRUNTIME, _mask)

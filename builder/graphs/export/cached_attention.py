@@ -1,0 +1,307 @@
+"""Decoder attention fused at export: the cache goes in and comes out as tensors of one shape, updated in place.
+
+Operator: com.microsoft GroupQueryAttention, as in ONNX Runtime's ContribOperators.md. The cache that is handed to
+transformers keeps nothing: it tells the attention function which layer runs, and that function emits the operator
+with this layer's past and present. Knows tensors; knows no architecture and no task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache
+
+from builder.common.errors import ExportError
+from builder.graphs.export.attention import merge_heads, refuse_unknown
+from builder.graphs.export.masks import describe, window_of
+
+CACHED = "onnxruntime_group_query_attention"
+
+
+class _NoStates(list[Any]):
+    """Layers of a cache that stores nothing."""
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise ExportError(
+            "its layers keep a state beside keys and values in the cache, which a decode loop has no place for"
+        )
+
+
+class ExportCache(Cache):  # type: ignore[misc]
+    """transformers' Cache as a pass-through: layer i's past tensors in, its present tensors kept for the outputs."""
+
+    def __init__(self, past: Sequence[torch.Tensor], seqlens_k: torch.Tensor, total: torch.Tensor) -> None:
+        self.layers: list[Any] = _NoStates()
+        self.past = list(past)
+        self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.seqlens_k = seqlens_k
+        self.total = total
+        self.layer: int | None = None
+        self.bias: torch.Tensor | None = None
+        self.rotations: dict[int, tuple[torch.Tensor, ...]] = {}
+        self.positions: torch.Tensor | None = None  # (batch, sequence), for decoders that take them from the cache
+        self.cross: CrossCache | None = None
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, *rest: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.layer = layer
+        return key, value
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Return present_key_0, present_value_0, present_key_1, ..."""
+        layers = len(self.past) // 2
+        missing = [layer for layer in range(layers) if layer not in self.present]
+        if missing:
+            raise ExportError(f"layer {missing[0]} of {layers} has an attention that does not use the cache")
+        return tuple(tensor for layer in range(layers) for tensor in self.present[layer])
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return 0 if self.positions is None else self.positions[:, :1]
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[Any, int]:
+        return query_length, 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return -1
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * (len(self.past) // 2)
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self.past) // 2
+
+
+_running: ContextVar[ExportCache | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def exporting(cache: ExportCache) -> Iterator[None]:
+    """Run with attention functions that write to `cache`."""
+    token = _running.set(cache)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def is_exporting() -> bool:
+    """Return True while a decoder's forward over caches as tensors runs."""
+    return _running.get() is not None
+
+
+def running_cache() -> ExportCache:
+    """Return the cache of the forward that runs now."""
+    cache = _running.get()
+    assert cache is not None
+    return cache
+
+
+def group_query_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    attention_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Emit one GroupQueryAttention node over the running layer's cache: causal, each row at its own length.
+
+    query: (batch, heads, sequence, head size); key, value: (batch, key heads, sequence, head size), new tokens
+    only; `window`: how many of the last keys count, the query's own included; attention_bias: (batch or 1, heads
+    or 1, sequence, total length), added to the scores.
+    Returns (batch, sequence, heads, head size).
+    """
+    cache = running_cache()
+    if cache.layer is None:
+        raise ExportError("this attention does not update the cache before it runs")
+    batch, heads, sequence, size = query.shape
+    if key.shape[-1] != value.shape[-1]:
+        raise ExportError(f"keys of size {key.shape[-1]} with values of size {value.shape[-1]} have no fused operator")
+    past_key, past_value = cache.past[2 * cache.layer : 2 * cache.layer + 2]
+    if int(key.shape[1]) != int(past_key.shape[1]):
+        raise ExportError(
+            f"its attention has {key.shape[1]} key heads where its cache has {past_key.shape[1]}: what it repeats by "
+            "itself has no fused operator"
+        )
+    attributes: dict[str, Any] = {"num_heads": int(heads), "kv_num_heads": int(key.shape[1]), "scale": float(scale)}
+    if window is not None:
+        attributes["local_window_size"] = int(window)
+    if softcap is not None:
+        attributes["softcap"] = float(softcap)
+    optional = [] if attention_bias is None else [None, None, None, attention_bias]  # rotary inputs come first
+    output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        [
+            *(merge_heads(tensor) for tensor in (query, key, value)),
+            past_key,
+            past_value,
+            cache.seqlens_k,
+            cache.total,
+            *optional,
+        ],
+        attrs=attributes,
+        dtypes=[query.dtype, past_key.dtype, past_value.dtype],
+        shapes=[(batch, sequence, heads * size), past_key.shape, past_value.shape],
+        version=1,
+    )
+    cache.present[cache.layer] = (present_key, present_value)
+    cache.layer = None
+    return output.reshape(batch, sequence, heads, size)
+
+
+class CrossCache(Cache):  # type: ignore[misc]
+    """transformers' cross-attention cache, full already: each layer's keys and values are the graph's inputs.
+
+    A model reads a layer's keys right before it attends to them; reading them sets `layer`, by which the attention
+    function knows that it is called for cross-attention, and for which layer.
+    `rows`: (places, beams), the row that is a place's n-th query; `places`: (rows,), where among those a row is;
+    `last`: (places, 1, both kinds of all layers), the keys and values of each text's last token.
+    """
+
+    def __init__(
+        self,
+        past: Sequence[torch.Tensor],
+        seqlens_k: torch.Tensor,
+        total: torch.Tensor,
+        rows: torch.Tensor,
+        places: torch.Tensor,
+        last: torch.Tensor,
+    ) -> None:
+        self.layers: list[Any] = [
+            _CrossLayer(self, index, *past[2 * index : 2 * index + 2]) for index in range(len(past) // 2)
+        ]
+        self.seqlens_k, self.total, self.rows, self.places = seqlens_k, total, rows, places
+        sizes = [int(tensor.shape[1]) * int(tensor.shape[3]) for tensor in past]
+        self.last = torch.split(last, sizes, dim=-1)
+        self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.layer: int | None = None
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Return present_cross_key_0, present_cross_value_0, ..."""
+        missing = [layer for layer in range(len(self.layers)) if layer not in self.present]
+        if missing:
+            raise ExportError(f"layer {missing[0]} of {len(self.layers)} has a cross-attention that is not fused")
+        return tuple(tensor for layer in range(len(self.layers)) for tensor in self.present[layer])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 1
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class _CrossLayer:
+    def __init__(self, cache: CrossCache, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.cache, self.index, self.past = cache, index, (keys, values)
+
+    @property
+    def keys(self) -> torch.Tensor:
+        self.cache.layer = self.index
+        return self.past[0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.past[1]
+
+
+def cross_attention(query: torch.Tensor, scale: float, cache: CrossCache) -> torch.Tensor:
+    """Emit one GroupQueryAttention node over what an encoder made, in place and unchanged.
+
+    The beams of one text are the query heads of one row: each key head has as many as the maximum number of beams. The
+    operator appends one token to the cache; it is given the text's last token again, so nothing changes.
+    query: (rows, heads, 1, head size). Returns (rows, 1, heads, head size).
+    """
+    assert cache.layer is not None
+    index, cache.layer = cache.layer, None
+    past_key, past_value = cache.layers[index].past
+    rows, heads, _, size = query.shape
+    places, beams = cache.rows.shape
+    if int(past_key.shape[1]) != int(heads):
+        raise ExportError(f"a cross-attention of {heads} heads over {past_key.shape[1]} key heads is not supported")
+    gathered = query.reshape(rows, heads, size).index_select(0, cache.rows.reshape(-1))
+    if beams > 1:
+        gathered = gathered.reshape(places, beams, heads, size).transpose(1, 2)
+    output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        [
+            gathered.reshape(places, 1, heads * beams * size),
+            cache.last[2 * index],
+            cache.last[2 * index + 1],
+            past_key,
+            past_value,
+            cache.seqlens_k,
+            cache.total,
+        ],
+        attrs={"num_heads": int(heads) * int(beams), "kv_num_heads": int(heads), "scale": float(scale)},
+        dtypes=[query.dtype, past_key.dtype, past_value.dtype],
+        shapes=[(places, 1, heads * beams * size), past_key.shape, past_value.shape],
+        version=1,
+    )
+    cache.present[index] = (present_key, present_value)
+    if beams > 1:
+        output = output.reshape(places, heads, beams, size).transpose(1, 2)
+    return output.reshape(places * beams, heads * size).index_select(0, cache.places).reshape(rows, 1, heads, size)
+
+
+def position_bias(of: Callable[[torch.Tensor], torch.Tensor], sequence: Any) -> torch.Tensor:
+    """Return a bias by the key's position alone, made once for all layers: (1, heads, sequence, total length).
+
+    `of` takes positions (total length,) float32 and gives (heads, total length).
+    """
+    cache = running_cache()
+    if cache.bias is None:
+        total: Any = cache.total.item()
+        torch._check(total >= 0)  # type: ignore[no-untyped-call]
+        values = of(torch.arange(total, dtype=torch.float32))
+        cache.bias = values[None, :, None, :].expand(1, values.shape[0], sequence, total)
+    return cache.bias
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention as a function of transformers. The window is the mask's.
+
+    Flash attention reads `sliding_window`; the attentions that transformers answers with here do not.
+    """
+    refuse_unknown(options)
+    scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
+    cache = running_cache()
+    if cache.cross is not None and cache.cross.layer is not None:
+        if softcap is not None:
+            raise ExportError("cross-attention with soft-capping has no fused operator")
+        # T5 gives its cross-attention a position bias of zeros
+        return cross_attention(query, scale, cache.cross), None
+    window = window_of(attention_mask, cache.layer)
+    return group_query_attention(query, key, value, scale, window, softcap, position_bias), None
+
+
+AttentionInterface.register(CACHED, _attention)
+AttentionMaskInterface.register(CACHED, describe)

@@ -1,0 +1,210 @@
+"""PyTorch decoder to ONNX: one graph for prefill and for decoding, its key/value cache updated in place.
+
+Inputs, for `batch` rows of `sequence` new tokens each:
+  input_ids, position_ids      (batch, sequence) int64
+  seqlens_k                    (batch,) int32, tokens in the cache after this call, less one
+  total_sequence_length        (1,) int32, the most tokens of any row after this call
+  logits_positions             (positions,) int64, the tokens after which logits are wanted: places in
+                               input_ids, counted through all rows
+  past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer
+Outputs: logits (positions, vocabulary) and present_key_i, present_value_i, to be bound to the buffers of the past.
+
+Knows modules and their inputs; knows no architecture and no task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from builder.checkpoints.resolve import POSITION_TABLES
+from builder.common.errors import ExportError
+from builder.graphs.export.architectures import fused_attention
+from builder.graphs.export.cached_attention import CACHED, ExportCache, exporting
+from builder.graphs.export.experts import every_expert
+from builder.graphs.export.failure import reason
+from builder.graphs.export.program import export_graph
+from builder.graphs.export.rotary import fused_rotary, settled_frequencies
+from builder.graphs.onnx.graph import MODEL_FILE, Graph
+from builder.graphs.onnx.operators import CACHED_ATTENTION
+from builder.graphs.onnx.projections import merge_projections
+from builder.runtime.contract import LayerShape
+
+STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
+ELSEWHERE = "the decode loop keeps nothing else between tokens. vLLM may serve it: --engine vllm"
+
+
+@dataclass(frozen=True)
+class DecoderExport:
+    graph: Graph
+    caches: tuple[LayerShape, ...]
+    rotary_left: tuple[str, ...] = ()  # functions that rotate and run as separate operators
+
+
+class DecoderGraph(torch.nn.Module):
+    """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
+        input_ids, position_ids, seqlens_k, total, wanted, *past = tensors
+        cache = ExportCache(past, seqlens_k, total)
+        with exporting(cache), only_wanted(self.model, wanted):
+            result = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
+        return result.logits, *cache.outputs()
+
+
+@contextmanager
+def only_wanted(model: PreTrainedModel, wanted: torch.Tensor) -> Iterator[None]:
+    """Apply the output matrix to the `wanted` positions alone, (positions,) int64, counted through all rows.
+
+    Its product is over two axes: one that shares a tied embedding, by reading it by its rows, takes no more.
+    """
+
+    def chosen(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        hidden = arguments[0]  # (batch, sequence, hidden)
+        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, wanted)
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(chosen)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def export_decoder(
+    model: PreTrainedModel, folder: Path, max_length: int, caches: tuple[LayerShape, ...] = ()
+) -> DecoderExport:
+    """Export `model` for rows of up to `max_length` tokens. `caches`: its `cache_shapes`, where they are known.
+
+    Raises ExportError where that cannot be right.
+    """
+    path = folder / "exported" / MODEL_FILE
+    caches = caches or cache_shapes(model)
+    with refused_by_name(model):
+        settled, experts = settled_frequencies(model, max_length), every_expert(model)
+        with fused_attention(model), settled, experts, fused_rotary(model) as left:
+            model.set_attn_implementation(CACHED)
+            graph = _export(DecoderGraph(model), caches, path)
+        if graph.operators[CACHED_ATTENTION] != len(caches):
+            raise ExportError(
+                f"{graph.operators[CACHED_ATTENTION]} of its {len(caches)} layers use the fused attention"
+            )
+    return DecoderExport(graph, caches, left)
+
+
+def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
+    """Return what each layer puts into its cache, seen in a run over three tokens.
+
+    Raises ExportError, by the model's name.
+    """
+    with refused_by_name(model):
+        return _cache_shapes(model)
+
+
+@contextmanager
+def refused_by_name(model: PreTrainedModel) -> Iterator[None]:
+    """Turn any error inside into an ExportError that names `model`; its attention is then what it was before."""
+    before = model.config._attn_implementation
+    refused = f"{model.config.model_type} cannot be served for generation"
+    try:
+        yield
+    except Exception as error:  # whatever the model's own code raises
+        raise ExportError(f"{refused}: {reason(error)}") from error
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad(), _without_padding(model.config):
+        result = model(input_ids=ids, use_cache=True)
+    past: Any = getattr(result, "past_key_values", None)
+    if past is None:
+        raise ExportError(f"it returns no cache of keys and values (past_key_values); {ELSEWHERE}")
+    if type(past) is not DynamicCache:  # a model's own cache is a subclass, and stores more
+        raise ExportError(f"its cache keeps more than the keys and values of its own layers; {ELSEWHERE}")
+    shapes = []
+    for index, layer in enumerate(past.layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            raise ExportError(f"layer {index} keeps a recurrent state, not keys and values alone; {ELSEWHERE}")
+        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
+            raise ExportError(
+                f"layer {index} keeps no keys and values: it has no attention, or uses those of another layer; "
+                f"{ELSEWHERE}"
+            )
+        if keys.shape[-1] != values.shape[-1]:
+            raise ExportError(f"layer {index} has keys of size {keys.shape[-1]} and values of {values.shape[-1]}")
+        shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3])))
+    if not shapes:
+        raise ExportError("it has no attention layers")
+    if not result.logits.is_meta:  # without weights a model has shapes, and no logits to compare
+        _refuse_positions_of_its_own(model, ids, result.logits)
+    return tuple(shapes)
+
+
+@contextmanager
+def _without_padding(config: PreTrainedConfig) -> Iterator[None]:
+    """Treat no token as padding: to warn of it GPT-2 looks for it among ids, which have no values on the meta device.
+
+    The value is written past the configuration's own check, since some architectures accept nothing but a number.
+    """
+    settings = vars(config)
+    padding = {"pad_token_id": settings["pad_token_id"]} if "pad_token_id" in settings else {}
+    settings.update(dict.fromkeys(padding))
+    try:
+        yield
+    finally:
+        settings.update(padding)
+
+
+def _refuse_positions_of_its_own(model: PreTrainedModel, ids: torch.Tensor, logits: torch.Tensor) -> None:
+    """Raise ExportError if the model misreads position_ids counted from 0, which each row of a batch is given."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        tables = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in POSITION_TABLES]
+        if tables:
+            raise ExportError(
+                f"it takes no position_ids and counts the rows of {tables[0]} by what its cache holds, so that all "
+                "texts of a batch would have to be equally long"
+            )
+        return
+    with torch.no_grad():
+        explicit = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=True).logits
+    if not torch.allclose(explicit, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())):
+        raise ExportError("it does not count positions from 0, as the decode loop does")
+
+
+def past_names(layers: int) -> list[str]:
+    """Return the cache inputs in the order of the graph's inputs; outputs are named present_ for past_."""
+    return [f"past_{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]
+
+
+def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> Graph:
+    names = ("batch", "sequence", "max_length", "positions")
+    batch, sequence, length, positions = (torch.export.Dim(name) for name in names)
+    shapes: list[dict[int, Any]] = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch}, {}, {0: positions}]
+    tensors = [
+        torch.arange(2 * 7).reshape(2, 7) % 5 + 3,
+        torch.arange(7).repeat(2, 1),
+        torch.tensor([6, 6], dtype=torch.int32),
+        torch.tensor([7], dtype=torch.int32),
+        torch.tensor([3, 6, 13]),
+    ]
+    for cache in caches:
+        for _ in ("key", "value"):
+            tensors.append(torch.zeros((2, cache.heads, 40, cache.size)))
+            shapes.append({0: batch, 2: length})
+    past = past_names(len(caches))
+    outputs = ["logits", *(name.replace("past_", "present_") for name in past)]
+    return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *past], outputs, merge_projections)

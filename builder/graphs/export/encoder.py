@@ -1,0 +1,100 @@
+"""PyTorch encoder to ONNX: attention fused where the architecture allows it, counted either way.
+
+Knows modules and their inputs; knows no architecture and no task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from builder.checkpoints.resolve import Checkpoint
+from builder.checkpoints.tasks.base import TaskGraph, encoder_task
+from builder.common.errors import ExportError
+from builder.common.workplace import full
+from builder.graphs.export.architectures import fused_attention
+from builder.graphs.export.attention import ONNXRUNTIME, UNFUSED
+from builder.graphs.export.experts import every_expert
+from builder.graphs.export.failure import reason
+from builder.graphs.export.program import export_graph
+from builder.graphs.export.rows import TOKENIZER_INPUTS, Rows, rows_of
+from builder.graphs.onnx.graph import MODEL_FILE, Graph
+from builder.graphs.onnx.operators import ATTENTION
+
+EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
+
+
+@dataclass(frozen=True)
+class Export:
+    """Exported graph, the module it was made from, and how much of its attention is fused."""
+
+    graph: Graph
+    module: TaskGraph
+    attentions: int  # fused
+    layers: int
+    warning: str | None
+
+
+def export(checkpoint: Checkpoint, folder: Path) -> Export:
+    """Export the task's graph into `folder`. Raises ExportError if no graph can be made at all."""
+    module, rows = task_graph(checkpoint), rows_of(checkpoint)
+    path = folder / "exported" / MODEL_FILE
+    layers = int(checkpoint.config.num_hidden_layers)
+    graph = unfused = _try_export(module, rows, path, fused=True)
+    attentions = 0 if isinstance(graph, str) else graph.operators[ATTENTION]
+    if not attentions:
+        graph = _try_export(module, rows, path, fused=False)
+    if isinstance(graph, str):
+        raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}) does not export: {graph}")
+    warning = None
+    if attentions < layers:
+        follows = f"{checkpoint.config.model_type} does not follow transformers' attention interface"
+        why = unfused if isinstance(unfused, str) else follows
+        warning = (
+            f"{attentions} of {layers} attentions are fused ({why}); the others run as separate operators, which is "
+            "right but slower and takes memory quadratic in the length"
+        )
+    return Export(graph, module, attentions, layers, warning)
+
+
+def task_graph(checkpoint: Checkpoint) -> TaskGraph:
+    """Return the module that is exported."""
+    return encoder_task(checkpoint.task).graph(checkpoint, graph_inputs(checkpoint))
+
+
+def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Return the inputs that the tokeniser makes and the model takes, then the task's own inputs."""
+    accepted = inspect.signature(checkpoint.model.forward).parameters
+    produced = checkpoint.tokenizer.model_input_names
+    names = [name for name in TOKENIZER_INPUTS if name in accepted and name in produced]
+    return (*names, *encoder_task(checkpoint.task).extra_inputs)
+
+
+def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph | str:
+    """Return the graph of `module`, or the reason why there is none."""
+    model: PreTrainedModel = module.model
+    before = model.config._attn_implementation
+    try:
+        with fused_attention(model) if fused else nullcontext(), every_expert(model):
+            model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
+            return export_module(module, rows, path)
+    except Exception as error:  # torch.export raises whatever the model's own code raises
+        if full(error) is not None:
+            raise  # an error of the disk, not of the model
+        return reason(error)
+    finally:
+        model.set_attn_implementation(before)
+
+
+def export_module(module: TaskGraph, rows: Rows, path: Path) -> Graph:
+    """Export `module` as it is, with dynamic batch and sequence axes."""
+    batch, sequence, masks = (torch.export.Dim(name) for name in ("batch", "sequence", "masks"))
+    example = rows.feeds(module.inputs, EXAMPLE)
+    tensors = [torch.from_numpy(example[name]) for name in module.inputs]
+    axes = [{0: batch, 1: sequence if name in TOKENIZER_INPUTS else masks} for name in module.inputs]
+    return export_graph(path, module, tensors, axes, module.inputs, module.outputs)

@@ -1,0 +1,93 @@
+"""Mixtures of experts, every expert for every token: two products a layer, and the router's weights between them.
+
+Which experts a token needs is data, and a graph has one shape: transformers' own ways to run only those loop over
+values, or gather the weights of the chosen ones for each token, gigabytes of them for a prompt. Here the experts stand
+side by side as one matrix, (experts * units, hidden), as quantisation wants them too, and those that a token was not
+routed to count 0. It costs experts / chosen experts as many products, and reads all weights at each step.
+
+transformers looks these functions up by name (ExpertsInterface), as it does attention. Knows tensors; knows no
+architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from builder.common.errors import ExportError
+
+EVERY_EXPERT = "every_expert"
+PARTS = ("side_by_side_up", "side_by_side_down")
+
+
+@contextmanager
+def every_expert(model: PreTrainedModel) -> Iterator[None]:
+    """Run with each layer of experts as two products over all of them."""
+    layers = expert_layers(model)
+    before = model.get_experts_implementation()
+    try:
+        for layer in layers:
+            _put_side_by_side(layer)
+        if layers:
+            model.set_experts_implementation(EVERY_EXPERT)
+        yield
+    finally:
+        if layers:
+            model.set_experts_implementation(before)
+        for layer in layers:
+            for name in PARTS:
+                layer._parameters.pop(name, None)
+
+
+def cost_of_experts(model: PreTrainedModel) -> str | None:
+    """Return a build's remark on the cost of the experts; None for a model without experts."""
+    counts = {int(layer.num_experts) for layer in expert_layers(model)}
+    if not counts:
+        return None
+    return (
+        f"all {max(counts)} experts of a layer run for every token, where PyTorch runs those that the router chose: "
+        "right, but slower, and all their weights are read at each step"
+    )
+
+
+def expert_layers(model: PreTrainedModel) -> list[Any]:
+    """Return the modules that transformers' `use_experts_implementation` decorates."""
+    return [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+
+
+def _put_side_by_side(layer: Any) -> None:
+    """Give `layer` its weights as matrices of two axes, (outputs, inputs)."""
+    if layer.has_post_expert_norm:
+        raise ExportError("its experts end in a normalisation of their own, which a sum over all of them cannot have")
+    up = layer.gate_up_proj if layer.has_gate else layer.up_proj
+    down = layer.down_proj
+    if layer.is_transposed:  # (experts, inputs, outputs)
+        up, down = up.transpose(1, 2), down.transpose(1, 2)
+    matrices = (up.flatten(0, 1), down.transpose(0, 1).flatten(1))
+    for name, matrix in zip(PARTS, matrices, strict=True):
+        layer.register_parameter(name, torch.nn.Parameter(matrix.detach().contiguous(), requires_grad=False))
+
+
+def _experts(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Compute transformers' experts function: hidden_states (tokens, hidden), the others (tokens, chosen)."""
+    chosen = top_k_index[..., None] == torch.arange(self.num_experts)
+    weights = (chosen * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)  # (tokens, experts)
+    units = linear(hidden_states, self.side_by_side_up).reshape(
+        -1, self.num_experts, self.side_by_side_up.shape[0] // self.num_experts
+    )
+    if self.has_bias:
+        units = units + (self.gate_up_proj_bias if self.has_gate else self.up_proj_bias)
+    units = self._apply_gate(units) if self.has_gate else self.act_fn(units)  # (tokens, experts, units)
+    result = linear((units * weights[..., None]).flatten(1), self.side_by_side_down)
+    return result + weights @ self.down_proj_bias if self.has_bias else result
+
+
+ALL_EXPERTS_FUNCTIONS.register(EVERY_EXPERT, _experts)

@@ -1,0 +1,246 @@
+"""torch.export to an ONNX model that every supported release reads. Knows modules and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import onnx
+import onnx_ir
+import torch
+
+from builder.checkpoints.mapped import give_back
+from builder.common.errors import ExportError
+from builder.graphs.export.failure import reason
+from builder.graphs.export.once import nothing_twice
+from builder.graphs.onnx.cleanup import clean
+from builder.graphs.onnx.graph import Graph, has_many, save_graph
+from builder.graphs.onnx.weights import LEAST, computed, computing
+
+OPSET = 20  # the newest that every supported release reads
+IR_VERSION = 9
+CASTS = frozenset(
+    {torch.ops.aten.to.device, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other}
+)
+RENAMED = {  # to what torch's table makes of them, one for one
+    torch.ops.aten.item.default: torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.min.other: torch.ops.aten.minimum.default,
+    torch.ops.aten.max.other: torch.ops.aten.maximum.default,
+}
+
+Translated = TypeVar("Translated")
+
+
+def export_graph(
+    path: Path,
+    module: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    dynamic_axes: Sequence[Mapping[int, Any]],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    rewrite: Callable[[onnx.ModelProto], None] = lambda model: None,
+) -> Graph:
+    """Export `module` as `to_onnx` does, rewrite it in place, write it to `path`. Raises ExportError."""
+    with computing():
+        model = to_onnx(module, tensors, dynamic_axes, inputs, outputs)
+        rewrite(model)
+        return save_graph(model, path)
+
+
+def to_onnx(
+    module: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    dynamic_axes: Sequence[Mapping[int, Any]],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> onnx.ModelProto:
+    """Export `module`, whose forward takes `tensors` by position; `dynamic_axes` has one mapping per tensor.
+
+    Many weights stay the module's own, read when the graph is written (builder/graphs/onnx/weights.py): within
+    `computing`.
+    Raises ExportError with the operation that failed.
+    """
+    module.eval()
+
+    def translated() -> torch.onnx.ONNXProgram | None:
+        return torch.onnx.export(
+            module,
+            tuple(tensors),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=(tuple(dynamic_axes),),
+            input_names=list(inputs),
+            output_names=list(outputs),
+            verbose=False,
+        )
+
+    try:
+        with torch.no_grad(), nothing_twice(), _children_kept(module):
+            program = _decomposed_where_needed(translated)
+    except Exception as error:  # whatever the module's own code raises
+        raise ExportError(reason(error)) from error
+    if program is None:
+        raise ExportError("torch.onnx.export made no program")
+    model = _proto(program)
+    give_back(module)
+    axes = dict(zip(inputs, dynamic_axes, strict=True))
+    _refuse_fixed_axes(model.graph, axes)
+    _refuse_joined_axes(model.graph, axes)
+    clean(model)
+    model.ir_version = IR_VERSION
+    return model
+
+
+@contextmanager
+def _children_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Restore the children of all modules at the end.
+
+    torch.export takes back what a forward assigns to a module, except for its children: BigBird, which changes its
+    attention with its first short text, kept half of the change.
+    """
+    kept = [(one, dict(one._modules)) for one in module.modules()]
+    try:
+        yield
+    finally:
+        for one, children in kept:
+            one._modules.clear()
+            one._modules.update(children)
+
+
+def _proto(program: torch.onnx.ONNXProgram) -> onnx.ModelProto:
+    constants = {name: value.const_value for name, value in program.model.graph.initializers.items()}
+    large = {name: one for name, one in constants.items() if one is not None and one.nbytes >= LEAST}
+    if has_many(sum(one.nbytes for one in large.values())):
+        for name, tensor in large.items():
+            program.model.graph.initializers[name].const_value = _left_where_it_is(name, tensor)
+    model: onnx.ModelProto = program.model_proto
+    return model
+
+
+def _left_where_it_is(name: str, tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
+    """Return a tensor whose proto has no values: they are read where `tensor` has them."""
+    values = tensor.numpy()
+    described = computed(name, tensor.dtype.value, values.shape, lambda rows: values[rows])
+    return onnx_ir.serde.deserialize_tensor(described)
+
+
+def _refuse_fixed_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, Any]]) -> None:
+    """Raise ExportError for an axis of an input, or a first axis of an output, that kept the example's size.
+
+    torch.onnx falls back on shapes of the example where the model's code turns a size into a number.
+    """
+    wanted = [(value, axis) for value in graph.input for axis in axes[value.name]]
+    wanted += [(value, 0) for value in graph.output]
+    fixed = [f"axis {a} of {v.name} ({v.type.tensor_type.shape.dim[a].dim_value})" for v, a in wanted if _fixed(v, a)]
+    if fixed:
+        raise ExportError(
+            f"its code turns sizes of its input into numbers, so that the graph is for those alone: {', '.join(fixed)}"
+        )
+
+
+def _refuse_joined_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, Any]]) -> None:
+    """Raise ExportError if axes of the inputs that were free of one another have one name in the graph."""
+    meant: dict[str, set[str]] = {}
+    for value in graph.input:
+        for axis, dimension in axes[value.name].items():
+            meant.setdefault(value.type.tensor_type.shape.dim[axis].dim_param, set()).add(dimension.__name__)
+    joined = [" and ".join(sorted(names)) for names in meant.values() if len(names) > 1]
+    if joined:
+        raise ExportError(
+            f"its code takes {joined[0]} for one size, so that the graph is for calls where they are equal"
+        )
+
+
+def _fixed(value: onnx.ValueInfoProto, axis: int) -> bool:
+    return bool(value.type.tensor_type.shape.dim[axis].HasField("dim_value"))
+
+
+def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated:
+    """Translate the program without torch.onnx.export's second trace, unless it is needed.
+
+    That trace breaks up operators that ONNX does not know, and takes half of the time. What transformers' models need
+    of that is nearly always settled here without a trace: `Tensor.to` above all.
+
+    Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it is
+    done once more, with that trace.
+    """
+    left: list[torch.export.ExportedProgram] = []
+    with _left_as_captured(left):
+        try:
+            return translated()
+        except Exception:
+            if not left:
+                raise
+    return translated()
+
+
+@contextmanager
+def _left_as_captured(left: list[torch.export.ExportedProgram]) -> Iterator[None]:
+    """Run with decomposition only of programs with a node that it would change; the others go into `left`."""
+    decompose = torch.export.ExportedProgram.run_decompositions
+
+    def where_needed(
+        program: torch.export.ExportedProgram, table: Mapping[Any, Any] | None = None, **more: Any
+    ) -> torch.export.ExportedProgram:
+        _settle(program.graph)
+        if table is None or not _is_decomposed(program, table):
+            return decompose(program, table, **more)
+        left.append(program)
+        return program
+
+    torch.export.ExportedProgram.run_decompositions = where_needed  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.export.ExportedProgram.run_decompositions = decompose  # type: ignore[method-assign]
+
+
+def _settle(graph: torch.fx.Graph) -> None:
+    """Rename, in place, the operators of transformers' models that need no trace for it."""
+    for node in list(graph.nodes):
+        if node.target in RENAMED:
+            node.target = RENAMED[node.target]
+        elif node.target == torch.ops.aten.add_.Tensor and _writes_unseen(node):
+            node.target = torch.ops.aten.add.Tensor
+        elif any(user.op == "output" for user in node.users):
+            continue
+        elif node.target in CASTS:
+            _settle_cast(graph, node)
+        elif node.target == torch.ops.aten.detach_.default:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _settle_cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Turn `Tensor.to` into a cast, or into nothing if its tensor has that type already."""
+    source, dtype = node.args[0], node.meta["val"].dtype
+    assert isinstance(source, torch.fx.Node)
+    if source.meta["val"].dtype != dtype:
+        with graph.inserting_before(node):
+            source = graph.call_function(torch.ops.aten._to_copy.default, (source,), {"dtype": dtype})
+        source.meta = dict(node.meta)
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
+
+
+def _writes_unseen(node: torch.fx.Node) -> bool:
+    """Return True if only `node` reads the tensor that it writes into, and writes values of that tensor's type.
+
+    No other node reads a tensor that shares its memory either.
+    """
+    written, other = node.args[:2]
+    if not isinstance(written, torch.fx.Node) or not isinstance(other, torch.fx.Node):
+        return False
+    schema = getattr(written.target, "_schema", None)
+    fresh = schema is not None and all(value.alias_info is None for value in schema.returns)
+    alone = fresh and list(written.users) == [node]
+    return alone and isinstance(other.meta["val"], torch.Tensor) and other.meta["val"].dtype == node.meta["val"].dtype
+
+
+def _is_decomposed(program: torch.export.ExportedProgram, table: Mapping[Any, Any]) -> bool:
+    """Return True if no node is in `table` and none writes into its input."""
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    schemas = (getattr(target, "_schema", None) for target in called)
+    return not any(target in table for target in called) and not any(s is not None and s.is_mutable for s in schemas)

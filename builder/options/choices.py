@@ -1,0 +1,169 @@
+"""Every option of a model, with its meaning and its default; which go together is in build_spec.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from builder.common.releases import NEWEST, RELEASES
+from builder.common.store_address import store_address
+from builder.options.calibration import Calibration
+from builder.options.gpu import Gpu, TensorRT
+from builder.options.load import Load
+from builder.options.options import Options
+from builder.options.serving import Machine, Serving
+from builder.options.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
+
+KEEP = 3  # versions: the one that is served, and two to roll back to
+
+
+class Choices(Options):
+    """Options of one model. A field with a `flag` is also an option of the command line."""
+
+    model: str
+    """Hub id, or a local folder of transformers or sentence-transformers."""
+    task: str | None = Field(None, json_schema_extra={"flag": True})
+    """Task to serve, such as text-classification. Default: inferred from the checkpoint."""
+    name: str | None = Field(None, json_schema_extra={"flag": True})
+    """Name of the model in Triton; a build under the name of a model that is there becomes its next version. Default:
+    the last part of MODEL, and then a model that was built from another checkpoint is refused."""
+    output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
+    """Model repository to publish into, or an object store to push to: s3://, gs://, az:// or file:// and a path."""
+    keep: int = Field(KEEP, ge=1, json_schema_extra={"flag": True})
+    """Versions of the model that remain there, the new one included: first the one that was served until then, to which
+    a rollback returns.
+    """
+    store: str | None = None
+    """Object store that the model is pushed to, instead of a folder: `output`, where that is an address."""
+    revision: str | None = Field(None, json_schema_extra={"flag": True})
+    """Branch, tag or commit on the Hugging Face Hub. Default: main."""
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "fp8", "auto"] = (
+        Field("fp32", json_schema_extra={"flag": True})
+    )
+    """Numeric precision. int8: weights and activations in 8 bits, with activation ranges computed at run time.
+    int8-static, fp8: activation ranges measured on the samples. int8-weights, int4-weights: only the weights, in
+    blocks. auto: measure several and serve the fastest that meets --quality."""
+    engine: Literal["onnxruntime", "openvino", "tensorrt", "vllm", "tensorrt-llm", "auto"] | None = Field(
+        None, json_schema_extra={"flag": True}
+    )
+    """Engine that runs the graph. auto: the faster of ONNX Runtime and OpenVINO, measured on this machine. vllm:
+    nothing is exported; Triton's vLLM backend runs the checkpoint. Default: the first engine that supports the
+    precision; with --precision auto, all are measured."""
+    level: Literal["O1", "O2", "O3", "O4"] = Field("O2", json_schema_extra={"flag": True})
+    """Graph optimisation level, numbered as in Optimum. O1: basic; O2: fusions; O3: O2 with an approximate GELU;
+    O4: O3 in fp16."""
+    graph: Path | None = Field(None, json_schema_extra={"flag": True})
+    """An ONNX file to serve as it is instead of exporting the checkpoint, for example a QDQ graph from
+    quantisation-aware training. Encoders only."""
+    prune: float | None = Field(None, gt=0, lt=1, json_schema_extra={"flag": True})
+    """Share of the attention heads and feed-forward neurons to remove, those that matter least on the samples.
+    Encoders only."""
+    quality: float | None = Field(None, ge=0, le=1, json_schema_extra={"flag": True})
+    """Lowest acceptable mean agreement with PyTorch on the samples; nothing is published below it. Default: the
+    task's own threshold."""
+    perplexity: float = Field(1.05, ge=1, json_schema_extra={"flag": True})
+    """Highest acceptable perplexity on the samples, as a ratio to PyTorch's. Generating models only."""
+    block_size: int = Field(32, json_schema_extra={"flag": True})
+    """Weights that share one scale in int8-weights and int4-weights: 16, 32, 64, 128 or 256."""
+    asymmetric: bool = Field(False, json_schema_extra={"flag": True})
+    """Store a zero point with each block of int8-weights and int4-weights."""
+    slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
+    """Sequences that are decoded at once; memory is reserved for --max-length tokens of each, but where they share
+    it (--cache-gb). Generating models only."""
+    beams: int | None = Field(None, ge=1, le=64, json_schema_extra={"flag": True})
+    """Most beams of one request. Default: the checkpoint's own number, or --slots for a decoder."""
+    max_answer: int | None = Field(None, ge=2, json_schema_extra={"flag": True})
+    """Most tokens in an answer of an encoder-decoder model. Default: the checkpoint's own limit, or 256."""
+    cache: Literal["fp32", "fp16", "int8"] = Field("fp32", json_schema_extra={"flag": True})
+    """Precision of the key-value cache of a decoder on the CPU. fp16 is for --engine openvino; int8 of ONNX Runtime
+    needs 1.31 or later in Triton's Python."""
+    cache_gb: float | None = Field(None, gt=0, json_schema_extra={"flag": True})
+    """Memory of the key-value cache, in 10^9 bytes, which all sequences share as they grow. Decoders with --engine
+    openvino, where the default is enough for --slots texts of --max-length, but no more than half of the memory; and
+    with --target cuda, where each sequence has memory of its own without it, and --gpu or machine.gpus must name a card
+    of compute capability 8.0 or later."""
+    executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
+    """Where the graph runs. in-process: inside the Python model NAME, which updates a decoder's cache in place. bls: in
+    a separate Triton model NAME_model, called through Triton's business logic scripting (BLS); an encoder on a GPU
+    always runs there."""
+    samples: Path | None = Field(None, json_schema_extra={"flag": True})
+    """File with one JSON object a line, each a request of the task, to verify and calibrate on; labels may be
+    added."""
+    draft: str | None = Field(None, json_schema_extra={"flag": True})
+    """Hub id or local folder of a smaller decoder with the same tokeniser, which guesses tokens ahead; the text stays
+    the same. Text generation on the CPU only."""
+    target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
+    """Hardware to serve on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
+    onnxruntime, ONNX Runtime's TensorRT provider compiles while the model loads."""
+    triton: str = Field(NEWEST, json_schema_extra={"flag": True})
+    """Triton release that the repository must load and answer correctly on. Default: the newest known one."""
+    max_batch_size: int = Field(64, ge=1, json_schema_extra={"flag": True})
+    """Most requests that the front model takes in one batch."""
+    max_queue_delay_us: int = Field(0, ge=0, json_schema_extra={"flag": True})
+    """Microseconds that a request may wait for others to share a batch. 0: requests batch only while the model is
+    busy."""
+    instances: int = Field(1, ge=1, json_schema_extra={"flag": True})
+    """Engine instances that run in parallel, each with its share of the cores."""
+    threads: int | None = Field(None, ge=1, json_schema_extra={"flag": True})
+    """Threads of each engine instance. Default: cores / instances."""
+    max_length: int | None = Field(None, ge=3, json_schema_extra={"flag": True})
+    """Most tokens of one text, or of prompt and answer together for text generation. Default: the checkpoint's own
+    limit."""
+    truncate: bool = Field(False, json_schema_extra={"flag": True})
+    """Cut texts that are too long and set `truncated` in the answer, instead of refusing them."""
+    pooling: Literal["cls", "mean", "max", "lasttoken"] | None = Field(None, json_schema_extra={"flag": True})
+    """How token vectors become one embedding, for checkpoints that do not say."""
+    serving: Serving = Serving()
+    """Queueing, batching and scheduling."""
+    machine: Machine = Machine()
+    """The machine that serves, where it is another one."""
+    load: Load | None = None
+    """Requests that the model must answer; build-repo plan reads them."""
+    calibration: Calibration = Calibration()
+    """How activation ranges are measured."""
+    gpu: Gpu = Gpu()
+    """Devices and their memory."""
+    tensorrt: TensorRT = TensorRT()
+    """Profiles and limits of TensorRT."""
+    vllm: VLLM = VLLM()
+    """Arguments for vLLM."""
+    tensorrt_llm: TensorRTLLM = TensorRTLLM()
+    """Arguments for TensorRT-LLM."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engines_have_targets(cls, options: Any) -> Any:
+        """Set the target of an engine that runs on one target only."""
+        only = {"tensorrt": "tensorrt", **dict.fromkeys(WHOLE_CHECKPOINT, "cuda")}
+        if isinstance(options, dict) and options.get("engine") in only and "target" not in options:
+            return {**options, "target": only[options["engine"]]}
+        return options
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stores_are_no_folders(cls, options: Any) -> Any:
+        address = store_address(options["output"]) if isinstance(options, dict) and "output" in options else None
+        if address is None:
+            return options
+        return {**{name: value for name, value in options.items() if name != "output"}, "store": address}
+
+    @field_validator("gpu", mode="before")
+    @classmethod
+    def _card_alone(cls, gpu: Any) -> Any:
+        return {"card": gpu} if isinstance(gpu, str) else gpu
+
+    @field_validator("triton")
+    @classmethod
+    def _known_release(cls, release: str) -> str:
+        if release not in RELEASES:
+            raise ValueError(f"Triton {release} is not known; known are {', '.join(RELEASES)}")
+        return release
+
+    @field_validator("block_size")
+    @classmethod
+    def _power_of_two(cls, size: int) -> int:
+        if size not in (16, 32, 64, 128, 256):
+            raise ValueError("a block holds 16, 32, 64, 128 or 256 inputs")
+        return size

@@ -1,0 +1,103 @@
+"""Read specifications: from options by name, or from a models.yaml. Errors name the key and what was expected."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from builder.common.errors import SpecError
+from builder.options.build_spec import BuildSpec
+from builder.options.models_file import Place, nearest, read_models_file
+
+SHOWN = 5  # errors of a models.yaml
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of a models.yaml, and where it is written."""
+
+    spec: BuildSpec
+    origin: Place
+
+
+def make_spec(**options: Any) -> BuildSpec:
+    """Return the BuildSpec with these options, named as keys of a models.yaml.
+
+    Raises SpecError, which says what is wrong with which option.
+    """
+    try:
+        return BuildSpec(**options)
+    except ValidationError as error:
+        raise SpecError(_explain(error, options.get("model"))) from None
+
+
+def load_specs(path: Path) -> list[BuildSpec]:
+    """Read a models.yaml: a list `models`, one mapping per model, `defaults` for all of them, files to `include`.
+
+    An entry with a `matrix` of options is one model for each combination, and one whose `model` is a pattern is one for
+    each folder. Raises SpecError where a file cannot be read, or a key or value of it means nothing; it names the file,
+    the line and the model.
+    """
+    return [entry.spec for entry in load_entries(path)]
+
+
+def load_entries(path: Path) -> list[Entry]:
+    """Read the same, with the place of each model. Raises SpecError."""
+    entries, errors = [], []
+    for written in read_models_file(path):
+        try:
+            entries.append(Entry(make_spec(**written.options), written.origin))
+        except SpecError as error:
+            errors.append(f"{written.origin}: {error}")
+    if errors:
+        more = f"\nand {len(errors) - SHOWN} more" * (len(errors) > SHOWN)
+        raise SpecError("\n".join(errors[:SHOWN]) + more)
+    _refuse_equal_names(entries)
+    return entries
+
+
+def _refuse_equal_names(entries: Sequence[Entry]) -> None:
+    known: dict[str, Place] = {}
+    for entry in entries:
+        name = entry.spec.entry_name
+        if name in known:
+            raise SpecError(
+                f"{entry.origin}: the name {name!r} is used twice, first at {known[name]}; give each model its own "
+                "`name` ({model} in it is the last part of MODEL)"
+            )
+        known[name] = entry.origin
+
+
+def _explain(error: ValidationError, model: str | None) -> str:
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            owner = _owner(problem["loc"][:-1])
+            lines.append(f"unknown key {path!r}{nearest(str(problem['loc'][-1]), list(owner.model_fields))}")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{path}: {message}, found {problem['input']!r}" if path else message)
+    return (f"{model}: " if model else "") + "; ".join(lines)
+
+
+def _owner(location: Sequence[int | str]) -> type[BaseModel]:
+    """Return the part of a BuildSpec at `location`, through optional parts and lists of parts."""
+    owner: type[BaseModel] = BuildSpec
+    for part in location:
+        if part in owner.model_fields:
+            owner = next(_parts(owner.model_fields[str(part)].annotation), owner)
+    return owner
+
+
+def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in an annotation: itself, or those of an optional value or of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _parts(inner)

@@ -1,0 +1,66 @@
+"""Arguments that start tritonserver in a container.
+
+docker-compose.yml and the files that `build-repo deploy` writes both use them.
+"""
+
+from __future__ import annotations
+
+from builder.common.releases import OPTIONS, version_tuple
+from builder.repository.liveness import send_command
+
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
+RESTRICTED = "shared-memory,trace,logging"  # APIs that change the server for all its clients; none is needed here
+ADMIN_KEY = "TRITON_ADMIN_KEY"
+RESPONSE_CACHE = 16 << 20  # bytes, for models whose configuration asks for it
+LIVENESS_FOLDER = "/liveness"  # in the image
+EXIT_TIMEOUT_S = 30  # Triton's own default, after SIGTERM
+USER = 1000  # triton-server, of the stock image
+
+# A container has no supervisor that restarts a server that hangs: a loop beside it sends an inference and kills the
+# server if it stays silent. Only silence counts (curl's status 28): a server that loads its models or is shutting down
+# refuses connections or requests. The server must not be the container's first process, which no signal from inside the
+# container can kill: `init: true`.
+DEADLINE_S, MISSES = 5, 3
+WATCH = f"""ask() {{
+  {send_command(f"127.0.0.1:{GRPC_PORT}", DEADLINE_S)}
+}}
+misses=0
+while sleep 2; do
+  status=0
+  ask >/dev/null || status=$?
+  if [ "$status" -eq 28 ]; then misses=$((misses + 1)); else misses=0; fi
+  if [ "$misses" -ge {MISSES} ]; then
+    echo "tritonserver answers no inference, though it runs: it is killed" >&2
+    kill -KILL $$
+  fi
+done &
+"""
+# The restricted APIs require a secret, which is drawn at each start unless the environment has one.
+START = (
+    f'restricted="{RESTRICTED}:triton-admin-key=${{{ADMIN_KEY}:-$(cat /proc/sys/kernel/random/uuid)}}"\n'
+    'exec tritonserver --grpc-restricted-protocol="$restricted" --http-restricted-api="$restricted" "$@"\n'
+)
+
+
+def command(watched: bool = False) -> list[str]:
+    """Return the command that starts the server; its arguments follow.
+
+    `watched`: a server that hangs is killed, which ends the container.
+    """
+    return ["sh", "-euc", f"{WATCH}{START}" if watched else START, "tritonserver"]
+
+
+def arguments(release: str, response_cache: int = RESPONSE_CACHE) -> list[str]:
+    """Return the arguments of a server on /models that the Triton `release` knows. `response_cache`: bytes."""
+    return [
+        "--model-repository=/models",
+        f"--model-repository={LIVENESS_FOLDER}",
+        "--model-control-mode=none",  # no model is loaded or unloaded while it runs
+        "--disable-auto-complete-config",
+        *(["--grpc-max-response-pool-size=128"] if _knows(release, "grpc-max-response-pool-size") else []),
+        f"--cache-config=local,size={response_cache}",
+    ]
+
+
+def _knows(release: str, option: str) -> bool:
+    return version_tuple(release) >= version_tuple(OPTIONS[option])

@@ -1,0 +1,240 @@
+"""Lay out a verified encoder as the entries of a repository. Pure: reads and writes no file.
+
+NAME/        python: tokenise, run the engine, post-process; dynamic batching on texts
+NAME_model/  the engine, where it is a Triton model of its own
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from builder.common.folders import RUNTIME
+from builder.common.releases import SENDERS_SINCE, version_tuple
+from builder.engines import engine
+from builder.engines.placement import InstanceGroup, Placement, graph_buckets, place
+from builder.engines.profiles import Calls
+from builder.graphs.onnx.graph import Graph
+from builder.options import FrontOptions, LayoutOptions, RequestLimitOptions
+from builder.repository.config.entries import Config, RepositoryEntry, WarmUp
+from builder.repository.layout.emitted import runtime_files, task_files
+from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
+from builder.runtime.fields import Field
+
+SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+def serving_document(
+    options: FrontOptions,
+    module: str,
+    graph: Graph,
+    max_length: int,
+    pad: Mapping[str, int],
+    parameters: Mapping[str, Any],
+    alike: Alike = None,
+    truncation_side: Literal["left", "right"] = "right",
+) -> EncoderServing:
+    """Return what serving.json tells the emitted front. Raises SpecError.
+
+    `alike`: what rows that share a call must have in common.
+    """
+    token_budget = max(options.serving.token_budget, max_length)
+    calls = Calls(options.max_batch_size, max_length, token_budget)
+    buckets = [] if alike == "length" else graph_buckets(options.gpu, graph, calls)  # bucketing pads
+    return EncoderServing(
+        task=module,
+        executor=graph.engine if options.in_process else "bls",
+        engine=None if options.in_process else options.engine_name,
+        max_length=max_length,
+        truncate=options.truncate,
+        truncation_side=truncation_side,
+        inputs={name: SOURCES.get(name, "task") for name in graph.inputs},
+        outputs=graph.outputs,
+        pad=pad,
+        batching=Batching(token_budget, options.max_batch_size, options.serving.call_cost, buckets, alike),
+        parameters=parameters,
+        limits=request_limits(options.serving.limits),
+    )
+
+
+def request_limits(limits: RequestLimitOptions) -> RequestLimits:
+    """Return the limits of one request, as serving.json states them."""
+    return RequestLimits(**limits.model_dump())
+
+
+def lay_out(
+    options: LayoutOptions,
+    serving: EncoderServing,
+    tokenizer: str,
+    graph: Graph,
+    graph_files: Mapping[str, bytes | Path],
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
+) -> tuple[RepositoryEntry, ...]:
+    """Return the front model with the engine's own files inside or, for BLS, in an entry of their own beside it."""
+    front = Config(
+        name=options.name,
+        backend="python",
+        max_batch_size=options.max_batch_size,
+        inputs=fields[0],
+        outputs=fields[1],
+        groups=(InstanceGroup(options.serving.front_instances or options.instances),),
+        serving=options.serving,
+        dynamic_batching=True,
+        max_queue_delay_us=options.max_queue_delay_us,
+        **_batcher_limits(options),
+        response_cache=options.serving.response_cache,
+        rate_limited=options.in_process,
+        parameters={**_front_parameters(serving), **dict(sorted(options.serving.metadata.items()))},
+    )
+    serving = replace(bucketed(serving, graph), **_front_limits(options))
+    if options.in_process:
+        serving = in_process(options, serving, graph, warm_up_rows if options.serving.warm_up else ())
+    else:
+        serving = replace(serving, not_on_cpus_with=engine(graph.engine).wrong_cpus(graph))
+    files = runtime_files(f"encoder, {serving.executor}")
+    files.update({f"1/{name}": RUNTIME / name for name in task_files(serving.task)})
+    files[f"1/{FILE}"] = dump(serving).encode()
+    files["1/tokenizer.json"] = tokenizer.encode()
+    if options.in_process:
+        return (RepositoryEntry(front.name, front, {**files, **graph_files}),)
+    return RepositoryEntry(front.name, front, files), _engine_entry(options, serving, graph, graph_files, warm_up_rows)
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """Limits of the requests that wait for an encoder; 0: none. `by_front`: the front keeps them, instead of Triton."""
+
+    by_front: bool
+    size: int
+    timeout_us: int
+
+
+def queue_limits(options: LayoutOptions) -> QueueLimits:
+    """Return the limits of the queue, and whether the front or Triton's batcher keeps them.
+
+    The front keeps them if it can and the batcher need not. If it cannot, the batcher keeps those that the options
+    name.
+    """
+    queue = options.serving.queue
+    if options.serving.batcher_keeps_limits:
+        return QueueLimits(False, queue.size, queue.waiting_us)
+    if _answers_at_once(options):
+        return QueueLimits(False, queue.max_size or 0, queue.timeout_us or 0)
+    return QueueLimits(True, queue.size, queue.waiting_us)
+
+
+def _front_limits(options: LayoutOptions) -> dict[str, Any]:
+    limits = queue_limits(options)
+    return {"queue": limits.size, "queue_timeout_ms": options.serving.queue.waiting_ms} if limits.by_front else {}
+
+
+def _batcher_limits(options: LayoutOptions) -> dict[str, Any]:
+    limits = queue_limits(options)
+    return {} if limits.by_front else {"queue_size": limits.size, "queue_timeout_us": limits.timeout_us}
+
+
+def _answers_at_once(options: LayoutOptions) -> bool:
+    """Return True if the front answers every request before execute() returns.
+
+    Either the Python backend of the release has no other way, or the front runs the engine and needs resources for
+    that, which Triton's rate limiter takes back when execute() returns.
+    """
+    limited = options.in_process and bool(options.serving.rate_limiter)
+    return limited or version_tuple(options.triton) < version_tuple(SENDERS_SINCE)
+
+
+def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
+    """Return `serving` with calls padded to a few shapes, if the engine of `graph` needs that."""
+    batching = serving.batching
+    shapes = engine(graph.engine).buckets(batching.max_rows, serving.max_length, batching.token_budget)
+    if not shapes or batching.alike == "length":
+        return serving
+    return replace(serving, batching=replace(batching, buckets=shapes))
+
+
+def in_process(
+    options: LayoutOptions, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
+) -> EncoderServing:
+    """Return `serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
+    room = engine(graph.engine)
+    session = room.session(graph, options.session_threads, options.serving.spinning)
+    warm_up = [{name: row[name] for name in graph.inputs} for row in rows]
+    return replace(serving, executor=graph.engine, model=room.MODEL_FILE, session=session, warm_up=warm_up)
+
+
+def _front_parameters(serving: EncoderServing) -> dict[str, str]:
+    """Return what a model's configuration tells of it: its task, limit, labels, mask, prompts and how it cuts texts."""
+    parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
+    if "labels" in serving.parameters:
+        parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)
+    if "mask" in serving.parameters:
+        parameters["mask_token"] = serving.parameters["mask"]
+    if serving.parameters.get("prompts"):
+        parameters["prompts"] = json.dumps(sorted(serving.parameters["prompts"]), ensure_ascii=False)
+    if serving.truncation_side != "right":
+        parameters["truncation_side"] = serving.truncation_side
+    return parameters
+
+
+def _engine_entry(
+    options: LayoutOptions,
+    serving: EncoderServing,
+    graph: Graph,
+    graph_files: Mapping[str, bytes | Path],
+    rows: Sequence[Mapping[str, Sequence[int]]],
+) -> RepositoryEntry:
+    files = dict(graph_files)
+    any_rows = engine(graph.engine).ROWS_ARE_AN_AXIS
+    rows_dim = (-1,) if any_rows else ()
+    placement = place(options, graph, serving.batching.token_budget, serving.max_length)
+    texts = rows if options.serving.warm_up else ()
+    files |= {
+        f"warmup/1/{_warm_up_file(index, name)}": np.asarray(row[name], dtype=np.int64).tobytes()
+        for index, row in enumerate(texts)
+        for name in graph.inputs
+    }
+    config = Config(
+        name=options.engine_name,
+        backend=graph.engine,
+        platform=placement.platform,
+        max_batch_size=0 if any_rows else options.max_batch_size,
+        inputs=[Field(name, "TYPE_INT64", (*rows_dim, -1)) for name in graph.inputs],
+        outputs=[
+            Field(n, "TYPE_FP32", (*rows_dim, *dims)) for n, dims in zip(graph.outputs, graph.output_dims, strict=True)
+        ],
+        groups=placement.groups,
+        serving=options.serving,
+        dynamic_batching=False,  # rows of one call have one length: the front model has already batched them
+        default_model_filename=engine(graph.engine).MODEL_FILE,
+        rate_limited=True,
+        graph_level=options.serving.optimization_level,
+        accelerators=placement.accelerators,
+        cuda_graphs=placement.cuda_graphs,
+        parameters=placement.parameters,
+        warm_ups=[*_texts_first(graph.inputs, texts), *_largest_first(placement)],
+    )
+    return RepositoryEntry(config.name, config, files)
+
+
+def _texts_first(inputs: Sequence[str], rows: Sequence[Mapping[str, Sequence[int]]]) -> Iterator[WarmUp]:
+    """Yield a warm-up call for each of `rows`."""
+    for index, row in enumerate(rows):
+        values = {name: {"length": len(row[name]), "file": _warm_up_file(index, name)} for name in inputs}
+        yield WarmUp(f"text_{index}", 1, values)
+
+
+def _warm_up_file(index: int, name: str) -> str:
+    return f"text_{index}_{name}"
+
+
+def _largest_first(placement: Placement) -> Iterator[WarmUp]:
+    """Yield the calls that an engine prepares itself for, requested or not: else a client's first call would wait."""
+    for index, shapes in enumerate(placement.warm_ups):
+        zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
+        yield WarmUp(f"profile_{index}", max(shape[0] for shape in shapes.values()), zeros)

@@ -1,0 +1,41 @@
+"""Lint a repository: check that a stock Triton would load it, and that it would do what was meant.
+
+A rule is a function in rules/, which yields what it finds; it knows files and starts nothing.
+`builder/repository/check.py` asks for the errors alone, before anything is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from builder.common.hashing import Digests
+from builder.repository.lint.findings import Finding
+from builder.repository.lint.repository import Repository
+from builder.repository.lint.rule import all_rules
+from builder.repository.sharing.hosting import hosted_repositories
+
+
+def lint(
+    repository: Path, triton: str | None = None, verify_key: Path | None = None, digests: Digests | None = None
+) -> list[Finding]:
+    """Return the findings, model by model, in the order of the rules' codes.
+
+    `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: the key that
+    every model must have been signed with, as builder/repository/signatures.py takes it. `digests`: of files that the
+    caller has just written; None: every file is read. Raises SpecError if the key is not one.
+    """
+    looked_at = Repository(repository, triton, verify_key, digests or Digests())
+    findings = [finding for rule in all_rules() for finding in rule.findings(looked_at)]
+    for hosted in hosted_repositories(repository):
+        findings += _of_hosted(Repository(hosted, triton, digests=looked_at.digests))
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
+
+
+def _of_hosted(repository: Repository) -> Iterator[Finding]:
+    """Yield the findings on the models of a shared front, one by one: no server loads all of them."""
+    prefix = f"{repository.path.parent.name}/{repository.path.name}"
+    for rule in all_rules():
+        for finding in rule.findings(repository) if rule.scope is not Repository else ():
+            yield replace(finding, model=f"{prefix}/{finding.model}", file=f"{prefix}/{finding.file}")

@@ -1,0 +1,182 @@
+"""Find the place of each field in a config.pbtxt: protobuf's own parser returns values without places.
+
+Grammar: protobuf.dev, "Text Format Language Specification". Only texts that protobuf has parsed are read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tritonclient.grpc import model_config_pb2
+
+from builder.common.errors import RepositoryError
+from builder.repository.config.render import parse, quote
+from builder.repository.lint.findings import Edit
+
+TOKEN = re.compile(
+    r"""\s+|\#[^\n]*|(?P<token>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'#]+)"""
+)
+OPEN = {"{": "}", "<": ">"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of a field, from its name to the end of its value, and of its value alone, as offsets; `line` from 1.
+
+    `alone`: false for an element of a list in brackets, which has commas around it.
+    """
+
+    start: int
+    end: int
+    value: int
+    line: int
+    alone: bool
+
+
+def places(text: str) -> dict[str, Place]:
+    """Return the place of each field by its path, such as `input[1].dims` and `parameters[NAME]`.
+
+    The first of a repeated field has no number.
+    """
+    return _Reader(text).read()
+
+
+def place_of(field: str, known: Mapping[str, Place]) -> Place | None:
+    """Return the place of a field, such as `input[0].dims` or `input.dims`; None if it is not in the text."""
+    return known.get(field.replace("[0]", ""))
+
+
+def edited(text: str, edits: list[Edit], name: str) -> str | None:
+    """Return `text` with `edits`, otherwise unchanged; None if that is not the same configuration with these edits."""
+    wanted = parse(text, name)
+    result = text
+    for edit in edits:
+        result = _apply(result, edit)
+        _apply_to(wanted, edit)
+    try:
+        same = parse(result, name) == wanted
+    except RepositoryError:
+        return None
+    return result if same else None
+
+
+def _apply(text: str, edit: Edit) -> str:
+    known = places(text)
+    numbered = re.compile(rf"{re.escape(edit.field)}(\[\d+\])?")
+    spots = {spot for path, spot in known.items() if numbered.fullmatch(path) and spot.alone}
+    for spot in sorted(spots, key=lambda spot: spot.start, reverse=True):
+        if edit.value is None:
+            text = _without(text, spot)
+        else:
+            text = f'{text[: spot.value]}"{quote(edit.value)}"{text[spot.end :]}'
+    return text
+
+
+def _without(text: str, spot: Place) -> str:
+    """Return `text` without a field, and without its line if nothing else is on it."""
+    start, end = spot.start, spot.end
+    before = text.rfind("\n", 0, start) + 1
+    after = re.compile(r"[ \t;,]*\n?").match(text, end)
+    assert after is not None
+    if not text[before:start].strip() and text[after.start() : after.end()].endswith("\n"):
+        return text[:before] + text[after.end() :]
+    return text[:start] + text[end:].lstrip(";,")
+
+
+def _apply_to(config: model_config_pb2.ModelConfig, edit: Edit) -> None:
+    name, _, key = edit.field.partition("[")
+    if edit.value is not None:
+        setattr(config, name, edit.value)
+    elif key:
+        config.parameters.pop(key.rstrip("]"), None)
+    else:
+        config.ClearField(name)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = [(m["token"], m.start("token"), m.end("token")) for m in TOKEN.finditer(text) if m["token"]]
+        self.at = 0
+        self.places: dict[str, Place] = {}
+
+    def read(self) -> dict[str, Place]:
+        self._message("", "")
+        return self.places
+
+    def _peek(self) -> str:
+        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+
+    def _next(self) -> tuple[str, int, int]:
+        token = self.tokens[self.at]
+        self.at += 1
+        return token
+
+    def _message(self, path: str, closing: str) -> str | None:
+        """Read fields up to `closing`; return the text of the field `key`, for entries of a map."""
+        counts: dict[str, int] = {}
+        key = None
+        while self.at < len(self.tokens) and self._peek() != closing:
+            name, start, _ = self._next()
+            if name in (";", ","):
+                continue
+            if self._peek() == ":":
+                self._next()
+            for spot, inner in self._values(f"{path}{name}", start, counts, name):
+                self._keep(f"{path}{name}", counts[name], spot, inner)
+                counts[name] += 1
+            if name == "key":
+                key = _unquoted(self.text[self.places[f"{path}key"].value : self.places[f"{path}key"].end])
+        if closing and self.at < len(self.tokens):
+            self._next()
+        return key
+
+    def _keep(self, path: str, number: int, spot: Place, key: str | None) -> None:
+        self.places[f"{path}[{number}]" if number else path] = spot
+        if key is not None:
+            self.places[f"{path}[{key}]"] = spot
+
+    def _values(self, path: str, start: int, counts: dict[str, int], name: str) -> Iterator[tuple[Place, str | None]]:
+        """Yield the value of a field, or of a list of messages one by one, with the key of an entry of a map."""
+        counts.setdefault(name, 0)
+        messages = self._peek() == "[" and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1][0] in OPEN
+        if not messages:
+            yield self._value(_inside(path, counts[name]), start, alone=True)
+            return
+        self._next()
+        while self.at < len(self.tokens) and self._peek() != "]":
+            if self._peek() == ",":
+                self._next()
+                continue
+            yield self._value(_inside(path, counts[name]), self.tokens[self.at][1], alone=False)
+        self._next()
+
+    def _value(self, path: str, start: int, alone: bool) -> tuple[Place, str | None]:
+        key = None
+        token, value, end = self._next()
+        if token in OPEN:
+            key = self._message(path, OPEN[token])
+        elif token == "[":
+            while self._peek() not in ("]", ""):
+                self._next()
+            self._next()
+        elif token[0] in "\"'":
+            while self._peek()[:1] in ('"', "'") and self._peek():
+                self._next()
+        end = self.tokens[self.at - 1][2]
+        return Place(start, end, value, self.text.count("\n", 0, start) + 1, alone), key
+
+
+def _inside(path: str, number: int) -> str:
+    return f"{path}[{number}]." if number else f"{path}."
+
+
+def _unquoted(literal: str) -> str:
+    config = model_config_pb2.ModelConfig()
+    try:
+        config = parse(f"name: {literal}", "")
+    except RepositoryError:
+        return literal
+    return str(config.name)

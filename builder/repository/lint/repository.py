@@ -1,0 +1,300 @@
+"""A repository as Triton sees it: models with their configurations as Triton completes them, and their versions.
+
+The repository may come from any tool: what cannot be read is None or empty here, and a rule reports it. Knows files and
+Triton's rules of names; knows no rule of the linter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc import model_config_pb2
+
+from builder.common.errors import RepositoryError
+from builder.common.hashing import Digests
+from builder.common.releases import RELEASES
+from builder.repository.config.render import parse
+from builder.repository.lint.pbtxt import Place, places
+from builder.runtime.contract import DRAFT, FILE, ContractError, GenerationServing, Serving, load
+from builder.runtime.recipe import compile as program
+
+CONFIG = "config.pbtxt"
+CONFIGS = "configs"  # the folder of the configurations that --model-config-name chooses
+BESIDE_VERSIONS = ("warmup", "initial_state", CONFIGS)  # core, model_lifecycle.cc, VersionsToLoad
+ENSEMBLE = "ensemble"
+# core, model_config_utils.cc, AutoCompleteBackendFields: the backend that a platform, or a file that exists, implies.
+PLATFORMS = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+FILES = {
+    "tensorrt": "model.plan",
+    "onnxruntime": "model.onnx",
+    "openvino": "model.xml",
+    "pytorch": "model.pt",
+    "python": "model.py",
+}
+TWO_ON_CPU = ("onnxruntime", "tensorflow")  # two instances, if a configuration does not say how many
+NUMBER = re.compile(r"\s*[+-]?\d+")  # the part of a folder's name that std::stoll reads
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Folder of a repository, which Triton takes for a model; `file`: its configuration, relative to the folder."""
+
+    repository: Repository
+    path: Path
+    file: str
+
+    @cached_property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def text(self) -> str | None:
+        """Text of the configuration; None if there is none. Raises RepositoryError if it cannot be read.
+
+        Bytes that are not UTF-8 are replaced: in a comment Triton ignores them.
+        """
+        path = self.path / self.file
+        try:
+            return path.read_text("utf-8", errors="replace") if path.is_file() else None
+        except OSError as error:
+            raise RepositoryError(f"{self.file} of {self.name} is not a Triton model configuration: {error}") from error
+
+    def config(self) -> Any:
+        """Return the configuration as Triton completes it. Raises RepositoryError if it does not parse."""
+        parsed = parse(self.text or "", self.name)
+        return _completed(parsed, self.path)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Repository of models.
+
+    `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: the key that
+    must have signed every model; None: no signature is required. `digests`: of files that several models have in
+    common.
+    """
+
+    path: Path
+    triton: str | None = None
+    verify_key: Path | None = None
+    digests: Digests = field(default_factory=Digests, compare=False)
+
+    @cached_property
+    def folders(self) -> tuple[Folder, ...]:
+        """Every folder, once for each of its configurations; hidden ones too: Triton takes them for models."""
+        paths = [path for path in sorted(self.path.iterdir()) if path.is_dir()] if self.path.is_dir() else []
+        return tuple(Folder(self, path, file) for path in paths for file in _configurations(path))
+
+    @cached_property
+    def models(self) -> tuple[Model, ...]:
+        """Models whose configuration can be read, or whose backend Triton finds without one."""
+        models = []
+        for folder in self.folders:
+            try:
+                config = folder.config()
+            except RepositoryError:
+                continue
+            if folder.text is not None or config.backend:
+                models.append(Model(self, folder.path, folder.file, folder.text or "", config))
+        return tuple(models)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Model]:
+        """Models that others can call, by folder, with the configuration that Triton uses by default."""
+        return {model.name: model for model in self.models if model.file == CONFIG}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Model with one of its configurations; `config`: a ModelConfig."""
+
+    repository: Repository
+    path: Path
+    file: str
+    text: str
+    config: Any
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def places(self) -> Mapping[str, Place]:
+        return places(self.text)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Configuration as Triton hands it to backends."""
+        document: dict[str, Any] = MessageToDict(self.config, preserving_proto_field_name=True)
+        return {"backend": "", **document}
+
+    @cached_property
+    def recorded(self) -> dict[str, Any]:
+        """Content of build.json; empty if it is missing or cannot be read."""
+        try:
+            document = json.loads(read_file(self.path / "build.json"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    @property
+    def release(self) -> str | None:
+        """Triton release that is to serve the model; None if none is named, or an unknown one."""
+        release = self.repository.triton or self.recorded.get("triton")
+        return release if isinstance(release, str) and release in RELEASES else None
+
+    @property
+    def instances(self) -> int:
+        """Number of instances that Triton creates per machine: core, model_config_utils.cc, SetDefaultInstanceCount."""
+        groups = self.config.instance_group
+        default = 2 if self.config.backend in TWO_ON_CPU else 1
+        return sum((group.count or default) * max(1, len(group.gpus)) for group in groups) if groups else default
+
+    @property
+    def is_ensemble(self) -> bool:
+        return bool(self.config.platform == ENSEMBLE or self.config.HasField("ensemble_scheduling"))
+
+    @cached_property
+    def versions(self) -> tuple[Version, ...]:
+        """Version folders, the oldest first."""
+        numbers = {path.name: path for path in _subfolders(self.path) if re.fullmatch(r"0|[1-9]\d*", path.name)}
+        served = self.served
+        return tuple(Version(self, path, int(name) in served) for name, path in sorted(numbers.items(), key=_by_number))
+
+    @cached_property
+    def served(self) -> frozenset[int]:
+        """Versions that Triton loads: core, model_lifecycle.cc, VersionsToLoad."""
+        names = [path.name for path in _subfolders(self.path) if path.name not in BESIDE_VERSIONS]
+        read = [NUMBER.match(name) for name in names if len(name) == 1 or not name.startswith("0")]
+        there = sorted({int(match.group()) for match in read if match is not None}, reverse=True)
+        policy = self.config.version_policy
+        if policy.HasField("specific"):
+            return frozenset(there) & frozenset(policy.specific.versions)
+        if policy.HasField("all"):
+            return frozenset(there)
+        return frozenset(there[: policy.latest.num_versions if policy.HasField("latest") else 1])
+
+
+def read_file(path: Path) -> str:
+    """Return the text of a file. Raises OSError, also for a FIFO, whose data may never come, and ValueError."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    return path.read_text("utf-8")
+
+
+@dataclass(frozen=True)
+class Version:
+    """Version folder. `served`: Triton loads it."""
+
+    model: Model
+    path: Path
+    served: bool
+
+    @property
+    def number(self) -> str:
+        return self.path.name
+
+    @property
+    def graph(self) -> Path:
+        """File that the model's backend opens; it may be absent."""
+        config = self.model.config
+        path = self.path / (config.default_model_filename or FILES.get(config.backend, ""))
+        return path / path.name if config.backend == "onnxruntime" and path.is_dir() else path
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Report of the build; empty if there is none."""
+        return self.model.recorded
+
+    @property
+    def judged(self) -> bool:
+        """True if the model's configuration is meant for this version: one that waits to be served keeps its own."""
+        return self.served or not (self.path / CONFIG).is_file()
+
+    @property
+    def recipe(self) -> Path:
+        """Folder of the files that the plan is compiled from; it may be absent."""
+        return self.path / program.FOLDER
+
+    def file(self, path: Path) -> str:
+        """Return `path` relative to the model's folder, as findings name it."""
+        return Path(os.path.relpath(path, self.model.path)).as_posix()
+
+    @cached_property
+    def serving(self) -> Serving | None:
+        """Content of a front's serving.json; None if it is missing or cannot be read."""
+        return _serving(self.path)
+
+    @property
+    def draft(self) -> Path:
+        """Folder of the draft model; it may be absent."""
+        return self.path / DRAFT
+
+    @cached_property
+    def documents(self) -> Sequence[tuple[Path, Serving]]:
+        """Readable serving documents, of the version and of its draft, with their folders."""
+        pairs = ((self.path, self.serving), (self.draft, _serving(self.draft)))
+        return [(folder, serving) for folder, serving in pairs if serving is not None]
+
+
+def _serving(folder: Path) -> Serving | None:
+    try:
+        return load(folder) if (folder / FILE).is_file() else None
+    except ContractError:
+        return None
+
+
+def is_paged(serving: Serving) -> bool:
+    """Return True if a front runs its graph, of ONNX operators and our own, in OpenVINO."""
+    return isinstance(serving, GenerationServing) and serving.session.engine == "openvino"
+
+
+def _configurations(path: Path) -> list[str]:
+    others = sorted(file.name for file in (path / CONFIGS).glob("*.pbtxt")) if (path / CONFIGS).is_dir() else []
+    return [CONFIG, *(f"{CONFIGS}/{name}" for name in others)]
+
+
+def _subfolders(path: Path) -> list[Path]:
+    return [entry for entry in sorted(path.iterdir()) if entry.is_dir()]
+
+
+def _by_number(entry: tuple[str, Path]) -> int:
+    return int(entry[0])
+
+
+def _completed(config: model_config_pb2.ModelConfig, path: Path) -> model_config_pb2.ModelConfig:
+    """Return the configuration with what Triton fills in without opening the model's file: name, backend, file."""
+    if not config.name:
+        config.name = path.name
+    if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
+        return config
+    if not config.backend:
+        config.backend = PLATFORMS.get(config.platform, "") or _backend_of(config, path)
+    if not config.default_model_filename and config.backend in FILES:
+        config.default_model_filename = FILES[config.backend]
+    return config
+
+
+def _backend_of(config: model_config_pb2.ModelConfig, path: Path) -> str:
+    named = config.default_model_filename
+    versions = [entry for entry in _subfolders(path) if entry.name not in BESIDE_VERSIONS]
+    for backend, file in FILES.items():
+        if named == file or (not named and not config.platform and versions and (versions[0] / file).exists()):
+            return backend
+    if not named and not config.platform and "." in path.name:
+        return path.name.partition(".")[2]  # model.identity has the backend identity
+    return ""

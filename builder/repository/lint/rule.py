@@ -1,0 +1,132 @@
+"""Rules: functions of a repository, a model or a version that yield problems, with their documentation.
+
+A rule's docstring says what it checks in a repository and, after an empty line, why. A rule without both, or without an
+example, is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from builder.common.errors import BuilderError, first_line
+from builder.repository.lint import rules as package
+from builder.repository.lint.findings import Finding, Problem, Severity
+from builder.repository.lint.pbtxt import place_of
+from builder.repository.lint.repository import Model, Repository, Version
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+Check = Callable[[Any], Iterator[Problem]]
+"""Function of a Repository, a Model or a Version: its annotation says of which."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rule of the linter.
+
+    `what`, `why`, `wrong`, `right`: its documentation. `source`: where Triton, or another program, enforces it.
+    """
+
+    code: str
+    severity: Severity
+    topic: str
+    what: str
+    why: str
+    wrong: str
+    right: str
+    source: str
+    scope: type
+    check: Check
+
+    def findings(self, repository: Repository) -> Iterator[Finding]:
+        for subject in _subjects(self.scope, repository):
+            for problem in self._problems(subject):
+                yield _finding(self, subject, problem)
+
+    def _problems(self, subject: Any) -> list[Problem]:
+        """Return what the rule yields.
+
+        A file that is damaged in an unforeseen way does not end a check of thousands.
+        """
+        try:
+            return list(self.check(subject))
+        except BuilderError:
+            raise
+        except Exception as error:
+            problem = f"this rule could not be checked ({type(error).__name__}: {first_line(error)})"
+            return [Problem(problem, "a file of the model is damaged; if none is, this is a bug worth reporting")]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(code: str, severity: Severity, *, wrong: str, right: str, source: str = "") -> Callable[[Check], Check]:
+    """Register a function as a rule.
+
+    Raises ValueError for a code that is taken or a rule that does not explain itself.
+    """
+
+    def register(check: Check) -> Check:
+        what, _, why = inspect.cleandoc(check.__doc__ or "").partition("\n\n")
+        missing = [
+            name for name, text in (("what", what), ("why", why), ("wrong", wrong), ("right", right)) if not text
+        ]
+        if missing:
+            raise ValueError(f"rule {code} does not say {missing[0]}: see {__name__}")
+        if code in RULES:
+            raise ValueError(f"two rules have the code {code}: {RULES[code].check.__name__} and {check.__name__}")
+        (scope, *_) = typing.get_type_hints(check).values()
+        topic = (inspect.getdoc(inspect.getmodule(check)) or "").split("\n\n")[0]
+        RULES[code] = Rule(
+            code, severity, topic, _line(what), _line(why), wrong.strip(), right.strip(), source, scope, check
+        )
+        return check
+
+    return register
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Return every rule of every module in rules/, by code."""
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return tuple(RULES[code] for code in sorted(RULES))
+
+
+def _subjects(scope: type, repository: Repository) -> Iterator[Repository | Model | Version]:
+    if scope is Repository:
+        yield repository
+    for model in repository.models if scope is not Repository else ():
+        yield from (model,) if scope is Model else (version for version in model.versions if version.judged)
+
+
+def _finding(rule: Rule, subject: Repository | Model | Version, problem: Problem) -> Finding:
+    """Return the finding of a problem. A problem of a version that Triton does not load is a warning."""
+    model = subject.model if isinstance(subject, Version) else subject if isinstance(subject, Model) else None
+    severity = rule.severity if not isinstance(subject, Version) or subject.served else WARNING
+    if model is None:
+        file = f"{problem.model}/{problem.file}" if problem.file else problem.model
+        return Finding(rule.code, severity, problem.model, file, problem.field, None, problem.found, problem.instead)
+    in_config = not problem.file
+    position = place_of(problem.field, model.places) if in_config else None
+    return Finding(
+        code=rule.code,
+        severity=severity,
+        model=problem.model or model.name,
+        file=f"{model.name}/{problem.file or model.file}",
+        field=problem.field,
+        line=None if position is None else position.line,
+        found=problem.found,
+        instead=problem.instead,
+        fix=problem.fix if in_config else None,
+    )

@@ -1,0 +1,158 @@
+"""Instances and cores
+
+Numbers and devices of instances, and the cores of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tritonclient.grpc import model_config_pb2
+
+from builder.common.machine import available_cores
+from builder.engines import onnxruntime, tensorrt
+from builder.engines.gpu import gpus
+from builder.repository.lint.findings import Problem
+from builder.repository.lint.repository import Model, Repository, Version
+from builder.repository.lint.rule import ERROR, WARNING, rule
+
+GROUPS = "core, src/model_config_utils.cc, ValidateInstanceGroup"
+Group = model_config_pb2.ModelInstanceGroup
+
+
+@rule(
+    "TR401",
+    ERROR,
+    wrong="instance_group { kind: KIND_CPU gpus: [ 0 ] }",
+    right="instance_group { kind: KIND_GPU gpus: [ 0 ] }",
+    source=GROUPS,
+)
+def gpus_are_for_gpu_instances(model: Model) -> Iterator[Problem]:
+    """Check that only instances of KIND_GPU, or of no named kind, list GPUs.
+
+    Triton refuses GPUs with KIND_CPU and KIND_MODEL.
+    """
+    for number, group in enumerate(model.config.instance_group):
+        if group.gpus and group.kind in (Group.KIND_CPU, Group.KIND_MODEL):
+            yield Problem(
+                f"{Group.Kind.Name(group.kind)} with GPUs {', '.join(map(str, group.gpus))}",
+                "write KIND_GPU, or leave gpus out",
+                f"instance_group[{number}].gpus",
+            )
+
+
+@rule(
+    "TR402",
+    ERROR,
+    wrong="""backend: "onnxruntime"
+instance_group { kind: KIND_GPU profile: [ "0" ] }""",
+    right="""backend: "onnxruntime"
+instance_group { kind: KIND_GPU }""",
+    source=GROUPS,
+)
+def profiles_are_of_plans(model: Model) -> Iterator[Problem]:
+    """Check that profiles are for plans of TensorRT, and are numbers in quotes from "0" on.
+
+    Triton refuses them for other backends.
+    """
+    for number, group in enumerate(model.config.instance_group):
+        field = f"instance_group[{number}].profile"
+        if group.profile and model.config.backend != tensorrt.BACKEND:
+            yield Problem("profiles on a model that is not a plan of TensorRT", "leave profile out", field)
+        elif not all(name.strip().isdigit() for name in group.profile):
+            yield Problem(f"profiles are {', '.join(group.profile)}", 'write numbers, such as "0"', field)
+
+
+@rule(
+    "TR403",
+    WARNING,
+    wrong="instance_group { count: 1 kind: KIND_GPU gpus: [ 1 ] }   # on a machine with one GPU",
+    right="instance_group { count: 1 kind: KIND_GPU gpus: [ 0 ] }",
+    source=GROUPS,
+)
+def gpus_are_here(model: Model) -> Iterator[Problem]:
+    """Check that the GPUs of a model are in the machine that serves it.
+
+    The check looks at this machine: if another one is to serve, the finding says nothing. Triton refuses the model on a
+    machine without them.
+    """
+    here = len(gpus()) if any(group.kind == Group.KIND_GPU for group in model.config.instance_group) else 0
+    for number, group in enumerate(model.config.instance_group):
+        absent = [gpu for gpu in group.gpus if gpu >= here]
+        field = f"instance_group[{number}]"
+        if group.kind == Group.KIND_GPU and here == 0:
+            yield Problem("runs on a GPU and none is here", "serve it where there is one", field)
+        elif group.kind == Group.KIND_GPU and absent:
+            yield Problem(f"GPU {absent[0]} is not here: there are {here}, from 0 on", "name one of them", field)
+
+
+@rule(
+    "TR404",
+    WARNING,
+    wrong="""backend: "onnxruntime"
+instance_group { count: 4 kind: KIND_CPU }   # on 8 cores""",
+    right="""backend: "onnxruntime"
+instance_group { count: 4 kind: KIND_CPU }
+parameters { key: "intra_op_thread_count" value { string_value: "2" } }""",
+    source="onnxruntime_backend, README.md, and core, src/model_config_utils.cc, SetDefaultInstanceCount",
+)
+def threads_have_cores(version: Version) -> Iterator[Problem]:
+    """Check that the threads of all instances of a model are no more than the cores.
+
+    Each instance has threads of its own, as many as cores unless the configuration says how many, and a model of the
+    ONNX Runtime backend has two instances on a CPU if it has no instance_group. More threads than cores wait for each
+    other: throughput falls and latency doubles.
+    """
+    model, cores = version.model, available_cores()
+    if not version.served or any(group.kind == Group.KIND_GPU for group in model.config.instance_group):
+        return
+    threads = _threads(version, cores)
+    if threads is not None and model.instances * threads > cores and model.instances > 1:
+        yield Problem(
+            f"{model.instances} instances of {threads} threads each, on {cores} cores",
+            f"give each {max(1, cores // model.instances)}, or take fewer instances",
+            "instance_group" if model.config.instance_group else "",
+        )
+
+
+def _threads(version: Version, cores: int) -> int | None:
+    """Return the threads of one instance; None if they are unknown, or if instances share them."""
+    config, served = version.model.config, version.serving
+    if config.backend == onnxruntime.BACKEND:
+        count = config.parameters["intra_op_thread_count"].string_value if _has_threads(version) else "0"
+        return (int(count) if count.isdigit() else 0) or cores
+    if served is not None and served.session is not None:
+        return served.session.threads or cores
+    return None
+
+
+def _has_threads(version: Version) -> bool:
+    return "intra_op_thread_count" in version.model.config.parameters
+
+
+@rule(
+    "TR405",
+    ERROR,
+    wrong="""instance_group { rate_limiter { resources { name: "R" global: true count: 1 } } }
+instance_group { rate_limiter { resources { name: "R" count: 2 } } }""",
+    right="""instance_group { rate_limiter { resources { name: "R" global: true count: 1 } } }
+instance_group { rate_limiter { resources { name: "R" global: true count: 2 } } }""",
+    source="core, src/rate_limiter.cc",
+)
+def resources_are_global_or_of_a_device(repository: Repository) -> Iterator[Problem]:
+    """Check that a resource of the rate limiter is global everywhere, or nowhere.
+
+    With --rate-limit=execution_count Triton refuses the second model that declares it otherwise.
+    """
+    seen: dict[str, bool] = {}
+    for model in repository.by_name.values():
+        for group in model.config.instance_group:
+            for resource in group.rate_limiter.resources:
+                if seen.setdefault(resource.name, getattr(resource, "global")) != getattr(resource, "global"):
+                    yield Problem(
+                        f"the resource {resource.name!r} is global here and not elsewhere, or the other way round",
+                        "write global: true everywhere, or nowhere",
+                        "instance_group",
+                        model=model.name,
+                        file=model.file,
+                    )

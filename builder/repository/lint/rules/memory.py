@@ -1,0 +1,104 @@
+"""Memory
+
+Weights, caches and tensors against the memory of this machine.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2
+
+from builder.common.machine import total_memory
+from builder.common.memory import WIDTHS
+from builder.engines import onnxruntime, openvino
+from builder.repository.lint.findings import Problem
+from builder.repository.lint.repository import Repository, Version
+from builder.repository.lint.rule import WARNING, rule
+from builder.runtime.contract import Arena, GenerationServing, Serving
+from builder.runtime.generation.executors.openvino_graph import BLOCK
+
+KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+SHARED_MEMORY = Path("/dev/shm")
+OF_A_PROCESS = 1 << 20  # bytes that the Python backend takes for each instance at its start
+DOCKERS_OWN = 64 << 20  # bytes of /dev/shm in a container by default (--shm-size)
+
+
+@rule(
+    "TR451",
+    WARNING,
+    wrong="eight instances of a graph of 4 GB, on a machine of 16 GB",
+    right="instance_group { count: 2 kind: KIND_CPU }",
+)
+def weights_and_caches_have_memory(repository: Repository) -> Iterator[Problem]:
+    """Check that the weights of all instances and the caches of generating models fit into the machine's memory.
+
+    Each instance of the ONNX Runtime backend, and each process of a Python model, has weights of its own; instances of
+    OpenVINO share them. A model that generates reserves its cache when it loads. The check compares with this machine's
+    memory.
+    """
+    needs = {model.name: sum(map(_bytes, model.versions)) for model in repository.by_name.values()}
+    room = total_memory()
+    if sum(needs.values()) > room:
+        largest = max(needs, key=lambda name: needs[name])
+        yield Problem(
+            f"weights and caches of all models are {sum(needs.values()) / 1e9:.1f} GB and this machine has "
+            f"{room / 1e9:.1f} GB; {needs[largest] / 1e9:.1f} GB are {largest}'s",
+            "take fewer instances or slots, or serve fewer models from it",
+            model=largest,
+            file=repository.by_name[largest].file,
+        )
+
+
+def _bytes(version: Version) -> int:
+    """Return the bytes of memory that a version takes at least; 0 if it is not served or uses a GPU's memory."""
+    model, served = version.model, version.serving
+    if not version.served or any(group.kind == KIND_GPU for group in model.config.instance_group):
+        return 0
+    if served is not None:
+        return model.instances * sum(_loaded(folder, one) for folder, one in version.documents)
+    if model.config.backend == openvino.BACKEND:
+        return _size(version.graph)
+    return model.instances * _size(version.graph) if model.config.backend == onnxruntime.BACKEND else 0
+
+
+def _loaded(folder: Path, served: Serving) -> int:
+    """Return the bytes of the graph that a process opens, and of its cache."""
+    graph = 0 if served.model is None else _size(folder / served.model)
+    return graph + (_cache(served.arena) if isinstance(served, GenerationServing) else 0)
+
+
+def _size(graph: Path) -> int:
+    """Return the bytes of a graph with its weights, which may lie in files beside it."""
+    return sum(file.stat().st_size for file in graph.parent.glob(f"{graph.stem}.*") if file.is_file())
+
+
+def _cache(arena: Arena) -> int:
+    """Return the bytes of the keys and values of all slots, or of the blocks that they share (on a CPU OpenVINO's)."""
+    a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * WIDTHS[arena.dtype]
+    return a_token * (arena.slots * arena.length if arena.blocks is None else arena.blocks * BLOCK)
+
+
+@rule(
+    "TR452",
+    WARNING,
+    wrong="docker run --gpus all nvcr.io/nvidia/tritonserver",
+    right="docker run --gpus all --shm-size 1g nvcr.io/nvidia/tritonserver",
+    source="python_backend, README.md, shm-default-byte-size",
+)
+def processes_have_shared_memory(repository: Repository) -> Iterator[Problem]:
+    """Check that /dev/shm has memory for the tensors of every process of a Python model.
+
+    Triton and a process of a model exchange tensors in shared memory. Docker gives a container 64 MB by default; a
+    large batch then fails, or ends the server with a bus error. If Triton runs in another container than this check,
+    look there.
+    """
+    processes = sum(model.instances for model in repository.by_name.values() if model.config.backend == "python")
+    room = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
+    if processes and room is not None and room < max(DOCKERS_OWN + 1, processes * OF_A_PROCESS):
+        yield Problem(
+            f"{SHARED_MEMORY} has {room >> 20} MB, for {processes} processes of Python models",
+            "enlarge it: docker run --shm-size 1g",
+        )

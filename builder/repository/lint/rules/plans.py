@@ -1,0 +1,165 @@
+"""Plans and checkpoints
+
+Files that belong to one machine: plans of TensorRT, and the arguments of vLLM and TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from builder.common.releases import RELEASES, version_tuple
+from builder.engines import tensorrt, tensorrt_llm, vllm
+from builder.engines.gpu import gpus
+from builder.repository.lint.findings import Problem
+from builder.repository.lint.repository import Model, Version, read_file
+from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.runtime.recipe import compile as program
+
+
+@rule(
+    "TR651",
+    ERROR,
+    wrong="a plan of TensorRT 10.5 for Triton 25.03, which has 10.9",
+    right="build-repo compile, in the container of Triton 25.03",
+    source="NVIDIA, TensorRT's developer guide: engines are specific to a version of TensorRT and a kind of GPU",
+)
+def belongs_to_its_tensorrt(version: Version) -> Iterator[Problem]:
+    """Check that a plan runs on the TensorRT and kind of GPU that it was compiled for, and fits the graph beside it.
+
+    TensorRT refuses a plan of another version; one of another GPU is refused, or slow.
+    """
+    if version.model.config.backend != tensorrt.BACKEND or not version.graph.is_file() or not version.recorded:
+        return
+    again = f"compile it again: build-repo compile {version.model.repository.path}"
+    fingerprint = version.recorded.get("plan")
+    if not isinstance(fingerprint, dict):
+        yield Problem("build.json does not say what its plan was compiled for", again, file="build.json")
+        return
+    release = version.model.release
+    has = RELEASES[release].tensorrt if release is not None else None
+    if has is not None and version_tuple(str(fingerprint.get("tensorrt")))[:2] != version_tuple(has):
+        yield Problem(
+            f"its plan was compiled by TensorRT {fingerprint.get('tensorrt')} and Triton {release} has {has}",
+            f"in the TensorRT container of that release {again}",
+            file=version.file(version.graph),
+        )
+    here = gpus()
+    if here and fingerprint.get("gpu") not in [gpu.name for gpu in here]:
+        problem = f"its plan was compiled for {fingerprint.get('gpu')} and this machine has {here[0].name}"
+        yield Problem(problem, again, file=version.file(version.graph))
+    if _recipe(version.recipe).get("onnx_sha256") != fingerprint.get("onnx_sha256"):
+        problem = "its plan was compiled from another graph than the one beside it"
+        yield Problem(problem, again, file=version.file(version.graph))
+
+
+def _recipe(recipe: Path) -> dict[str, Any]:
+    """Return the recipe of a plan; empty if it is missing or cannot be read."""
+    try:
+        document = json.loads(read_file(recipe / "recipe.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+@rule(
+    "TR652",
+    ERROR,
+    wrong="""{"model": "/models/writer/1/checkpoint"}   # and there is no folder checkpoint""",
+    right="""{"model": "/models/writer/1/checkpoint"}   # and it holds config.json""",
+    source="vllm_backend, src/model.py; TensorRT-LLM, triton_backend/all_models/llmapi",
+)
+def says_what_it_runs(version: Version) -> Iterator[Problem]:
+    """Check that the file of a model for vLLM or TensorRT-LLM names a checkpoint, and one in the repository is there.
+
+    The engine loads the checkpoint itself: a wrong name is found when Triton starts, after the container was pulled.
+    """
+    config = version.model.config
+    files = {vllm.BACKEND: vllm.MODEL_FILE, "python": tensorrt_llm.MODEL_FILE}
+    path = version.path / files.get(config.backend, "")
+    if config.backend not in files or (config.backend == "python" and not path.is_file()):
+        return
+    file = version.file(path)
+    try:
+        model = str(yaml.safe_load(read_file(path))["model"])  # model.json is YAML too
+    except (OSError, TypeError, ValueError, KeyError, RecursionError, yaml.YAMLError) as error:
+        yield Problem(f"{file} does not say which model is to run ({error!r})", "build it again", file=file)
+        return
+    beside = f"/{version.model.name}/{version.number}/"
+    if beside in model and not (version.path / model.split(beside, 1)[1] / "config.json").is_file():
+        yield Problem(f"{file} names {model}, which is not there", "build it again", file=file)
+
+
+@rule(
+    "TR654",
+    ERROR,
+    wrong="""{"model": "/models/writer/1/checkpoint", "max_num_seq": 64}""",
+    right="""{"model": "/models/writer/1/checkpoint", "max_num_seqs": 64}""",
+    source="builder/engines/vllm.toml, the fields of AsyncEngineArgs in each vLLM",
+)
+def gives_vllm_arguments_that_it_has(version: Version) -> Iterator[Problem]:
+    """Check that the arguments in model.json are those that the vLLM of the release has.
+
+    vLLM refuses an argument that it does not know when it starts, after the checkpoint was read.
+    """
+    path, release = version.path / vllm.MODEL_FILE, version.model.release
+    carried = RELEASES[release].vllm if release is not None else None
+    if version.model.config.backend != vllm.BACKEND or carried is None:
+        return
+    try:
+        arguments = yaml.safe_load(read_file(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return  # TR652 reports it
+    known = vllm.fields_of(carried)
+    for name in arguments if isinstance(arguments, dict) else ():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            advice = f"write {near[0]}" if near else "leave it out"
+            yield Problem(f"vLLM {carried} has no argument {name}", advice, file=version.file(path))
+
+
+@rule(
+    "TR655",
+    WARNING,
+    wrong='backend: "vllm"',
+    right="""backend: "vllm"
+model_transaction_policy { decoupled: true }""",
+    source="vllm_backend, src/model.py, auto_complete_config and _init_engine_args",
+)
+def vllm_streams(model: Model) -> Iterator[Problem]:
+    """Check that a model for vLLM is decoupled.
+
+    Its backend refuses another if it may not complete the configuration itself, as `build-repo` starts Triton.
+    """
+    config = model.config
+    if config.backend == vllm.BACKEND and model.text and not config.model_transaction_policy.decoupled:
+        yield Problem(
+            "a model for vLLM that is not decoupled",
+            "write model_transaction_policy { decoupled: true }",
+            "model_transaction_policy",
+        )
+
+
+@rule(
+    "TR653",
+    ERROR,
+    wrong="""classifier_model/
+  1/recipe/recipe.json      # and there is no 1/model.plan""",
+    right="build-repo compile, on the GPU that is to serve",
+)
+def has_its_plan(version: Version) -> Iterator[Problem]:
+    """Check that a plan of TensorRT is compiled before the model is served.
+
+    A build writes what to compile; the plan itself belongs to one GPU, and a machine that has one compiles it.
+    """
+    if (version.recipe / "recipe.json").is_file() and not (version.path / program.PLAN).is_file():
+        yield Problem(
+            "its plan is not compiled yet",
+            f"on the GPU that is to serve it: build-repo compile {version.model.repository.path}",
+            file=version.file(version.recipe / "recipe.json"),
+        )

@@ -1,0 +1,72 @@
+"""Wiring
+
+Calls between models: fronts and their engines, BLS, ensembles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from builder.repository.lint.calls import read_source
+from builder.repository.lint.findings import Problem
+from builder.repository.lint.repository import CONFIG, Version
+from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.runtime.contract import FILE
+
+
+@rule(
+    "TR501",
+    ERROR,
+    wrong="""model_repository/
+  classifier/          # its engine, classifier_model/, was left out of a copy""",
+    right="""model_repository/
+  classifier/
+  classifier_model/""",
+)
+def has_its_engine(version: Version) -> Iterator[Problem]:
+    """Check that the engine that a front calls is in the repository.
+
+    A front that was built with an engine of its own calls it through BLS, and every request fails without it.
+    """
+    served = version.serving
+    folder = version.model.repository.path
+    if served is not None and served.engine is not None and not (folder / served.engine / CONFIG).is_file():
+        yield Problem(f"its engine {served.engine} is not in the repository", file=f"{version.number}/{FILE}")
+        return
+    engine = None if served is None else version.model.repository.by_name.get(served.engine or "")
+    if engine is not None and int(version.number) not in engine.served:
+        yield Problem(
+            f"it calls version {version.number} of {engine.name}, which Triton does not load",
+            f"have both served: build-repo rollback {version.model.name} {version.number}",
+            file=f"{version.number}/{FILE}",
+        )
+
+
+@rule(
+    "TR502",
+    WARNING,
+    wrong='pb_utils.InferenceRequest(model_name="tokeniser", requested_output_names=["ids"], inputs=inputs)',
+    right='pb_utils.InferenceRequest(model_name="tokenizer", requested_output_names=["ids"], inputs=inputs)',
+    source="python_backend, README.md, Business Logic Scripting",
+)
+def calls_models_that_are_there(version: Version) -> Iterator[Problem]:
+    """Check that models that Python calls by a literal name are in the repository, with the outputs that it requests.
+
+    Triton does not check such calls before the first request. A name that is computed is not checked here either.
+    """
+    if version.model.config.backend != "python":
+        return
+    models = version.model.repository.by_name
+    for path in sorted(version.path.rglob("*.py")):
+        source = read_source(path)
+        for call in source.calls if source is not None else ():
+            file = version.file(path)
+            where = f"{file}, line {call.line}"
+            target = models.get(call.model)
+            if target is None:
+                yield Problem(f"{where} calls {call.model}, which is not in the repository", "add the model", file=file)
+                continue
+            outputs = {tensor.name for tensor in target.config.output}
+            for name in sorted(set(call.outputs) - outputs) if outputs else ():
+                problem = f"{where} asks {call.model} for {name}; it has {', '.join(sorted(outputs))}"
+                yield Problem(problem, "ask for one of them", file=file)

@@ -1,0 +1,233 @@
+"""Publish a build as the next version of its model: write it beside the repository, sync, check and move it in.
+
+A version is a front and, where its engine is a Triton model of its own, that too, with the same number:
+
+NAME/N/         all of version N: the files that its backend reads and, beside them, its config.pbtxt, build.json and,
+                of a front, report.html and bom.cdx.json
+NAME/warmup/N/  requests that warm an engine up, if there are any: Triton looks for them only there
+NAME/config.pbtxt, build.json, report.html, bom.cdx.json
+                copies of those of the version that is served (builder/repository/versions.py)
+
+Files that are the same in two versions, of one model or of two, are hard links: a file of a version is never written
+again, only replaced.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from builder.common.cache.links import clone, link
+from builder.common.cache.published import Published
+from builder.common.errors import RepositoryError
+from builder.common.hashing import WRITTEN
+from builder.options.choices import KEEP
+from builder.repository.check import check
+from builder.repository.config.entries import RepositoryEntry, numbered
+from builder.repository.config.render import render
+from builder.repository.report.bom import BOM, bom
+from builder.repository.report.page import PAGE, page
+from builder.repository.report.record import BuildReport, read_report
+from builder.repository.transaction import Change, changing, sync, what_to_do
+from builder.repository.verdict import Unverified, Verified
+from builder.repository.versions import BESIDE, CONFIG, REPORT, activate, adopt, numbers, prune, served
+from builder.runtime.recipe.compile import FOLDER as RECIPE
+
+
+def publish(
+    repository: Path,
+    outcome: Verified | Unverified,
+    keep: int = KEEP,
+    first: int = 1,
+    workplace: Path | None = None,
+    since: int | None = None,
+) -> BuildReport:
+    """Publish the entries as the next version in `repository`, serve it and return its report.
+
+    `keep`: how many versions remain. `first`: the smallest number that it may have. `workplace`: a folder of this build
+    alone, whose files are not written twice. `since`: the newest version when the build began; if another process has
+    since published a later one of the same build, that version is returned, so that two equal builds do not displace
+    the two versions before.
+
+    A version that cannot be served yet, because a GPU still has to compile its plan, does not replace one that can. The
+    report lies in the version as build.json. Raises RepositoryError if the model would not load, or the disk or the
+    folder does not allow it; the repository is then as before.
+    """
+    if not isinstance(outcome, Verified | Unverified):
+        raise TypeError(f"only Verified or Unverified entries are published, not {type(outcome).__name__}")
+    _make(repository)
+    names = [entry.name for entry in outcome.entries]
+    with changing(repository, names[0]) as change:
+        made = _made_since(repository / names[0], since, outcome.report.build_key)
+        if made is not None:
+            return made
+        number = max([first, *(1 + n for name in names for n in numbers(repository / name))])
+        entries, report = _as_version(outcome, number)
+        published = Published(repository)
+        for entry in entries:
+            _write(change.staging / "new" / entry.name, entry, report, repository / entry.name, published, workplace)
+        problems = check(change.staging / "new", digests=WRITTEN)
+        if problems:
+            raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
+        before = _served(repository / names[0])
+        for entry in reversed(entries):
+            move_in(change, change.staging / "new" / entry.name, repository / entry.name, number)
+        if before is None or not _waits(entries[-1]):
+            activate(change, repository, names, number)
+        change.commit()
+        _note(repository, report, published)
+        tidy(repository, names[0], change.staging / "removed", keep, [number, before])
+    return report
+
+
+def _made_since(entry: Path, since: int | None, key: str | None) -> BuildReport | None:
+    """Return the report of the newest version if it is later than `since` and of the same checkpoint and options."""
+    number = max(numbers(entry), default=0)
+    if since is None or key is None or number <= since:
+        return None
+    with suppress(RepositoryError):  # a damaged one is replaced
+        report = read_report(entry, str(number))
+        return report if report.build_key == key else None
+    return None
+
+
+def _note(repository: Path, report: BuildReport, published: Published) -> None:
+    """Remember where the files of a version are, for later builds that publish the same files."""
+    for name, files in report.files.items():
+        for path, digest in files.items():
+            published.note(digest, repository / name / path)
+
+
+def tidy(repository: Path, name: str, staging: Path, keep: int, also: Sequence[int | None]) -> None:
+    try:
+        staging.mkdir()
+        prune(repository, name, staging, keep, also)
+    except OSError as error:
+        raise RepositoryError(
+            f"{name} was published, but its earlier versions could not be removed ({error.strerror or error}). "
+            f"{what_to_do(error)}"
+        ) from error
+
+
+def _make(repository: Path) -> None:
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RepositoryError(
+            f"{repository} could not be written ({error.strerror or error}). Choose another folder"
+        ) from error
+
+
+def existing_source(repository: Path, name: str) -> str | None:
+    """Return the checkpoint that the model `name` in `repository` was built from; None if there is no such model."""
+    report = repository / name / REPORT
+    if not (repository / name).exists():
+        return None
+    try:
+        return str(json.loads(report.read_text("utf-8"))["checkpoint"]["source"])
+    except (OSError, ValueError, KeyError):
+        return "something else than build-repo"
+
+
+def _as_version(outcome: Verified | Unverified, number: int) -> tuple[list[RepositoryEntry], BuildReport]:
+    """Return the entries and their report as version `number`."""
+    entries = [entry.at(number) for entry in outcome.entries]
+    files = {}
+    for entry in entries:
+        hashes = {numbered(path, number): digest for path, digest in outcome.report.files[entry.name].items()}
+        sums = {path: hashlib.sha256(c).hexdigest() for path, c in entry.files.items() if isinstance(c, bytes)}
+        files[entry.name] = {**hashes, **sums}
+    return entries, replace(outcome.report, version=number, files=files)
+
+
+def _served(entry: Path) -> int | None:
+    try:
+        return served(entry)
+    except RepositoryError:  # the config.pbtxt is damaged: this build replaces it
+        return None
+
+
+def _waits(engine: RepositoryEntry) -> bool:
+    """Return True if a version cannot be served before its plan is compiled."""
+    return any(path.split("/")[1] == RECIPE for path in engine.files)
+
+
+def _write(
+    folder: Path, entry: RepositoryEntry, report: BuildReport, there: Path, published: Published, workplace: Path | None
+) -> None:
+    """Write one entry without its other versions.
+
+    Files that earlier versions (in `there`), other models or `workplace` have already become links to those.
+    """
+    version, digests = entry.config.version, report.files[entry.name]
+    own: dict[str, bytes | Path] = {
+        **entry.files,
+        f"{version}/{CONFIG}": render(entry.config).encode(),
+        f"{version}/{REPORT}": json.dumps(report.document(), indent=1, ensure_ascii=False).encode(),
+    }
+    if entry.name == report.name:
+        own |= {f"{version}/{PAGE}": page(report).encode(), f"{version}/{BOM}": bom(report).encode()}
+    for name, content in own.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        earlier = [there / numbered(name, n, of=version) for n in reversed(numbers(there))]
+        digest = digests.get(name, "")
+        if not _linked(target, content, [*earlier, *published.find(digest)]):
+            if isinstance(content, Path) and workplace is not None and content.is_relative_to(workplace):
+                link(content, target)
+                sync(target)
+            else:
+                _copy(content, target)
+        published.fresh[digest] = target
+    for name in BESIDE:
+        if f"{version}/{name}" in own:
+            _copy(folder / str(version) / name, folder / name)
+    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync(directory)
+
+
+def _copy(content: bytes | Path, target: Path) -> None:
+    if isinstance(content, bytes):
+        target.write_bytes(content)
+    else:
+        clone(content, target)
+    sync(target)
+
+
+def _linked(target: Path, content: bytes | Path, earlier: Sequence[Path]) -> bool:
+    """Link `target` to the first of `earlier` that has this content; return False if none has it or links fail."""
+    for path in earlier:
+        if path.is_file() and _holds(path, content):
+            try:
+                os.link(path, target)
+            except OSError:
+                return False
+            return True
+    return False
+
+
+def _holds(path: Path, content: bytes | Path) -> bool:
+    if isinstance(content, Path):
+        return filecmp.cmp(path, content, shallow=False)
+    return path.stat().st_size == len(content) and path.read_bytes() == content
+
+
+def move_in(change: Change, staged: Path, entry: Path, number: int) -> None:
+    """Move a version in beside the others, where Triton does not look yet; without others, move the whole entry."""
+    if not entry.exists():
+        change.move(staged, entry)
+        return
+    if _served(entry) is not None:
+        adopt(change, entry)
+    for part in _parts(staged, number):
+        change.move(staged / part, entry / part)
+
+
+def _parts(staged: Path, number: int) -> Iterator[str]:
+    return (part for part in (f"warmup/{number}", str(number)) if (staged / part).is_dir())

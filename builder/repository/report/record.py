@@ -1,0 +1,232 @@
+"""Record of a build's decisions and measurements, for build.json, for --json and for the table on the screen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from builder.common.errors import RepositoryError
+from builder.common.speed import RUN, Latencies, speed_up
+
+NOT_COMPARED = (
+    "no speed-up where the cache has the times of an earlier build: times of different moments are not compared; "
+    "BUILD_REPO_CACHE=off measures all of them again"
+)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One variant that was built and measured. None: not judged, because a faster variant was good enough."""
+
+    name: str
+    """Precision and engine, such as "int8-static OpenVINO"."""
+    size: int
+    """Bytes of the graph and its weights."""
+    latency_ms: Latencies
+    """Median milliseconds by shape, such as "8x128" for 8 rows of 128 tokens."""
+    error: float | None = None
+    """Largest relative error of the graph's outputs against PyTorch."""
+    quality: float | None = None
+    """Mean agreement with PyTorch on the samples, 0 to 1."""
+    worst: float | None = None
+    """Agreement of the worst sample, 0 to 1."""
+    batch_agreement: float | None = None
+    """Mean agreement of each answer alone with the same answer in a batch."""
+    perplexity: float | None = None
+    """Perplexity on the samples. Models that generate."""
+    tokens: float | None = None
+    """Share of positions whose most probable token is PyTorch's. Encoder-decoders."""
+    answers: float | None = None
+    """Share of answers that equal PyTorch's token for token. Encoder-decoders."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """The task's own measures by the samples' labels, 0 to 1."""
+    timed_in: str = RUN
+    """Start of the process that measured the latencies (UTC)."""
+
+    def speed_up(self, base: Rung) -> float | None:
+        """Return how many times faster than `base` this is; None if one has no times, or other processes timed them."""
+        if not self.latency_ms or not base.latency_ms or self.timed_in != base.timed_in:
+            return None
+        return speed_up(self.latency_ms, base.latency_ms)
+
+
+@dataclass(frozen=True)
+class EngineCheck:
+    """Result of the samples' calls on the engine that will serve. `note`: why they were not made."""
+
+    engine: str
+    version: str
+    where: str
+    verified: bool
+    calls: int = 0
+    error: float | None = None  # the largest difference to this build's own engine, as a share of the largest value
+    python: str | None = None
+    note: str | None = None
+
+    def __str__(self) -> str:
+        if not self.verified:
+            return f"{self.note} on {self.where}, {self.version}"
+        result = f"{self.calls} calls, off by {self.error:.0e}" if self.note is None else self.note
+        return f"verified on {self.where}, {self.version} ({result})"
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """Everything that a build decided and measured: the content of build.json."""
+
+    name: str
+    """Name of the model in Triton."""
+    task: str
+    """Task that it serves."""
+    triton: str
+    """Triton release that it was built for."""
+    checkpoint: dict[str, Any]
+    """Source, revision, model type and hash of the weights; licence and origin according to its card."""
+    versions: dict[str, str]
+    """Packages that made the graph."""
+    cpu: dict[str, Any]
+    """Processor that it was built and measured on."""
+    attention: dict[str, int]
+    """Attention layers, and how many of them are fused."""
+    operators: dict[str, int]
+    """Fused operators that a call runs, by name; of two branches, those of one."""
+    quantised: dict[str, Any] | None
+    """Quantised operators, and those left in fp32."""
+    ladder: tuple[Rung, ...]
+    """Every variant that was measured; PyTorch first."""
+    metric: str
+    """Name of the measure that a variant's `quality` is in."""
+    threshold: float
+    """Lowest quality that may be published."""
+    samples: int
+    """Number of samples that variants were judged on."""
+    padding: float
+    """Share of padding among the tokens of the samples, as the front model cuts them."""
+    warnings: tuple[str, ...]
+    """Shortcomings of the published model that its users should know."""
+    files: dict[str, dict[str, str]]
+    """SHA-256 of every file, by model and path."""
+    target: str = "cpu"
+    """Device that it runs on: cpu, cuda or tensorrt."""
+    plan: dict[str, Any] | None = None
+    """Machine and TensorRT that a plan was compiled for, once it is compiled."""
+    memory: dict[str, int] | None = None
+    """Bytes that a generating model reserves, by purpose."""
+    choice: str | None = None
+    """Choice of --precision auto, and its reason."""
+    gate: str | None = None
+    """Measure that `threshold` applies to, if that is not `metric`."""
+    chosen: str | None = None
+    """Name of the variant that is served."""
+    engine: str = "onnxruntime"
+    """Triton backend that runs the graph."""
+    removed: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Heads and neurons that were removed, by reason."""
+    verified_on: tuple[EngineCheck, ...] = ()
+    """Results of the samples' calls on the engines that are to serve."""
+    verified: bool = False
+    """True if the answers were compared with PyTorch's and are right."""
+    samples_file: dict[str, str] | None = None
+    """Name and SHA-256 of the user's own samples; None if the builder's were used."""
+    version: int = 1
+    """Version of the model in its repository."""
+    build_key: str | None = None
+    """Hash of all that the build depended on; None if an earlier build-repo, without such keys, made it."""
+    kept: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Stages that an earlier build did with the same key: the key of each, and when it ran (UTC)."""
+    tuned_for: tuple[str, ...] = ()
+    """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
+    draft: dict[str, Any] | None = None
+    """Draft model: its checkpoint, the variant of it that is served, and its stages that were kept."""
+    settings: str | None = None
+    """Settings that `build-repo tune` changed after the build, without another one, and why."""
+
+    @property
+    def has_times_of_other_builds(self) -> bool:
+        """Return True if the cache gave times of a variant or of PyTorch, so that some have no speed-up."""
+        return len({rung.timed_in for rung in self.ladder if rung.latency_ms}) > 1
+
+    @property
+    def verdict(self) -> str:
+        """Sentence that says whether the model was verified, and against what."""
+        if not self.verified:
+            return f"not verified: {self.engine} runs the checkpoint as it is; its answers were compared with nothing"
+        on = f"the CPU of the machine that built it ({self.cpu['model']})"
+        return f"verified: {self.chosen} against PyTorch {self.versions['torch']} on {on}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the report as JSON.
+
+        It does not name the folder it was published into, because a repository may be moved.
+        """
+        return asdict(self)
+
+    def table(self) -> Table:
+        """Return a table with a row per variant: size, speed over PyTorch, two latencies, quality.
+
+        The served one is bold.
+        """
+        base = self.ladder[0]
+        timed = list(base.latency_ms)  # empty if another machine serves
+        cells = list(dict.fromkeys([*timed[:1], *timed[-1:]]))
+        columns: dict[str, list[str]] = {
+            "MB": [f"{rung.size / 1e6:.1f}" for rung in self.ladder],
+            "speed": ["-" if (speed := rung.speed_up(base)) is None else f"{speed:.1f}x" for rung in self.ladder],
+            **{f"{cell}, ms": [f"{rung.latency_ms[cell]:.2f}" for rung in self.ladder] for cell in cells},
+            "error": [_number(rung.error, ".0e") for rung in self.ladder],
+            self.metric: [_number(rung.quality, ".4f") for rung in self.ladder],
+            f"worst of {self.samples}": [_number(rung.worst, ".4f") for rung in self.ladder],
+            "batched": [_number(rung.batch_agreement, ".4f") for rung in self.ladder],
+            "perplexity": [_number(rung.perplexity, ".4f") for rung in self.ladder],
+            "next token": [_number(rung.tokens, ".4f") for rung in self.ladder],
+            "same answer": [_number(rung.answers, ".4f") for rung in self.ladder],
+        }
+        for name in base.scores:
+            columns[name] = [_number(rung.scores.get(name), ".4f") for rung in self.ladder]
+        shown = {title: values for title, values in columns.items() if set(values[1:] or values) != {"-"}}
+        table = Table(title=f"{self.name}: {self.task}, {self.samples} samples", title_justify="left")
+        table.add_column("", no_wrap=True)
+        for title in shown:
+            table.add_column(title, justify="right")
+        for rung, *values in zip(self.ladder, *shown.values(), strict=True):
+            style = "bold" if rung.name == self.chosen else None
+            table.add_row(rung.name, *values, style=style)
+        notes = [NOT_COMPARED] if self.has_times_of_other_builds else []
+        table.caption, table.caption_justify = "\n".join(map(str, (self.verdict, *self.verified_on, *notes))), "left"
+        return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def read_report(repository: Path, name: str) -> BuildReport:
+    """Return the report of a published model. Raises RepositoryError."""
+    path = repository / name / "build.json"
+    if path.exists() and not path.is_file():  # the data of a FIFO may never come
+        raise RepositoryError(f"{path} is not a file")
+    try:
+        return parse_report(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        known = ", ".join(sorted(p.parent.name for p in repository.glob("*/build.json"))) or "no model"
+        raise RepositoryError(f"{repository} has no build.json of {name}; it has {known} (--repository)") from None
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def parse_report(text: bytes, where: str) -> BuildReport:
+    """Return the report in a build.json. Raises RepositoryError if another version of build-repo wrote it."""
+    try:
+        document = json.loads(text)
+        tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}
+        rungs = tuple(Rung(**rung) for rung in document["ladder"])
+        if type(document["verified"]) is not bool:
+            raise TypeError("verified is not true or false")
+        checks = tuple(EngineCheck(**check) for check in document["verified_on"])
+        return BuildReport(**{**document, **tuples, "ladder": rungs, "verified_on": checks})
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RepositoryError(f"{where} is not a report of this version ({error}); build the model again") from error

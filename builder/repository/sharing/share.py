@@ -1,0 +1,236 @@
+"""Share a front: move built encoders from fronts of their own into one process that answers for all of them, and back.
+
+NAME/            the shared front, all that Triton sees
+  config.pbtxt   the tensors of its task, and `model`, which says whose request it is
+  1/             its emitted Python and serving.json
+  models/        a repository: the models as they were built, each with its versions, and hosted.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2
+
+from builder.common.errors import RepositoryError
+from builder.common.releases import SENDERS_SINCE, version_tuple
+from builder.engines.placement import InstanceGroup
+from builder.options import Serving
+from builder.options.names import misnamed
+from builder.repository.check import check
+from builder.repository.config.entries import Config, RepositoryEntry
+from builder.repository.config.render import parse, render
+from builder.repository.layout.emitted import runtime_files
+from builder.repository.publish import move_in
+from builder.repository.report.record import read_report
+from builder.repository.sharing.hosting import (
+    CONFIG,
+    LISTS,
+    MODELS,
+    NAMES_THE_MODEL,
+    config_of,
+    hosted_model,
+    read_hosted,
+    refuse_misfit,
+)
+from builder.repository.transaction import Change, alone, changing, sync
+from builder.repository.versions import activate, callers, known, numbers, served
+from builder.runtime.contract import (
+    FILE,
+    HOSTED,
+    ContractError,
+    HostedModel,
+    SharedServing,
+    dump,
+    dump_hosted,
+    load_shared,
+)
+from builder.runtime.fields import Field
+
+MEMORY_MB = 2048
+
+
+def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | None = None) -> list[str]:
+    """Have the shared front `name` answer for `models` of `repository` as well; return all models that it hosts.
+
+    `memory_mb`: the most memory of its process, in 2^20 bytes; by default what it had, or MEMORY_MB. Raises
+    RepositoryError; the repository is then as before.
+    """
+    wrong = misnamed(name)
+    if wrong is not None:
+        raise RepositoryError(wrong)
+    if memory_mb is not None and memory_mb < 1:
+        raise RepositoryError(f"{memory_mb} MB is not memory for a process: give at least 1 (--memory-mb)")
+    front = repository / name
+    hosted = {model: _hosted_as(repository, name, model) for model in dict.fromkeys(models)}
+    entry = _entry(front, [config_of(repository / model, hosted[model].version) for model in hosted], memory_mb)
+    with _alone(front), changing(repository) as change:
+        _serve_as(change, repository, entry)
+        entries = dict(read_hosted(front / MODELS).entries)
+        for model in hosted:
+            change.move(repository / model, front / MODELS / model)
+        entries.update(hosted)
+        change.write(dump_hosted(entries).encode(), front / MODELS / HOSTED)
+    return sorted(entries)
+
+
+def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
+    """Take `models` from the shared front `name`, give each a front of its own again, and return those that stay.
+
+    Raises RepositoryError; the repository is then as before.
+    """
+    front = repository / name
+    if not (front / MODELS / HOSTED).is_file():
+        raise RepositoryError(f"{name} is not a shared front of {repository}; `build-repo share` makes one")
+    with _alone(front), changing(repository) as change:
+        entries = dict(read_hosted(front / MODELS).entries)
+        for model in dict.fromkeys(models):
+            if model not in entries:
+                raise RepositoryError(f"{name} does not host {model}; it hosts {', '.join(entries) or 'none'}")
+            if (repository / model).exists():
+                raise RepositoryError(f"{repository} has a model {model} already: remove or rename it first")
+            del entries[model]
+        change.write(dump_hosted(entries).encode(), front / MODELS / HOSTED)  # first: no reader opens what moves
+        for model in dict.fromkeys(models):
+            change.move(front / MODELS / model, repository / model)
+    return sorted(entries)
+
+
+@contextlib.contextmanager
+def _alone(front: Path) -> Iterator[None]:
+    """Lock what a shared front hosts against other changes. A new front has nothing to lock."""
+    with alone(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext():
+        yield
+
+
+def _hosted_as(repository: Path, front: str, name: str) -> HostedModel:
+    """Return what hosted.json will say of a model that moves in. Raises RepositoryError for one that cannot."""
+    if (repository / front / MODELS / name).exists():
+        raise RepositoryError(
+            f"{front} hosts {name} already; build its next version there: build-repo MODEL --name {name} "
+            f"--output {repository / front / MODELS}"
+        )
+    known(repository, name)
+    using, version = callers(repository, name, name), served(repository / name)
+    if using:
+        raise RepositoryError(f"{name} is called by {', '.join(using)}, which would not find it any more")
+    if version is None:
+        raise RepositoryError(f"no version of {name} is served; build-repo versions {name} shows them")
+    release = read_report(repository, name).triton
+    if version_tuple(release) < version_tuple(SENDERS_SINCE):
+        raise RepositoryError(
+            f"{name} was built for Triton {release}; a shared front answers requests after others, which Triton does "
+            f"since {SENDERS_SINCE}: build it with --triton {SENDERS_SINCE} or later"
+        )
+    return hosted_model(repository / name, version)
+
+
+def _entry(front: Path, configs: Sequence[Any], memory_mb: int | None) -> RepositoryEntry:
+    """Return the shared front with the new models, as version 1."""
+    if (front / CONFIG).is_file():
+        own, memory = config_of(front), _shared(front).memory_mb
+        for config in configs:
+            refuse_misfit(own, config)
+        config = _config(
+            front.name, own.parameters["task"].string_value, [own], max(c.max_batch_size for c in (own, *configs))
+        )
+    elif front.exists():
+        raise RepositoryError(f"{front} is there already and is not a shared front: choose another --name")
+    elif not configs:
+        raise RepositoryError(f"{front.name} has no models yet: name those that it is to answer for")
+    else:
+        memory, task = MEMORY_MB, configs[0].parameters["task"].string_value
+        config = _config(front.name, task, configs, max(config.max_batch_size for config in configs))
+        parsed = _parsed(config)
+        for other in configs:
+            refuse_misfit(parsed, other)
+    queue = config.serving.queue
+    serving = SharedServing(config.parameters["task"], MODELS, memory_mb or memory, queue.size, queue.waiting_ms)
+    files = {**runtime_files("shared"), f"1/{FILE}": dump(serving).encode()}
+    return RepositoryEntry(front.name, config, files)
+
+
+def _shared(front: Path) -> SharedServing:
+    try:
+        return load_shared(front / str(served(front)))
+    except ContractError as error:
+        raise RepositoryError(f"{front.name} is not a shared front: {error}. Choose another --name") from error
+
+
+def _config(name: str, task: str, configs: Sequence[Any], batch: int) -> Config:
+    """Return a configuration that takes what any of `configs` takes and answers what the first does; sizes are open."""
+    inputs = {
+        field.name: replace(_field(field), optional=True) for config in reversed(configs) for field in config.input
+    }
+    outputs = {field.name: _open(_field(field)) for field in configs[0].output}
+    return Config(
+        name=name,
+        backend="python",
+        max_batch_size=batch,
+        inputs=[
+            *({NAMES_THE_MODEL: Field(NAMES_THE_MODEL, "TYPE_STRING")} | _without(inputs, NAMES_THE_MODEL)).values()
+        ],
+        outputs=[*_without(outputs, LISTS).values(), Field(LISTS, "TYPE_STRING")],
+        groups=(InstanceGroup(1),),
+        serving=Serving(),
+        dynamic_batching=True,
+        parameters={"task": task, "shared": "true"},
+    )
+
+
+def _without(fields: dict[str, Field], name: str) -> dict[str, Field]:
+    return {key: field for key, field in fields.items() if key != name}
+
+
+def _field(entry: Any) -> Field:
+    kind = model_config_pb2.DataType.Name(entry.data_type)
+    return Field(entry.name, kind, tuple(entry.dims))
+
+
+def _open(field: Field) -> Field:
+    return replace(field, dims=tuple(size if size == 1 else -1 for size in field.dims))
+
+
+def _parsed(config: Config) -> Any:
+    return parse(render(config), config.name)
+
+
+def _serve_as(change: Change, repository: Path, entry: RepositoryEntry) -> None:
+    """Serve a shared front as `entry` describes it: as a new version, unless the served version is already the same."""
+    front = repository / entry.name
+    now = served(front) if front.exists() else None
+    if now is not None and _is(front, entry.at(now)):
+        return
+    number = 1 + max(numbers(front), default=0)
+    staged = change.staging / "new" / entry.name
+    _write(staged, entry.at(number), hosts=now is None)
+    problems = check(staged.parent)
+    if problems:
+        raise RepositoryError(f"the shared front would not load: {problems[0]}. Nothing was changed")
+    move_in(change, staged, front, number)
+    activate(change, repository, [entry.name], number)
+
+
+def _is(front: Path, entry: RepositoryEntry) -> bool:
+    files = {**entry.files, CONFIG: render(entry.config).encode()}
+    return all((front / path).is_file() and (front / path).read_bytes() == _bytes(files[path]) for path in files)
+
+
+def _write(folder: Path, entry: RepositoryEntry, hosts: bool) -> None:
+    """Write the files of the entry and, if it is new, its repository, without models."""
+    config = render(entry.config).encode()
+    files: dict[str, bytes | Path] = {**entry.files, CONFIG: config, f"{entry.config.version}/{CONFIG}": config}
+    if hosts:
+        files[f"{MODELS}/{HOSTED}"] = dump_hosted({}).encode()
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(_bytes(content))
+        sync(folder / name)
+
+
+def _bytes(content: bytes | Path) -> bytes:
+    return content if isinstance(content, bytes) else content.read_bytes()

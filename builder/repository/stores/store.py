@@ -1,0 +1,251 @@
+"""One object store: blobs by their hash, manifests by model and version. Knows fsspec; knows no repository."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fsspec
+
+from builder.common.distribution import installing
+from builder.common.errors import RepositoryError, SpecError
+from builder.common.hashing import sha256_of
+from builder.repository.stores.manifest import Blob, Manifest, dump, load
+from builder.repository.stores.problems import credentials_for, in_a_line, reason, says_absent, scheme_of, silence
+
+URL = re.compile(r"(s3|gs|az|abfs|file)://.+")
+EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "abfs": "azure", "file": "s3"}
+CHUNK = 8 << 20  # bytes of one read
+ATTEMPTS = 4  # of a chunk, one after another
+PAUSE_S = 0.2  # after the first failure; doubles each time
+
+
+class VersionTakenError(RepositoryError):
+    """Another process pushed a version with that number meanwhile."""
+
+
+def is_store(text: str) -> bool:
+    """Return True if `text` is the address of an object store."""
+    return URL.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class Store:
+    """An object store under `url`."""
+
+    url: str
+    files: Any  # fsspec's AbstractFileSystem
+    root: str
+
+    def models(self) -> list[str]:
+        """Return the models that have a version."""
+        return sorted(Path(path).name for path in self._list(f"{self.root}/models"))
+
+    def versions(self, name: str) -> list[int]:
+        """Return the versions of a model, in order."""
+        files = (PurePosixPath(path) for path in self._find(f"{self.root}/models/{name}"))
+        own = (file.name for file in files if file.parent.name == name)
+        return sorted(int(match[1]) for text in own if (match := re.fullmatch(r"([1-9]\d*)\.json", text)))
+
+    def manifest(self, name: str, version: int | None = None) -> Manifest:
+        """Return the manifest of a version of a model, by default the newest. Raises RepositoryError if none exists."""
+        there = self.versions(name)
+        if not there:
+            raise RepositoryError(f"{self.url} has no model {name}; it has {', '.join(self.models()) or 'none'}")
+        wanted = there[-1] if version is None else version
+        if wanted not in there:
+            raise RepositoryError(f"{self.url} has no version {wanted} of {name}; it has {', '.join(map(str, there))}")
+        path = self._manifest(name, wanted)
+        with in_a_line(self.url, "read"):
+            manifest = load(self.files.cat_file(path), path)
+        if (manifest.name, manifest.version) != (name, wanted):
+            raise RepositoryError(
+                f"{path} is the manifest of version {manifest.version} of {manifest.name}; push it again"
+            )
+        return manifest
+
+    def publish(self, manifest: Manifest) -> None:
+        """Write a manifest after all of its blobs. Raises VersionTakenError if its version number is taken."""
+        path, content = self._manifest(manifest.name, manifest.version), dump(manifest)
+        try:
+            with self._writing():
+                self._create(path, content)
+        except FileExistsError as error:
+            if self._holds(path, content):  # this manifest: the store's answer was lost, and the write was retried
+                return
+            raise VersionTakenError(
+                f"{self.url} has a version {manifest.version} of {manifest.name} already; nothing of it was changed"
+            ) from error
+
+    def put(self, source: Path, blob: Blob) -> bool:
+        """Upload the content of `source` unless it is there. Returns True if it was sent."""
+        path = self._blob(blob)
+        if self._size(path) == blob.size:
+            return False
+        with self._writing():
+            if self._is_local:
+                self._link(path, source.read_bytes(), replace=True)
+            else:
+                self.files.put_file(str(source), path)
+        return True
+
+    def read(self, blob: Blob) -> bytes:
+        """Return the content of a small blob. Raises RepositoryError if it does not match its hash."""
+        with in_a_line(self.url, "read"):
+            content: bytes = self.files.cat_file(self._blob(blob))
+        if hashlib.sha256(content).hexdigest() != blob.sha256:
+            raise RepositoryError(
+                f"{self.url}: the blob {self._blob(blob)} is not what its name says; remove it there and push the "
+                "version again"
+            )
+        return content
+
+    def get(self, blob: Blob, target: Path) -> None:
+        """Download a blob to `target`, continuing where an earlier attempt ended. Raises RepositoryError."""
+        path, unfinished = self._blob(blob), target.with_name(f"{target.name}.part")
+        size = self._size(path)
+        if size != blob.size:
+            problem = "is not there" if size is None else f"has {size} bytes instead of {blob.size}"
+            raise RepositoryError(f"{self.url}: the blob {path} {problem}; push the version again")
+        unfinished.touch()
+        if unfinished.stat().st_size > blob.size:
+            unfinished.unlink()
+        with unfinished.open("ab") as stream:
+            while stream.tell() < blob.size:
+                stream.write(self._chunk(path, stream.tell(), blob.size))
+        if sha256_of(unfinished) != blob.sha256:
+            unfinished.unlink()
+            raise RepositoryError(
+                f"{self.url}: the blob {path} is not what its name says; remove it there and push the version again"
+            )
+        os.replace(unfinished, target)
+
+    def _chunk(self, path: str, begin: int, size: int) -> bytes:
+        """Return bytes of a blob from `begin` on, at least one. Raises RepositoryError after ATTEMPTS failures."""
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            try:
+                content: bytes = self.files.cat_file(path, start=begin, end=min(begin + CHUNK, size))
+                if content:
+                    return content
+            except Exception as error:  # a broken connection makes the libraries raise many types
+                problem = reason(error)
+            time.sleep(PAUSE_S * 2**attempt)
+        raise RepositoryError(f"{self.url}: {path} could not be read ({problem}); pull again to go on from there")
+
+    def _size(self, path: str) -> int | None:
+        """Return the bytes of an object; None if it does not exist."""
+        with in_a_line(self.url, "read"):
+            try:
+                return int(self.files.info(path)["size"])
+            except FileNotFoundError:
+                return None
+
+    @property
+    def _is_local(self) -> bool:
+        return self.url.startswith("file:")
+
+    def _blob(self, blob: Blob) -> str:
+        return f"{self.root}/blobs/sha256/{blob.sha256[:2]}/{blob.sha256}"
+
+    def _manifest(self, name: str, version: int) -> str:
+        return f"{self.root}/models/{name}/{version}.json"
+
+    def _holds(self, path: str, content: bytes) -> bool:
+        with in_a_line(self.url, "read"):
+            there: bytes = self.files.cat_file(path)
+        return there == content
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with in_a_line(self.url, "written"):
+            try:
+                yield
+            except Exception as error:
+                if says_absent(error):
+                    self._require_bucket()
+                raise
+
+    def _list(self, path: str) -> list[str]:
+        """Return the paths directly under `path`."""
+        return self._found(partial(self.files.ls, path, detail=False))
+
+    def _find(self, path: str) -> list[str]:
+        """Return all files under `path`.
+
+        With adlfs, listing what is directly under `path` first lists each folder whose name begins like that of `path`.
+        """
+        return self._found(partial(self.files.find, path))
+
+    def _found(self, listing: Callable[[], Sequence[str]]) -> list[str]:
+        self.files.invalidate_cache()
+        with in_a_line(self.url, "read"):
+            try:
+                found = list(listing())
+            except FileNotFoundError:
+                found = []
+            if not found:
+                self._require_bucket()
+            return found
+
+    def _require_bucket(self) -> None:
+        """Raise RepositoryError if the store reports that the bucket does not exist."""
+        if self._is_local:
+            return
+        name = self.root.split("/")[0]
+        try:
+            self.files.ls(name, detail=False)
+        except FileNotFoundError as error:
+            raise RepositoryError(
+                f"{self.url}: there is no bucket or container {name}; make it first, or correct the address"
+            ) from error
+        except Exception:  # unknown, for example if the credentials only cover a part of it
+            return
+
+    def _create(self, path: str, content: bytes) -> None:
+        """Write a new object, whole. Raises FileExistsError if it exists."""
+        if self._is_local:
+            self._link(path, content)
+        else:
+            self.files.pipe_file(path, content, mode="create")
+
+    def _link(self, path: str, content: bytes, replace: bool = False) -> None:
+        """Write an object in a folder: under a temporary name, then link or rename it."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            unfinished.write_bytes(content)
+            if replace:
+                os.replace(unfinished, target)
+            else:
+                os.link(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def open_store(url: str) -> Store:
+    """Open the store under `url`. Raises SpecError for an invalid address or a missing package."""
+    if not is_store(url):
+        raise SpecError(
+            f"{url} is not the address of an object store; expected s3://, gs://, az:// or file:// and a path"
+        )
+    silence()
+    try:
+        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    except ImportError as error:
+        raise SpecError(
+            f"{url} needs a package that is not here ({reason(error)}): {installing(EXTRAS[scheme_of(url)])}"
+        ) from error
+    except ValueError as error:  # adlfs, if the account is not stated, or stated incorrectly
+        raise SpecError(f"{url} could not be opened: {reason(error)}; {credentials_for(url)}") from error
+    return Store(url.rstrip("/"), files, root.rstrip("/"))

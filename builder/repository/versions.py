@@ -1,0 +1,304 @@
+"""Versions of a model: those that exist, those that Triton serves, and how another becomes the served one.
+
+A model is a front and, where its engine is a Triton model of its own, that too; version N of the front calls version N
+of the engine. The files beside the version folders are copies of the served version's, and their version_policy names
+that version. Replacing the front's config.pbtxt switches versions, the engine's too: the engine's policy has both
+versions meanwhile, or its config.pbtxt is replaced by the same rename. Triton has one config.pbtxt for all versions of
+a model; each version keeps its own, and the served version's applies.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from builder.common.errors import RepositoryError
+from builder.repository.config.render import parse
+from builder.repository.report.bom import BOM
+from builder.repository.report.page import PAGE
+from builder.repository.report.record import BuildReport, read_report
+from builder.repository.sharing.hosting import hosted_repositories, note
+from builder.repository.transaction import Change, changing, sync
+from builder.runtime.contract import FILE
+
+CONFIG, REPORT = "config.pbtxt", "build.json"
+BESIDE = (REPORT, PAGE, BOM, CONFIG)  # copied beside the version folders, from the served one; the configuration last
+CHANGING = "changing"  # folder of a front, while it and an engine change at once
+OVERLAP_S = 1.0  # a server that starts reads the front's configuration, then the engine's
+SHARED = ("backend", "platform", "max_batch_size", "default_model_filename", "input", "output")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a model. `size`: bytes of all its files; `published`: seconds since 1970."""
+
+    number: int
+    served: bool
+    published: float
+    size: int
+    report: BuildReport
+
+
+def numbers(entry: Path) -> list[int]:
+    """Return the versions of a model of the repository, in order."""
+    names = (path.name for path in entry.iterdir() if path.is_dir()) if entry.is_dir() else ()
+    return sorted(int(name) for name in names if name.isdecimal() and not name.startswith("0"))
+
+
+def loaded(entry: Path) -> list[int]:
+    """Return the versions that Triton loads by the model's version_policy.
+
+    Raises RepositoryError for a config.pbtxt that cannot be parsed.
+    """
+    config = entry / CONFIG
+    return chosen(parse(config.read_text("utf-8"), entry.name), numbers(entry)) if config.is_file() else []
+
+
+def chosen(config: ModelConfig, there: Sequence[int]) -> list[int]:
+    """Return the versions among `there`, in order, that the version_policy of `config` names."""
+    policy = config.version_policy
+    if policy.HasField("specific"):
+        return [number for number in there if number in policy.specific.versions]
+    return list(there) if policy.HasField("all") else list(there[-max(1, policy.latest.num_versions) :])
+
+
+def served(entry: Path) -> int | None:
+    """Return the version that answers a request which names none: the newest of those that are loaded."""
+    return max(loaded(entry), default=None)
+
+
+def newest_first(repository: Path, name: str) -> list[Version]:
+    """Return the versions of a model, the newest first.
+
+    Raises RepositoryError if there is no such model, or its files cannot be read.
+    """
+    known(repository, name)
+    entry = repository / name
+    now = served(entry)
+    return [
+        Version(
+            number,
+            number == now,
+            (entry / str(number)).stat().st_mtime,
+            sum(_size(repository / mate / str(number)) for mate in entries(repository, name, number)),
+            read_report(entry, str(number)) if _keeps(entry, number) else read_report(repository, name),
+        )
+        for number in reversed(numbers(entry))
+    ]
+
+
+def entries(repository: Path, name: str, number: int) -> list[str]:
+    """Return the models that a version consists of: the front, then its engine if that is a model."""
+    return [name, *sorted(mate for mate in _files(repository / name, number) if mate != name)]
+
+
+def known(repository: Path, name: str) -> None:
+    """Raise RepositoryError if the repository has no such front model."""
+    fronts = [path.parent.name for path in sorted(repository.glob(f"*/{REPORT}")) if is_front(path.parent)]
+    if name in fronts:
+        return
+    for front in fronts:
+        if name in _files(repository / front, served(repository / front) or 0):
+            raise RepositoryError(f"{name} is the engine of {front}, and changes with it: name {front}")
+    for hosting in hosted_repositories(repository):
+        if (hosting / name).is_dir():
+            raise RepositoryError(
+                f"{repository} has no model {name}; {hosting.parent.name} hosts it: --repository {hosting}"
+            )
+    raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(fronts) or 'none'} (--repository)")
+
+
+def is_front(entry: Path) -> bool:
+    """Return True if a model was built under this name: the report beside an engine names its front."""
+    return front_of(entry) == entry.name
+
+
+def front_of(entry: Path) -> str | None:
+    """Return the name that a model was built under: its own, or that of the front that calls it; None if unknown."""
+    name: str | None = _read(entry / REPORT).get("name")
+    return name
+
+
+def rollback(repository: Path, name: str, number: int | None = None) -> int:
+    """Serve version `number`, by default the one before the served version, and return it.
+
+    Raises RepositoryError if there is no such version; the repository is then as before.
+    """
+    known(repository, name)
+    there, now = numbers(repository / name), served(repository / name)
+    if number is None:
+        number = max((n for n in there if now is not None and n < now), default=None)
+    if number not in there or not _keeps(repository / name, number):
+        wanted = "earlier version" if number is None else f"version {number}"
+        raise RepositoryError(
+            f"{name} has no {wanted} to go back to; it has {', '.join(map(str, there))}, and {now} is served"
+        )
+    with changing(repository, name) as change:
+        activate(change, repository, entries(repository, name, number), number)
+    return number
+
+
+def activate(change: Change, repository: Path, names: Sequence[str], number: int) -> None:
+    """Serve version `number` of a model. `names`: its entries, the front first."""
+    front, *engines = [repository / name for name in names]
+    changed = [engine for engine in engines if served(engine) not in (None, number)]
+    both = [engine for engine in changed if one_config(engine, served(engine), number)]
+    for engine in engines:
+        now = served(engine)
+        if engine in both and now is not None:
+            _put_beside(change, engine, number, [now, number])
+        elif engine not in changed:
+            _put_beside(change, engine, number, [number])
+    _switch(change, [front, *(engine for engine in changed if engine not in both)], number)
+    if both:
+        time.sleep(OVERLAP_S)
+    for engine in both:
+        _put_beside(change, engine, number, [number])
+    note(change, repository, front.name, number)
+
+
+def _switch(change: Change, together: Sequence[Path], number: int) -> None:
+    """Switch the front, the first of `together`, and engines that cannot have both versions, at one moment.
+
+    Triton reads the configurations of all models before it loads any (core, model_repository_manager.cc, PollModels).
+    """
+    files = [_beside(entry, number, [number]) for entry in together]
+    configs = {entry / CONFIG: of_one.pop(entry / CONFIG) for entry, of_one in zip(together, files, strict=True)}
+    for target, content in (item for of_one in files for item in of_one.items()):
+        change.write(content, target)
+    change.write_at_once(configs, together[0] / CHANGING)
+
+
+def _put_beside(change: Change, entry: Path, number: int, versions: Sequence[int]) -> None:
+    for target, content in _beside(entry, number, versions).items():
+        change.write(content, target)
+
+
+def _beside(entry: Path, number: int, versions: Sequence[int]) -> dict[Path, bytes]:
+    """Return the files beside the version folders when `number` is served and Triton loads `versions`, in order."""
+    sources = [entry / str(number) / name for name in BESIDE]
+    contents = {entry / source.name: source.read_bytes() for source in sources if source.is_file()}
+    if entry / CONFIG in contents:
+        contents[entry / CONFIG] = with_versions(contents[entry / CONFIG], versions)
+    return contents
+
+
+def with_versions(config: bytes, versions: Sequence[int]) -> bytes:
+    """Return a config.pbtxt that has Triton load `versions`."""
+    parsed = parse(config.decode(), "it")
+    if list(parsed.version_policy.specific.versions) == list(versions):
+        return config
+    del parsed.version_policy.specific.versions[:]
+    parsed.version_policy.specific.versions.extend(versions)
+    return text_format.MessageToString(parsed).encode()
+
+
+def as_candidate(config: bytes, name: str, of: str) -> bytes:
+    """Return a config.pbtxt of a model of another name, which says that it is a candidate to replace the model `of`."""
+    parsed = parse(config.decode(), name)
+    parsed.name = name
+    parsed.parameters["candidate_of"].string_value = of
+    return text_format.MessageToString(parsed).encode()
+
+
+def one_config(entry: Path, *versions: int | None) -> bool:
+    """Return True if one config.pbtxt can load all these versions of a model: they differ in nothing that it fixes."""
+    configs = [parse((entry / str(number) / CONFIG).read_text("utf-8"), entry.name) for number in versions]
+    return all(getattr(config, field) == getattr(configs[0], field) for config in configs for field in SHARED)
+
+
+def adopt(change: Change, entry: Path) -> None:
+    """Give the served version of a model that an earlier build-repo published the files that belong to it."""
+    now = served(entry)
+    if now is None or _keeps(entry, now):
+        return
+    for name in BESIDE:
+        if (entry / name).is_file():
+            content = (entry / name).read_bytes()
+            content = with_versions(content, [now]) if name == CONFIG else content
+            change.write(content, entry / str(now) / name)
+            change.write(content, entry / name)
+
+
+def prune(repository: Path, name: str, staging: Path, keep: int, also: Sequence[int | None]) -> None:
+    """Move all versions of a model but `keep` to `staging`: `also` stay first, then the newest.
+
+    An engine goes with the last version that calls it, unless another model does.
+    """
+    front = repository / name
+    remaining = dict.fromkeys([*(n for n in also if n is not None), *reversed(numbers(front))])
+    remain = list(remaining)[: max(keep, 1)]
+    engines = {mate for number in numbers(front) for mate in entries(repository, name, number)[1:]}
+    called = {mate for number in remain for mate in entries(repository, name, number)[1:]}
+    for entry in [front, *(repository / engine for engine in sorted(engines))]:
+        if entry != front and entry.name not in called and not callers(repository, entry.name, name):
+            entry.rename(staging / entry.name)
+            continue
+        for number in set(numbers(entry)) - set(remain):
+            for folder in (entry / str(number), entry / "warmup" / str(number)):
+                if folder.is_dir():
+                    folder.rename(staging / f"{entry.name}.{folder.parent.name}.{number}")
+    sync(repository)
+
+
+def remove(repository: Path, name: str) -> list[str]:
+    """Remove a model from the repository, with its engine unless another model calls that; return what was removed.
+
+    Raises RepositoryError if there is no such model, or another one calls it.
+    """
+    known(repository, name)
+    using = callers(repository, name, name)
+    if using:
+        raise RepositoryError(f"{name} is called by {', '.join(using)}: remove that first")
+    with changing(repository, name) as change:
+        engines = {mate for number in numbers(repository / name) for mate in entries(repository, name, number)[1:]}
+        gone = [name, *(mate for mate in sorted(engines) if not callers(repository, mate, name))]
+        for entry in gone:
+            change.move(repository / entry, change.staging / entry)
+        note(change, repository, name, None)
+    return gone
+
+
+def callers(repository: Path, called: str, apart_from: str) -> list[str]:
+    """Return the models, other than `apart_from` and itself, that call the model `called`: fronts and ensembles."""
+    others = [path.parent for path in sorted(repository.glob(f"*/{CONFIG}"))]
+    return [o.name for o in others if o.name not in (called, apart_from) and called in _calls(o)]
+
+
+def _calls(entry: Path) -> Iterator[str]:
+    config = parse((entry / CONFIG).read_text("utf-8"), entry.name)
+    yield from (step.model_name for step in config.ensemble_scheduling.step)
+    for serving in entry.glob(f"*/{FILE}"):
+        yield str(_read(serving).get("engine"))
+
+
+def _keeps(entry: Path, number: int) -> bool:
+    """Return True if a version has the files that belong beside the version folders when it is served."""
+    return (entry / str(number) / CONFIG).is_file()
+
+
+def _files(entry: Path, number: int) -> Mapping[str, Any]:
+    """Return the files of a version by the model that they are of, for models that exist."""
+    own = entry / str(number) / REPORT
+    files: Mapping[str, Any] = _read(own if own.is_file() else entry / REPORT).get("files", {})
+    return {name: files[name] for name in files if (entry.parent / name / str(number)).is_dir()}
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Read a JSON object; an empty one if the file does not hold an object."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,51 @@
+"""Requests for a served model: the user's own, or the defaults of the model's task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from builder.common.errors import SpecError
+from builder.common.samples import load_samples, with_mask
+from builder.serving.client.client import Client
+
+TOKENS = 32  # of an answer
+FIXED = {"truncate": True, "max_tokens": TOKENS, "ignore_eos": True}  # set where the model has these inputs
+AROUND = 8  # tokens that a tokenizer may put around a text
+
+
+def samples_for(client: Client, file: Path | None) -> Sequence[Mapping[str, Any]]:
+    """Return the requests in `file`, or those of the model's task. Raises SpecError if the model declares no task."""
+    if file is not None:
+        return load_samples(file, client.signature.inputs)
+    from builder.checkpoints.tasks import find_task  # imports torch
+
+    task = client.signature.parameters.get("task")
+    if task is None:
+        raise SpecError(f"{client.name} does not say its task; give inputs for it with --samples FILE")
+    mask = client.signature.parameters.get("mask_token", "")
+    inputs = {field.name for field in client.signature.inputs}
+    fixed = {name: value for name, value in FIXED.items() if name in inputs}
+    samples = [{**with_mask(sample, mask), **fixed} for sample in find_task(task).samples]
+    return [_fitted(sample, client) for sample in samples]
+
+
+def _fitted(sample: Mapping[str, Any], client: Client) -> Mapping[str, Any]:
+    """Shorten a prompt and its answer to the model's context: half of it for the answer, where it is that short.
+
+    A decoder's prompt loses its last words. An encoder-decoder is asked for an answer that fits, its text is kept.
+    """
+    limits = {name: int(client.signature.parameters.get(name, 0)) for name in ("max_total_tokens", "max_output_length")}
+    total = limits["max_total_tokens"]
+    if "max_tokens" not in sample or not any(limits.values()):
+        return sample
+    answer = min(TOKENS, max(1, total // 2) if total else limits["max_output_length"])
+    text = sample["text_input"]
+    while total and len(text.encode()) + AROUND > total - answer:  # a token has at least a byte
+        tokens, words = len(json.loads(client.ask({"text_input": text, "tokenize": True})["tokens"])), text.split(" ")
+        if tokens <= total - answer or len(words) == 1:
+            break
+        text = " ".join(words[: min(len(words) - 1, max(1, len(words) * (total - answer) // tokens))])
+    return {**sample, "text_input": text, "max_tokens": answer}

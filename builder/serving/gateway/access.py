@@ -1,0 +1,152 @@
+"""Access control: bearer keys, and limits of requests and tokens a minute for each key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from builder.common.errors import SpecError
+from builder.serving.gateway.anthropic.errors import anthropic_error
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.facts import FACTS, Facts
+from builder.serving.gateway.responses import send_json
+from builder.serving.gateway.settings import Settings
+
+OPEN = {  # public: liveness, and the page, which asks for a key itself
+    (method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/health/ready")
+}
+NOBODY = "anonymous"
+MESSAGES = "/v1/messages"  # errors of this route have Anthropic's shape
+ADMIN = "/admin/"  # admin API: every path below it needs a key of its own
+
+
+def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...]:
+    """Return (name, secret) of each NAME:SECRET entry, one a line or separated by commas.
+
+    Raises SpecError for a file that cannot be read, for other entries and for a name that occurs twice.
+    """
+    try:
+        text = file.read_text("utf-8") if file is not None else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"the keys in {file} cannot be read ({error}); name a text file of NAME:SECRET lines"
+        ) from error
+    entries = [line.strip() for line in (*text.splitlines(), *environment.split(","))]
+    keys = []
+    for number, entry in enumerate(entry for entry in entries if entry and not entry.startswith("#")):
+        name, colon, secret = entry.partition(":")
+        if not colon or not name.strip() or not secret.strip():
+            raise SpecError(f"key {number + 1} is not NAME:SECRET; write one a line")
+        keys.append((name.strip(), secret.strip()))
+    if file is not None and not keys:
+        raise SpecError(f"{file} holds no keys; write NAME:SECRET, one a line")
+    if len({name for name, _ in keys}) < len(keys):
+        raise SpecError("two keys have the same name; a name says whose requests are whose")
+    return tuple(keys)
+
+
+class Keys:
+    """Digests of the secrets. All are compared in constant time, so timing reveals nothing about them."""
+
+    def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
+        self.digests = [(name, _digest(secret)) for name, secret in keys]
+
+    def name(self, authorization: str) -> str:
+        """Return the name of the key. Raises ApiError 401 for an unknown key."""
+        if not self.digests:
+            return NOBODY
+        scheme, _, secret = authorization.partition(" ")
+        presented, match = _digest(secret.strip()), None
+        for name, digest in self.digests:
+            if hmac.compare_digest(presented, digest):
+                match = name
+        if match is None or scheme.lower() != "bearer":
+            raise ApiError(
+                401,
+                "no key, or one that is not known; send Authorization: Bearer KEY, or x-api-key: KEY",
+                code="invalid_api_key",
+            )
+        return match
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+class Allowance:
+    """Rate limit of each key: a bucket that refills evenly.
+
+    It may go below empty, where an answer cost more than was left; the key is then refused until the bucket refills.
+    """
+
+    def __init__(self, per_minute: int, unit: str, now: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute, self.unit, self.now = per_minute, unit, now
+        self.left: dict[str, tuple[float, float]] = {}
+
+    def refuse(self, key: str) -> None:
+        """Raise ApiError 429 if the key has nothing left."""
+        left = self._left(key)
+        if left < 1:
+            wait = (1 - left) * 60 / self.per_minute
+            raise ApiError(
+                429,
+                f"this key may use {self.per_minute} {self.unit} a minute; try again in {wait:.0f} s",
+                code="rate_limit_exceeded",
+                retry_after=wait,
+            )
+
+    def spend(self, key: str, amount: int) -> None:
+        """Subtract `amount` from what the key has left."""
+        self.left[key] = (self._left(key) - amount, self.now())
+
+    def _left(self, key: str) -> float:
+        left, since = self.left.get(key, (float(self.per_minute), self.now()))
+        return min(self.per_minute, left + (self.now() - since) * self.per_minute / 60)
+
+
+class Access:
+    """ASGI middleware that admits requests with a valid key that is within its limits."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.keys = app, Keys(settings.keys)
+        self.admin = Keys([("admin", settings.admin_key)]) if settings.admin_key else None
+        requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
+        self.requests = Allowance(requests, "requests") if requests else None
+        self.tokens = Allowance(tokens, "tokens") if tokens else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) in OPEN:
+            await self.app(scope, receive, send)
+            return
+        facts: Facts = scope[FACTS]
+        try:
+            self._admit(scope, facts)
+        except ApiError as error:
+            facts.refused(error)
+            body = anthropic_error(error) if scope["path"].startswith(MESSAGES) else error.body
+            await send_json(send, error.status, body, error.headers)
+            return
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if self.tokens:
+                self.tokens.spend(facts.key, facts.prompt_tokens + facts.completion_tokens)
+
+    def _admit(self, scope: Scope, facts: Facts) -> None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        header = headers.get(b"authorization", "")
+        if scope["path"].startswith(ADMIN):
+            if self.admin is None:
+                raise ApiError(403, "this gateway takes no orders; start it with --admin-key FILE", code="no_admin_key")
+            facts.key = self.admin.name(header)
+            return
+        facts.key = self.keys.name(header or f"Bearer {headers.get(b'x-api-key', '')}")
+        for allowance in filter(None, (self.requests, self.tokens)):
+            allowance.refuse(facts.key)
+        if self.requests:
+            self.requests.spend(facts.key, 1)

@@ -1,0 +1,109 @@
+"""Converts a request of /v1/messages to a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from builder.serving.gateway.anthropic.blocks import as_messages, system_text
+from builder.serving.gateway.endpoint import checked
+from builder.serving.gateway.errors import bad_field
+from builder.serving.gateway.generation import chat
+from builder.serving.gateway.generation.messages import MOST_MESSAGES
+from builder.serving.gateway.generation.reasoning import marks_of
+from builder.serving.gateway.models import Model
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+SWITCHED_ON = "medium"  # reasoning effort of a request that turns thinking on without stating an effort
+HARMLESS = ("cache_control",)  # every prompt's prefix is cached anyway
+
+
+class CountBody(BaseModel):
+    """Fields of a token count. Extra ones are options of the model, such as repetition_penalty; others are refused."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class Body(CountBody):
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[str] | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = None
+    stream: bool | None = None
+
+
+def as_chat(body: CountBody, model: Model) -> chat.Body:
+    """Return the request as a chat of `model`. Raises ApiError for what the models here cannot do."""
+    if "n" in (body.model_extra or {}):
+        raise bad_field("n", "n is not a field of this route; an answer is one message")
+    system = system_text(body.system)
+    messages = as_messages(body.messages)
+    config, choice = body.output_config or {}, body.tool_choice or {}
+    asked: dict[str, Any] = {
+        **{name: value for name, value in (body.model_extra or {}).items() if name not in HARMLESS},
+        "model": body.model,
+        "messages": [*([{"role": "system", "content": system}] if system else []), *messages],
+        "continue_final_message": True if messages[-1]["role"] == "assistant" else None,
+        "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
+        "tool_choice": None if body.tool_choice is None else _tool_choice(choice),
+        "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
+        "response_format": _response_format(config),
+        "reasoning_effort": config.get("effort") or _effort(body.thinking or {}, model),
+    }
+    if isinstance(body, Body):
+        asked |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
+        asked |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+    read = checked(chat.Body, {name: value for name, value in asked.items() if value is not None})
+    assert isinstance(read, chat.Body)
+    return read
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") not in (None, "custom"):
+        raise bad_field("tools", f"a tool is of type {tool['type']!r}; expected custom: no others run here")
+    names = {"name": "name", "description": "description", "input_schema": "parameters"}
+    function = {own: tool[name] for name, own in names.items() if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> Any:
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if not isinstance(kind, str) or kind not in CHOICES:
+        raise bad_field("tool_choice", f"tool_choice.type is {kind!r}; expected one of {', '.join(CHOICES)}, tool")
+    return CHOICES[kind]
+
+
+def _response_format(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    form = config.get("format")
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        raise bad_field("output_config", "the type of output_config.format is not json_schema")
+    return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+
+
+def _effort(thinking: Mapping[str, Any], model: Model) -> str | None:
+    """Return the effort that turns thinking on or off; None if the model's default already does that."""
+    kind, marks = thinking.get("type"), marks_of(model)
+    if kind not in (None, "enabled", "adaptive", "disabled"):
+        raise bad_field("thinking", f"thinking.type is {kind!r}; expected enabled, adaptive or disabled")
+    if kind == "enabled" and marks is None:
+        raise bad_field("thinking", f"{model.name} is not known to reason; leave thinking out")
+    if kind == "disabled" and marks is not None and not marks.switch:
+        raise bad_field("thinking", f"{model.name} reasons always: its chat template cannot turn it off")
+    if kind in (None, "adaptive") or marks is None or not marks.switch:
+        return None
+    return SWITCHED_ON if kind == "enabled" else "none"

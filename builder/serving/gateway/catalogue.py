@@ -1,0 +1,134 @@
+"""Cached catalogue of a Triton's models, refreshed now and then: which are ready, and which are temporarily away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Protocol
+
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.models import CANDIDATE_OF, Model, away, hosted_models, read_model, unknown
+
+FRESH_S = 10.0  # after that long the next request starts a refresh, without waiting for it
+LEAST_S = 1.0  # between two refreshes for an unknown name
+
+
+class Server(Protocol):
+    """Part of Triton's API that the catalogue needs."""
+
+    async def index(self) -> list[tuple[str, str]]:
+        """Return (name, version) of each model that is ready."""
+        ...
+
+    async def known(self) -> set[str]:
+        """Return the names of all models of its repository, ready or not."""
+        ...
+
+    async def config(self, name: str, version: str) -> Any:
+        """Return the ModelConfig of a model."""
+        ...
+
+    async def hosted(self, front: str) -> str:
+        """Return hosted.json of a shared front, which lists the models it answers for."""
+        ...
+
+
+class Catalogue:
+    """Front models that Triton has ready: the ones that declare a task."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.models: dict[str, Model] = {}
+        self.candidates: dict[str, Model] = {}  # to take a model's place; clients cannot request them
+        self.hosted: dict[str, tuple[tuple[Model, str], dict[str, Model]]] = {}
+        self.seen: dict[str, Model] = {}  # each model as it was when last ready
+        self.ready: set[str] = set()  # includes engines and shared fronts
+        self.known: set[str] = set()
+        self.read_at = -1e9
+        self.refreshing: asyncio.Task[None] | None = None
+
+    async def all(self) -> list[Model]:
+        """Return every model, by name. Raises ApiError if Triton does not answer."""
+        await self._look(LEAST_S)
+        return sorted(self.models.values(), key=lambda model: model.name)
+
+    async def get(self, name: str) -> Model:
+        """Return the model named `name`. Raises ApiError 404 with the existing names, or 503 while it is reloaded."""
+        if self.read_at + FRESH_S < time.monotonic():
+            if self.models:
+                self._refresh()  # in the background: this request does not wait
+            else:
+                await asyncio.shield(self._refresh())  # shared: a cancelled request must not cancel it for others
+        if name not in self.models:
+            await self._look(LEAST_S)
+        model = self.models.get(name)
+        if model is None:
+            raise away(name) if self._is_away(name) else unknown(name, sorted(self.models))
+        return model
+
+    def missing(self) -> list[Model]:
+        """Return the models that are away. Those that were unloaded for good look the same."""
+        return [model for name, model in self.seen.items() if name not in self.models and self._is_away(name)]
+
+    def _is_away(self, name: str) -> bool:
+        """Return True if a model, or the shared front that answers for it, is in the repository but not ready."""
+        model = self.seen.get(name)
+        entry = name if model is None or model.front is None else model.front
+        return entry in self.known and entry not in self.ready
+
+    async def candidate(self, name: str, of: str) -> None:
+        """Raise ApiError 404 unless `name` is a candidate to replace the model `of` and both are ready."""
+        await self.get(of)
+        if name not in self.candidates:
+            await asyncio.shield(self._refresh())
+        candidate = self.candidates.get(name)
+        if candidate is None or candidate.parameters[CANDIDATE_OF] != of:
+            raise ApiError(404, f"{name} is no candidate for the place of {of}", param="candidate")
+
+    async def _look(self, old_s: float) -> None:
+        if self.read_at + old_s < time.monotonic():
+            await asyncio.shield(self._refresh())
+
+    def _refresh(self) -> asyncio.Task[None]:
+        if self.refreshing is None or self.refreshing.done():
+            self.refreshing = asyncio.ensure_future(self._read())
+            self.refreshing.add_done_callback(_noticed)
+        return self.refreshing
+
+    async def _read(self) -> None:
+        ready = await self.server.index()
+        known = await self.server.known()  # second, so that it contains every ready model
+        configs = await asyncio.gather(*(self.server.config(*entry) for entry in ready), return_exceptions=True)
+        models: dict[str, Model] = {}
+        candidates: dict[str, Model] = {}
+        for (name, version), config in zip(ready, configs, strict=True):
+            if isinstance(config, ApiError):  # unloaded meanwhile
+                continue
+            if isinstance(config, BaseException):
+                raise config
+            model = read_model(config, version)
+            if model is not None:
+                (candidates if CANDIDATE_OF in model.parameters else models)[name] = model
+        fronts = [models.pop(name) for name in list(models) if models[name].is_shared_front]
+        for front in fronts:
+            models = {**await self._hosted(front), **models}
+        self.ready, self.known = {name for name, _ in ready}, known
+        self.seen |= models
+        self.models, self.candidates, self.read_at = models, candidates, time.monotonic()
+
+    async def _hosted(self, front: Model) -> dict[str, Model]:
+        """Return the models of a shared front, parsed again if hosted.json changed; the last known ones on an error."""
+        try:
+            text = await self.server.hosted(front.name)
+        except ApiError:
+            return self.hosted[front.name][1] if front.name in self.hosted else {}
+        before = self.hosted.get(front.name)
+        if before is None or before[0] != (front, text):
+            self.hosted[front.name] = (front, text), hosted_models(front, text)
+        return self.hosted[front.name][1]
+
+
+def _noticed(task: asyncio.Task[None]) -> None:
+    """Retrieve the exception of a background refresh, which the next request that needs the list meets again."""
+    if not task.cancelled():
+        task.exception()

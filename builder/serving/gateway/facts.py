@@ -1,0 +1,43 @@
+"""Facts about a request and its answer so far, for the access log and the metrics."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from builder.serving.gateway.errors import ApiError
+
+FACTS = "builder.serving.gateway.facts"  # key of the ASGI scope
+
+
+@dataclass
+class Facts:
+    """Facts for the access log and the metrics. The tokens count towards the limit of the request's key."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    method: str = ""
+    path: str = ""
+    client: str = ""
+    key: str = ""
+    model: str = ""
+    waits_for: str = ""  # model whose requests are bounded
+    status: int = 0
+    error: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started
+
+    def fail(self, error: ApiError) -> None:
+        """Record why an answer that has begun broke off."""
+        self.refused(error)
+        self.status = error.status
+
+    def refused(self, error: ApiError) -> None:
+        """Record why there is no answer: the message of a server error; for a bad request its field, not the value."""
+        self.error = error.message if error.status >= 500 else error.code or error.param or "refused"

@@ -1,0 +1,116 @@
+"""POST /v1/chat/completions: messages through the model's own template, whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from builder.serving.gateway.call import Call
+from builder.serving.gateway.generation.answer import Called, Delta, Part
+from builder.serving.gateway.generation.asking import began
+from builder.serving.gateway.generation.chat import Body, Chat, Whole, deltas, read_chat, whole
+from builder.serving.gateway.generation.fields import usage_member
+from builder.serving.gateway.generation.pieces import IMPOSSIBLE
+from builder.serving.gateway.generation.reasoning import Thought
+from builder.serving.gateway.responses import DONE, Stream, dumps, event
+
+REASONING = ("reasoning_content", "reasoning")  # SGLang's and DeepSeek's name, then vLLM's since 0.12
+
+
+async def chat(call: Call) -> Any:
+    """Answer a chat with a completion, or a stream of its chunks."""
+    body: Body = call.body
+    asked = await read_chat(call, body)
+    if body.stream:
+        return Stream(_events(asked))
+    answers = await whole(asked)
+    return {
+        **_head(asked, "chat.completion"),
+        "choices": [_choice(index, answer, body) for index, answer in enumerate(answers)],
+        "usage": asked.usage.body,
+    }
+
+
+def _choice(index: int, answer: Whole, body: Body) -> dict[str, Any]:
+    content = answer.text if answer.text or not (answer.calls or answer.reasoning) else None
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if answer.reasoning:
+        message |= dict.fromkeys(REASONING, answer.reasoning)
+    if answer.calls:
+        message["tool_calls"] = [_call_body(call) for call in answer.calls]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": _logprobs(answer.logprobs) if body.logprobs else None,
+        "finish_reason": answer.finish_reason,
+    }
+
+
+async def _events(asked: Chat) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks. Their common part is serialised once: a stream has a chunk per token."""
+    body, head = asked.body, _head(asked, "chat.completion.chunk")
+    begin, choices = f"data: {dumps(head)[:-1]}," + '"choices":[', dict[int, Choice]()
+    async with aclosing(deltas(asked)) as stream:
+        async for delta in stream:
+            for choice in choices.setdefault(delta.index, Choice()).chunks(delta):
+                yield f"{begin}{choice}]{usage_member(body, asked.usage)}}}\n\n".encode()
+    if body.usage_wanted:
+        yield event({**head, "choices": [], "usage": asked.usage.body})
+    yield DONE
+
+
+class Choice:
+    """One of n answers in chunks: of text and reasoning, and of each tool call once it is complete."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self.logprobs: list[dict[str, Any]] | None = None  # of tokens whose text is held back
+
+    def chunks(self, delta: Delta) -> list[str]:
+        """Return the choices for `delta` as JSON; none if all of it is held back."""
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+        said = [_delta(part) for part in delta.parts]
+        if not self.begun:
+            self.begun, said = True, ['"role":"assistant",' + (said[0] if said else '"content":""'), *said[1:]]
+        elif delta.finish_reason and not said:
+            said = [""]
+        ends = [',"logprobs":null,"finish_reason":null'] * len(said)
+        if said:
+            logprobs = "null" if self.logprobs is None else dumps(_logprobs(self.logprobs))
+            reason = f'"{delta.finish_reason}"' if delta.finish_reason else "null"
+            ends[-1], self.logprobs = f',"logprobs":{logprobs},"finish_reason":{reason}', None
+        return [f'{{"index":{delta.index},"delta":{{{one}}}{end}}}' for one, end in zip(said, ends, strict=True)]
+
+
+def _delta(part: Part) -> str:
+    """Return the members of a delta."""
+    if isinstance(part, str):
+        return f'"content":{dumps(part)}'
+    if isinstance(part, Thought):
+        return ",".join(f'"{name}":{dumps(part.text)}' for name in REASONING)
+    return f'"tool_calls":{dumps([{"index": part.number, **_call_body(part)}])}'
+
+
+def _call_body(call: Called) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _head(asked: Chat, kind: str) -> dict[str, Any]:
+    call = asked.call
+    return {"id": f"chatcmpl-{call.facts.id}", "object": kind, "created": began(call), "model": asked.model.name}
+
+
+def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": [{**_token(token), "top_logprobs": [_token(top) for top in token["top"]]} for token in tokens]}
+
+
+def _token(token: Mapping[str, Any]) -> dict[str, Any]:
+    text, logprob = token["text"], token["logprob"]
+    known = "\ufffd" not in text  # the text of a partial character does not show its bytes
+    return {
+        "token": text,
+        "logprob": IMPOSSIBLE if logprob is None else logprob,
+        "bytes": list(text.encode()) if known else None,
+    }

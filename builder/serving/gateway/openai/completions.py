@@ -1,0 +1,166 @@
+"""POST /v1/completions: continuations of texts, whole or streamed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import Field
+
+from builder.serving.gateway.call import Call
+from builder.serving.gateway.errors import bad_field
+from builder.serving.gateway.generation import fields
+from builder.serving.gateway.generation.asking import MOST_PROMPTS, began, refuse_other_models, together
+from builder.serving.gateway.generation.fields import option_inputs, usage_member
+from builder.serving.gateway.generation.pieces import IMPOSSIBLE, Completion, Piece, Usage
+from builder.serving.gateway.models import Model
+from builder.serving.gateway.responses import DONE, Stream, dumps, event
+
+Prompt = Mapping[str, Any]  # the model's input for it
+
+
+class Body(fields.Body):
+    prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+async def completions(call: Call) -> Any:
+    """Complete each prompt, whole or as a stream of chunks."""
+    body: Body = call.body
+    model = await call.model(body.model)
+    refuse_other_models(model)
+    prompts = [_prompt_input(model, prompt) for prompt in _prompts(body.prompt)]
+    inputs = option_inputs(model, body)
+    if body.echo:
+        if "echo" not in model.inputs:
+            raise bad_field("echo", f"{model.name} answers a text, it does not continue it; leave echo out")
+        inputs["echo"] = True
+        inputs |= _prompt_logprobs(model, body)
+    if body.logprobs is not None:
+        inputs["logprobs"] = body.logprobs
+    if body.stream:
+        inputs["stream"] = True
+        return Stream(_events(call, model, prompts, inputs, body))
+    return await _whole(call, model, prompts, inputs, body.n or 1)
+
+
+def _prompt_input(model: Model, prompt: str | list[int]) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"text_input": prompt}
+    if "input_ids" not in model.inputs:
+        raise bad_field("prompt", f"prompt holds token ids; {model.name} takes texts")
+    return {"input_ids": prompt}
+
+
+def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
+    """Return the input for an echoed prompt's log-probabilities. Raises ApiError if the model has none."""
+    if body.logprobs is None:
+        return {}
+    if "prompt_logprobs" not in model.inputs:
+        raise bad_field("echo", f"{model.name} was built without log-probabilities of prompts, which echo needs here")
+    if (body.n or 1) > 1 and body.stream:
+        raise bad_field("n", "echo with logprobs is streamed for one answer alone; leave n or stream out")
+    return {"prompt_logprobs": body.logprobs}
+
+
+def _prompts(value: str | list[Any]) -> list[str | list[int]]:
+    """Return the prompts of a request: texts, or lists of the model's own token ids."""
+    prompts = [value] if isinstance(value, str) or _are_ids(value) else value
+    if not 1 <= len(prompts) <= MOST_PROMPTS:
+        raise bad_field("prompt", f"prompt holds {len(prompts)} texts; send 1 to {MOST_PROMPTS}")
+    for prompt in prompts:
+        if not (isinstance(prompt, str) or _are_ids(prompt)):
+            raise bad_field("prompt", "prompt is neither text nor a list of token ids, nor a list of these")
+        if not prompt:
+            raise bad_field("prompt", "prompt is empty; send at least one character")
+    return prompts
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+async def _whole(
+    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], n: int
+) -> dict[str, Any]:
+    choices: dict[int, Completion] = {}
+    usage = Usage()
+    async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
+        async for number, piece in pieces:
+            choices.setdefault(number * n + piece.index, Completion()).add(piece)
+            usage.add(piece, number)
+    call.facts.prompt_tokens = usage.prompt
+    completed = [
+        {
+            "index": index,
+            "text": choice.text,
+            "logprobs": _logprobs(choice.logprobs) if "logprobs" in inputs else None,
+            "finish_reason": choice.finish_reason,
+        }
+        for index, choice in sorted(choices.items())
+    ]
+    return {**_head(call, model), "choices": completed, "usage": usage.body}
+
+
+async def _events(
+    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], body: Body
+) -> AsyncGenerator[bytes, None]:
+    usage, n, lengths = Usage(), body.n or 1, Counter[int]()  # characters of each choice's tokens so far
+    head = f"data: {dumps(_head(call, model))[:-1]}," + '"choices":[{"index":'
+    async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
+        async for number, piece in pieces:
+            index = number * n + piece.index
+            logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs, lengths[index]))
+            lengths[index] += sum(len(token["text"]) for token in piece.logprobs or ())
+            reason = f'"{piece.finish_reason}"' if piece.finish_reason else "null"
+            usage.add(piece, number)
+            yield (
+                f'{head}{index},"text":{dumps(piece.text)},"logprobs":{logprobs},"finish_reason":{reason}}}]'
+                f"{usage_member(body, usage)}}}\n\n"
+            ).encode()
+    call.facts.prompt_tokens = usage.prompt
+    if body.usage_wanted:
+        yield event({**_head(call, model), "choices": [], "usage": usage.body})
+    yield DONE
+
+
+def _pieces(
+    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any]
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Yield the pieces of all prompts, with the prompt's number; sequence j of prompt i is choice i * n + j."""
+    return together(call, model, [{**inputs, **prompt} for prompt in prompts])
+
+
+def _head(call: Call, model: Model) -> dict[str, Any]:
+    return {"id": f"cmpl-{call.facts.id}", "object": "text_completion", "created": began(call), "model": model.name}
+
+
+def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
+    """Return OpenAI's logprobs object. `at`: number of characters of the choice's tokens before these."""
+    offsets = []
+    for token in tokens:
+        offsets.append(at)
+        at += len(token["text"])
+
+    def value(token: Mapping[str, Any]) -> float:
+        return IMPOSSIBLE if token["logprob"] is None else float(token["logprob"])
+
+    def alternatives(token: Mapping[str, Any]) -> dict[str, float]:
+        logprobs: dict[str, float] = {}
+        for top in token["top"]:  # best first: of tokens with the same text the likeliest is kept
+            logprobs.setdefault(top["text"], value(top))
+        logprobs.setdefault(token["text"], value(token))  # always includes the token itself
+        return logprobs
+
+    begins = [
+        token["logprob"] is None and not token["top"] for token in tokens
+    ]  # a prompt's first token: nothing precedes it
+    return {
+        "tokens": [token["text"] for token in tokens],
+        "token_logprobs": [None if first else value(token) for first, token in zip(begins, tokens, strict=True)],
+        "top_logprobs": [None if first else alternatives(token) for first, token in zip(begins, tokens, strict=True)],
+        "text_offset": offsets,
+    }

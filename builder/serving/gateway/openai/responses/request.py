@@ -1,0 +1,135 @@
+"""Converts a request of /v1/responses to a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from builder.serving.gateway.endpoint import checked
+from builder.serving.gateway.errors import ApiError, bad_field
+from builder.serving.gateway.generation import chat
+from builder.serving.gateway.generation.messages import MOST_MESSAGES
+from builder.serving.gateway.openai.responses.items import as_messages
+
+CHAT_NAMES = {  # field of a chat -> field of this route
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+NOT_KEPT = "no response is stored here: send the whole conversation as input"
+REFUSED = {  # field -> reason
+    "previous_response_id": NOT_KEPT,
+    "conversation": NOT_KEPT,
+    "prompt": "no prompts are stored here: send instructions and input",
+    "background": "answers are not made in the background: stream them",
+    "max_tool_calls": "only functions are called here, and the client runs them",
+    "top_logprobs": "this route answers no log-probabilities: ask /v1/chat/completions",
+    "context_management": NOT_KEPT,
+    "n": "a response is one answer",
+}
+HARMLESS_INCLUDES = {"reasoning.encrypted_content"}  # reasoning is answered and accepted as text
+
+
+class Body(BaseModel):
+    """Body of the route. Extra fields are those of a chat, such as top_k; others are refused by name."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+
+
+def as_chat(body: Body) -> chat.Body:
+    """Return the request as a chat. Raises ApiError for what needs state, or what these models cannot do."""
+    _refuse(body)
+    own = {name: value for name, value in (body.model_extra or {}).items() if name not in REFUSED}
+    asked: dict[str, Any] = {
+        **own,
+        "model": body.model,
+        "messages": as_messages(body.input, body.instructions),
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
+        "tool_choice": _tool_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body.text or {}),
+        "reasoning_effort": _effort(body.reasoning or {}),
+        "stream": body.stream,
+    }
+    if len(asked["messages"]) > MOST_MESSAGES:
+        raise bad_field("input", f"input has {len(asked['messages'])} messages; send at most {MOST_MESSAGES}")
+    try:
+        read = checked(chat.Body, {name: value for name, value in asked.items() if value is not None})
+    except ApiError as error:
+        raise by_own_name(error) from error
+    assert isinstance(read, chat.Body)
+    return read
+
+
+def by_own_name(error: ApiError) -> ApiError:
+    """Return an error of a chat with this route's name of the field at fault."""
+    error.param = CHAT_NAMES.get(error.param or "", error.param)
+    return error
+
+
+def _refuse(body: Body) -> None:
+    extra = body.model_extra or {}
+    for name, reason in REFUSED.items():
+        if extra.get(name):
+            raise bad_field(name, f"{name}: {reason}")
+    if body.store:
+        raise bad_field("store", "store is true; no response is stored here: leave it out, or send false")
+    if body.truncation not in (None, "disabled"):
+        raise bad_field("truncation", f"truncation is {body.truncation!r}; expected disabled: send a shorter input")
+    for name in set(body.include or []) - HARMLESS_INCLUDES:
+        raise bad_field("include", f"include asks for {name}, which is not answered here; leave it out")
+    for name, value in (body.stream_options or {}).items():
+        if value:
+            raise bad_field("stream_options", f"stream_options.{name} is not something that streams here have")
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise bad_field("tools", f"a tool is of type {tool.get('type')!r}; expected function: no others run here")
+    function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _response_format(text: Mapping[str, Any]) -> dict[str, Any] | None:
+    if text.get("verbosity") not in (None, "medium"):
+        raise bad_field("text", f"text.verbosity is {text['verbosity']!r}; models here have none: leave it out")
+    form = text.get("format")
+    if not isinstance(form, dict) or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: form[name] for name in ("name", "schema") if name in form}}
+
+
+def _effort(reasoning: Mapping[str, Any]) -> Any:
+    if reasoning.get("summary") not in (None, "auto"):
+        raise bad_field("reasoning", "reasoning.summary: reasoning is answered whole here, not summed up; leave it out")
+    return reasoning.get("effort")

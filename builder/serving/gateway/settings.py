@@ -1,0 +1,44 @@
+"""Settings of a gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from builder.serving.gateway.token_ids import Vocabulary
+
+DEFAULT_PORT = 9000
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """Settings of loading on demand: models of `repository`, in `memory` bytes; `pins` stay loaded.
+
+    `verify_key`: key that each model must be signed with, as in builder/repository/signatures.py.
+    """
+
+    repository: Path
+    memory: int
+    pins: tuple[str, ...] = ()
+    verify_key: Path | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings. `triton`: HOST:PORT of its gRPC. Times are in seconds, sizes in bytes, limits per key and minute."""
+
+    triton: str = "127.0.0.1:8001"
+    keys: tuple[tuple[str, str], ...] = ()  # (name, secret); without keys, access is open
+    admin_key: str = ""  # its bearer may use the admin API; "" disables that API
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_body: int = 8 << 20
+    max_waiting: int = 256  # requests of one model that answers once; further ones get 429
+    timeout_s: float = 600.0  # of one request, from its first byte to its last
+    body_timeout_s: float = 30.0
+    drain_s: float = 60.0  # time for running requests once the gateway is told to stop
+    cors: tuple[str, ...] = field(default=())  # origins whose pages may send requests
+    forward_traces: bool = False  # forward `traceparent` to Triton
+    triton_metrics: str | None = None  # URL of Triton's metrics, for the cache usage; None: /metrics omits it
+    token_ids: Vocabulary | None = None  # vocabulary of the token ids sent for embeddings; without it they are refused
+    on_demand: OnDemand | None = None  # None: serve the models that Triton has loaded

@@ -1,0 +1,275 @@
+"""Routes of Text Embeddings Inference (TEI), for its clients.
+
+They are /, /embed, /embed_all, /embed_sparse, /predict, /rerank, /similarity and /info. Requests name no model, so
+either there is one model of the kind, or the body names one in `model`.
+Source: https://huggingface.github.io/text-embeddings-inference
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from builder.common.distribution import own_version
+from builder.serving.gateway import rerank
+from builder.serving.gateway.call import Call
+from builder.serving.gateway.classification import classifies, label_scores, raw_scores
+from builder.serving.gateway.endpoint import checked
+from builder.serving.gateway.errors import ApiError, bad_field
+from builder.serving.gateway.models import Model, one_of
+from builder.serving.gateway.openai.embeddings import embed, shortened, unit
+from builder.serving.gateway.rows import ask_rows
+from builder.serving.gateway.similarity import Sentences, similarities
+
+KINDS: Mapping[int, str] = {
+    400: "Validation",
+    413: "Validation",
+    404: "Validation",
+    429: "Overloaded",
+    503: "Unhealthy",
+}
+Texts = Annotated[list[str], Field(min_length=1, max_length=4096)]
+
+
+def tei_error(error: ApiError) -> Mapping[str, Any]:
+    """Return the body of an error in TEI's shape."""
+    return {"error": error.message, "error_type": KINDS.get(error.status, "Backend")}
+
+
+class TeiError(ApiError):
+    """An error in TEI's shape, on a route that other clients use too."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.status, error.message, param=error.param, code=error.code, retry_after=error.retry_after)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return dict(tei_error(self))
+
+
+@contextmanager
+def tei_errors() -> Iterator[None]:
+    """Raise TeiError in place of ApiError."""
+    try:
+        yield
+    except ApiError as error:
+        raise TeiError(error) from error
+
+
+class Truncation(BaseModel):
+    """Fields for texts that are too long. The model decides which side is cut."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    truncate: bool | None = None
+    truncation_direction: Literal["Left", "left", "Right", "right"] | None = None
+
+    def options(self, model: Model) -> dict[str, Any]:
+        """Return the inputs of the model. Raises ApiError if it cannot truncate on the requested side."""
+        if self.truncation_direction is not None:
+            model.refuse_other_side("truncation_direction", self.truncation_direction.lower())
+        return {} if self.truncate is None else {"truncate": self.truncate}
+
+
+class Options(Truncation):
+    """Fields of every route."""
+
+    model: str | None = None
+
+
+class EmbedBody(Options):
+    inputs: str | Texts
+    normalize: bool = True
+    dimensions: int | None = Field(None, ge=1)
+    prompt_name: str | None = None
+
+
+class TokensBody(Options):
+    """Vectors of tokens are returned unchanged. Clients also send the fields of /embed, with its defaults."""
+
+    inputs: str | Texts
+    normalize: bool | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+    def options(self, model: Model) -> dict[str, Any]:
+        wanted = {"normalize": self.normalize is False, "dimensions": self.dimensions, "prompt_name": self.prompt_name}
+        for name in [name for name, value in wanted.items() if value not in (None, False)]:
+            raise bad_field(name, f"vectors of tokens have no {name}: leave it out")
+        return super().options(model)
+
+
+class SparseBody(Options):
+    inputs: str | Texts
+    prompt_name: str | None = None
+
+
+class PredictBody(Options):
+    inputs: str | Annotated[list[str | list[str]], Field(min_length=1, max_length=4096)]
+    raw_scores: bool = False
+
+
+class RerankBody(Options):
+    query: str
+    texts: Texts
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class SimilarityParameters(Truncation):
+    prompt_name: str | None = None
+
+
+class SimilarityBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    inputs: Sentences
+    parameters: SimilarityParameters | None = None
+
+
+class RawBody(BaseModel):
+    """Body of any shape, validated once its kind is known."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+async def embed_texts(call: Call) -> list[np.ndarray]:
+    """Serve POST /embed: one vector per text."""
+    body: EmbedBody = call.body
+    model = await call.model_for("for embeddings", _embeds, body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    vectors = await embed(call, model, texts, prompt_name=body.prompt_name, **body.options(model))
+    if body.dimensions is not None:
+        vectors = shortened(vectors, body.dimensions)
+    return [unit(vector) if body.normalize else vector for vector in vectors]
+
+
+async def embed_tokens(call: Call) -> list[np.ndarray]:
+    """Serve POST /embed_all: one vector per token, of a model that does not pool them and so has no prompts."""
+    body: TokensBody = call.body
+    model = await call.model_for("for a vector a token", per_token, body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    return await token_vectors(call, model, texts, body.options(model))
+
+
+async def token_vectors(call: Call, model: Model, texts: list[str], options: Mapping[str, Any]) -> list[np.ndarray]:
+    """Return the vectors of each text's tokens (tokens, size)."""
+    answers = []
+    for text in texts:  # texts of unequal length have no common shape
+        answers += await ask_rows(call, model, [{"text_input": [text]}], options)
+    return [row["embedding"] for row in answers]
+
+
+async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
+    """Serve POST /embed_sparse: the tokens that matter in each text, with their weights."""
+    body: SparseBody = call.body
+    model = await call.model_for("for sparse embeddings", _sparse, body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    options = {**body.options(model), **({} if body.prompt_name is None else {"prompt_name": body.prompt_name})}
+    model.refuse_others(options)
+    rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], options)
+    return [
+        [
+            {"index": int(index), "value": float(value)}
+            for index, value in zip(row["indices"], row["values"], strict=True)
+            if index >= 0  # rows are padded to the longest one of a request
+        ]
+        for row in rows
+    ]
+
+
+async def predict(call: Call) -> list[Any]:
+    """Serve POST /predict: every label of a text, or of a pair, with its score."""
+    body: PredictBody = call.body
+    model = await call.model_for("for text-classification", classifies, body.model)
+    single = isinstance(body.inputs, str) or (len(body.inputs) <= 2 and all(isinstance(i, str) for i in body.inputs))
+    inputs: list[Any] = [body.inputs] if single else list(body.inputs)
+    options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
+    rows = await label_scores(call, model, inputs, options)
+    answers = [[{"score": score, "label": label} for label, score in row] for row in rows]
+    return answers[0] if single else answers
+
+
+async def rank(call: Call) -> list[dict[str, Any]]:
+    """Serve POST /rerank in TEI's shape: the most relevant text first."""
+    body: RerankBody = call.body
+    model = await call.model_for("for text-ranking", rerank.ranks, body.model)
+    options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
+    scores = await rerank.relevance(call, model, body.query, body.texts, options)
+    texts = [{"text": text} if body.return_text else {} for text in body.texts]
+    return [{"index": i, **texts[i], "score": score} for i, score in rerank.best_first(scores)]
+
+
+async def similarity(call: Call) -> list[float]:
+    """Serve POST /similarity: the similarity of each sentence to the source sentence, from -1 to 1."""
+    body: SimilarityBody = call.body
+    parameters = body.parameters or SimilarityParameters()
+    model = await call.model_for("for embeddings", _embeds, body.model)
+    options = {"prompt_name": parameters.prompt_name, **parameters.options(model)}
+    return await similarities(call, model, body.inputs, **options)
+
+
+async def default(call: Call) -> Any:
+    """Serve POST /: /embed, /embed_sparse, /predict or /rerank, as the body or else the model's kind implies."""
+    fields = call.body.model_extra
+    if "texts" in fields:
+        return await rank(replace(call, body=checked(RerankBody, fields)))
+    if isinstance(fields.get("inputs"), dict):
+        return await similarity(replace(call, body=checked(SimilarityBody, fields)))
+    name = fields["model"] if isinstance(fields.get("model"), str) else None
+    model = await one_of(call.gateway.models, "that TEI has a route for", lambda model: _kind(model) is not None, name)
+    if _embeds(model):
+        return await embed_texts(replace(call, body=checked(EmbedBody, fields)))
+    if _sparse(model):
+        return await embed_sparse(replace(call, body=checked(SparseBody, fields)))
+    if classifies(model):
+        return await predict(replace(call, body=checked(PredictBody, fields)))
+    return await rank(replace(call, body=checked(RerankBody, fields)))
+
+
+async def info(call: Call) -> dict[str, Any]:
+    """Serve GET /info: a description of the first model that TEI would serve."""
+    models = [model for model in await call.gateway.models.all() if _kind(model)]
+    if not models:
+        raise ApiError(404, "there is no model for embeddings, classification or ranking")
+    model = models[0]
+    return {
+        "model_id": model.name,
+        "model_sha": None,
+        "model_dtype": "float32",
+        "model_type": _kind(model),
+        "max_concurrent_requests": None,
+        "max_input_length": model.max_input_length,
+        "max_client_batch_size": 4096,
+        "auto_truncate": False,
+        "version": own_version(),
+    }
+
+
+def _kind(model: Model) -> dict[str, Any] | None:
+    labels = {"id2label": dict(enumerate(model.labels)), "label2id": {name: i for i, name in enumerate(model.labels)}}
+    if _embeds(model) or _sparse(model):
+        return {"embedding": {"pooling": "model" if model.embeds else "splade"}}
+    if rerank.ranks(model):
+        return {"reranker": labels}
+    return {"classifier": labels} if classifies(model) else None
+
+
+def _embeds(model: Model) -> bool:
+    return model.embeds
+
+
+def per_token(model: Model) -> bool:
+    """Return True for a model that answers one vector per token."""
+    output = model.outputs.get("embedding")
+    return output is not None and len(output.dims) == 2
+
+
+def _sparse(model: Model) -> bool:
+    return {"indices", "values"} <= set(model.outputs)

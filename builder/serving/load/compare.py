@@ -1,0 +1,78 @@
+"""Compare two load tests: what changed, and whether that is more than noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from builder.common.errors import SpecError
+from builder.serving.load.noise import Change, Estimate, change
+from builder.serving.load.record import FIGURES, Figure, Load, Run, estimate
+
+COMPARED = tuple(
+    figure
+    for figure in FIGURES
+    if figure.title in ("requests/s", "p50 ms", "p99 ms", "first token p50 ms", "between tokens p50 ms", "tokens/s")
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One figure of one model under one level, in both runs."""
+
+    model: str
+    level: str
+    figure: Figure
+    before: Estimate
+    after: Estimate
+    change: Change | None
+
+    @property
+    def verdict(self) -> str:
+        """Verdict in words: better, worse, or within the noise."""
+        if self.change is None or self.change.half is None:
+            return "noise unknown"
+        if not self.change.sure:
+            return "within noise"
+        return "better" if (self.change.share > 0) == self.figure.higher else "worse"
+
+
+def compare(before: Run, after: Run) -> list[Compared]:
+    """Compare the figures of each model and level that both runs have. Raises SpecError if they share none."""
+    earlier, rows = before.repeats(), []
+    for (model, level), loads in after.repeats().items():
+        for figure in COMPARED:
+            row = _compared(model, str(level), figure, earlier.get((model, level), []), loads)
+            if row is not None:
+                rows.append(row)
+    if not rows:
+        had = ", ".join(sorted({f"{model} at {level}" for model, level in earlier}))
+        raise SpecError(f"the earlier load test has no model and level in common with this one: it has {had}")
+    return rows
+
+
+def _compared(model: str, level: str, figure: Figure, before: list[Load], after: list[Load]) -> Compared | None:
+    estimates = [estimate(figure, loads) for loads in (before, after)]
+    if estimates[0] is None or estimates[1] is None:
+        return None
+    values = [[value for value in map(figure.of, loads) if value is not None] for loads in (before, after)]
+    return Compared(model, level, figure, estimates[0], estimates[1], change(*values))
+
+
+def comparison_table(rows: list[Compared], before: Run) -> Table:
+    """Return a table with one row for each model, level and figure."""
+    result = Table(title=f"against the load test of {before.when}", title_justify="left")
+    for name in ("model", "load", "figure"):
+        result.add_column(name, no_wrap=True)
+    for name in ("before", "now", "change", ""):
+        result.add_column(name, justify="right")
+    for row in rows:
+        shown = "-" if row.change is None else str(row.change)
+        result.add_row(row.model, row.level, row.figure.title, str(row.before), str(row.after), shown, row.verdict)
+    result.caption = (
+        "± is the 95% interval over the repeats of each run (Welch's t); it knows nothing of what else the machines "
+        "did meanwhile"
+    )
+    result.caption_justify = "left"
+    return result

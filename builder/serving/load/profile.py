@@ -1,0 +1,85 @@
+"""Read perf_analyzer's results: its CSV for single answers, its JSON of every response for streams.
+
+JSON: triton-inference-server/perf_analyzer, src/profile_data_exporter.cc; times are nanoseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from builder.common.errors import ServeError
+
+MICROSECONDS = 1e3  # in a millisecond; the CSV has microseconds
+NANOSECONDS = 1e6
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Figures of a stream: milliseconds to the first token and between tokens, and tokens a second."""
+
+    first_p50_ms: float
+    first_p99_ms: float
+    between_p50_ms: float
+    between_p99_ms: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Figures of the clients: answers a second, and the milliseconds until an answer was complete."""
+
+    requests_per_s: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    stream: Stream | None = None
+
+    @property
+    def bounded_ms(self) -> float:
+        """p99 to which a limit applies, in ms: of the whole answer or, for a stream, of its first token."""
+        return self.p99_ms if self.stream is None else self.stream.first_p99_ms
+
+
+def from_csv(text: str) -> Seen:
+    """Read the last line of a report by `perf_analyzer -f`, with the percentiles 50, 90 and 99."""
+    *_, row = csv.DictReader(text.splitlines())
+    p50, p90, p99 = (float(row[f"p{percentile} latency"]) / MICROSECONDS for percentile in (50, 90, 99))
+    return Seen(float(row["Inferences/Second"]), p50, p90, p99)
+
+
+def from_export(document: Mapping[str, Any]) -> Seen:
+    """Compute the figures of a `--profile-export-file` from requests whose last response is in its windows.
+
+    Raises ServeError if there is no such request.
+    """
+    (experiment,) = document["experiments"]
+    start, end = experiment["window_boundaries"][0], experiment["window_boundaries"][-1]
+    answered = [request for request in experiment["requests"] if request["response_timestamps"]]
+    ended = [request for request in answered if start <= request["response_timestamps"][-1] <= end]
+    if not ended:
+        raise ServeError("no stream ended while perf_analyzer measured: measure for longer (--seconds)")
+    seconds = (end - start) / 1e9
+    whole = [r["response_timestamps"][-1] - r["timestamp"] for r in ended]
+    first = [r["response_timestamps"][0] - r["timestamp"] for r in ended]
+    gaps = [after - before for r in ended for before, after in pairwise(r["response_timestamps"])]
+    p50, p90, p99 = np.percentile(whole, (50, 90, 99)) / NANOSECONDS
+    first_p50, first_p99 = np.percentile(first, (50, 99)) / NANOSECONDS
+    between_p50, between_p99 = np.percentile(gaps or [0], (50, 99)) / NANOSECONDS
+    tokens = sum(_tokens(r["response_outputs"]) for r in ended)
+    stream = Stream(float(first_p50), float(first_p99), float(between_p50), float(between_p99), tokens / seconds)
+    return Seen(len(ended) / seconds, float(p50), float(p90), float(p99), stream)
+
+
+def _tokens(outputs: Sequence[Mapping[str, Any]]) -> int:
+    """Return the tokens of an answer, as its last response counts them; without a count, one for each response."""
+    counted = [output["completion_tokens"] for output in outputs if output.get("completion_tokens") not in (None, "")]
+    if not counted:
+        return len(outputs)
+    last = counted[-1]
+    return int(sum(last) if isinstance(last, list) else last)

@@ -1,0 +1,68 @@
+"""Plan of a model as it was built: the arithmetic for the settings in its repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2
+
+from builder.repository.config.render import parse
+from builder.repository.report.record import read_report
+from builder.runtime.contract import EncoderServing, GenerationServing, load
+from builder.serving.plan.lines import Line, Plan
+from builder.serving.plan.needs import Needs, published, served_version
+from builder.serving.plan.process import memory_line, shared_memory_line
+
+
+def plan_built(repository: Path, name: str) -> Plan:
+    """Return memory, shared memory and, as `cores`, the threads of a built model (None: all cores).
+
+    Raises RepositoryError if the model, or its build report, cannot be read.
+    """
+    needs, serving = published(repository, name), load(served_version(repository / name))
+    if isinstance(serving, EncoderServing):
+        return _encoder(repository, name, needs, serving)
+    return _generating(repository, name, needs, serving)
+
+
+def _encoder(repository: Path, name: str, needs: Needs, serving: EncoderServing) -> Plan:
+    config = _config(repository, serving.engine or name)
+    instances = sum(group.count or 1 for group in config.instance_group) or 1
+    memory, size = memory_line(instances, needs.weights)
+    batch, limits = max(1, _config(repository, name).max_batch_size), serving.limits
+    shm, shared = shared_memory_line(instances, batch, limits.request_bytes, needs.answer_bytes)
+    threads = _threads_said(config, instances) if serving.session is None else serving.session.threads
+    lines, cores = (memory, shm, _threads(instances, threads)), float(instances * threads) or None
+    on_cards = {device: group.count * needs.weights for group in config.instance_group for device in group.gpus}
+    return Plan(name, lines, {}, size, shared, cores, gpu_memory=on_cards)
+
+
+def _threads_said(config: model_config_pb2.ModelConfig, instances: int) -> int:
+    """Return the threads of one instance of an engine that is a Triton model; 0 if none are stated.
+
+    All instances share OpenVINO's threads.
+    """
+    of_one, of_all = (
+        int(config.parameters[key].string_value or 0) if key in config.parameters else 0
+        for key in ("intra_op_thread_count", "INFERENCE_NUM_THREADS")
+    )
+    return of_one or of_all // instances
+
+
+def _config(repository: Path, name: str) -> model_config_pb2.ModelConfig:
+    return parse((repository / name / "config.pbtxt").read_text("utf-8"), name)
+
+
+def _generating(repository: Path, name: str, needs: Needs, serving: GenerationServing) -> Plan:
+    cache = (read_report(repository, name).memory or {}).get("cache", 0)
+    memory, size = memory_line(1, needs.weights, cache, needs.draft)
+    requests = serving.arena.slots + serving.queue
+    shm, shared = shared_memory_line(1, requests, serving.limits.request_bytes, needs.answer_bytes)
+    session = serving.session
+    on_card = {session.device_id: needs.weights + cache} if session.device == "cuda" else {}
+    lines, cores = (memory, shm, _threads(1, session.threads)), float(session.threads) or None
+    return Plan(name, lines, {}, size, shared, cores, gpu_memory=on_card)
+
+
+def _threads(instances: int, threads: int) -> Line:
+    return Line("threads", f"{instances} x {threads or 'all'}", str(instances * threads or "all cores"))

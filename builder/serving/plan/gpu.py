@@ -1,0 +1,159 @@
+"""Arithmetic of a model on GPUs: what it takes on each card, and how many instances fit.
+
+Weights and caches are those of the build; CUDA's share is what others have measured. It says nothing about speed: none
+was measured on a GPU, and nothing here was run on one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from builder.common.errors import SpecError
+from builder.common.memory import WIDTHS, cache_bytes
+from builder.engines.cuda.blocks import block_bytes
+from builder.engines.gpu import HEADROOM, refuse_card
+from builder.options import BuildSpec, Card, Load
+from builder.runtime.generation.executors.base import Geometry
+from builder.runtime.generation.executors.cuda_blocks import block_tokens
+from builder.serving.plan.encoder import response_cache
+from builder.serving.plan.generating import slot_length
+from builder.serving.plan.lines import Line, Plan, megabytes
+from builder.serving.plan.needs import Needs
+from builder.serving.plan.process import CONTEXT, SERVER_ON_CARD, memory_line, shared_memory_line
+
+
+@dataclass(frozen=True)
+class Share:
+    """Bytes of a model on a card: for each `instance`, and `once` for all of them together."""
+
+    instance: int
+    once: int
+
+    def of(self, instances: int) -> int:
+        return self.once + instances * self.instance
+
+    def fit(self, card: Card) -> int:
+        """Return the number of instances that fit on a card next to the server and nothing else."""
+        return max(0, math.floor((room(card) - self.once) / self.instance))
+
+
+def room(card: Card) -> float:
+    """Return the bytes of a card that models may use, without those of the server."""
+    return HEADROOM * card.memory - SERVER_ON_CARD
+
+
+def plan_on_gpu(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+    """Plan whether `spec` fits on the cards that it names, and how many instances fit on each card of its machine.
+
+    Raises SpecError if its machine has no card.
+    """
+    cards, capacity = spec.machine.gpus, spec.capacity
+    if not cards:
+        raise SpecError(f"{spec.entry_name}: say which cards its machine has (machine: {{gpus: [{{name: l4}}]}})")
+    instances = spec.instances if needs.kind == "encoder" else 1
+    share, lines, settings = (_encoder if needs.kind == "encoder" else _decoder)(spec, load, needs)
+    lines += [_card_line(number, card, share, needs) for number, card in enumerate(cards)]
+    processes = capacity.serving.front_instances or instances
+    memory, size = memory_line(processes, needs.weights)
+    requests = capacity.max_batch_size if needs.kind == "encoder" else capacity.slots + capacity.serving.queue.size
+    request_bytes = capacity.serving.limits.request_bytes
+    shm, shared = shared_memory_line(processes, requests, request_bytes, needs.answer_bytes)
+    cache, cache_lines = response_cache(load, needs)
+    named = {"serving.response_cache": True} if cache else {}
+    return Plan(
+        capacity.name,
+        (*lines, memory, shm, *cache_lines),
+        {"instances": instances, "gpu.devices": list(spec.gpu.devices), **_card_name(spec), **settings, **named},
+        size,
+        shared,
+        response_cache=cache,
+        lacking=tuple(_lacking(spec, share, instances)),
+        notes=(needs.measured,),
+        gpu_memory=dict.fromkeys(spec.gpu.devices, share.of(instances)),
+    )
+
+
+def _encoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
+    """Plan an encoder. Its engine is a Triton model, whose instances run in the server's own process."""
+    lines = [_weights(needs), _activations(needs)]
+    return Share(needs.weights + needs.activations, 0), lines, {}
+
+
+def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
+    """Plan a decoder: one loop, whose cache is on the card; in process it has a CUDA context of its own."""
+    length = slot_length(load, needs)
+    cuda = CONTEXT if spec.executor == "in-process" else 0
+    rest = needs.weights + needs.activations + cuda
+    if spec.cache_gb is None:
+        cache, cache_lines = _slots(spec, needs, length, rest)
+        settings: dict[str, object] = {"slots": spec.slots, "max_length": length}
+    else:
+        cache, cache_lines = _blocks(spec.cache_gb, needs, length)
+        settings = {"slots": spec.slots, "cache_gb": spec.cache_gb}
+    lines = [_weights(needs), _activations(needs), *cache_lines]
+    lines += [Line("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
+    return Share(needs.weights + needs.activations + cache, cuda), lines, settings
+
+
+def _slots(spec: BuildSpec, needs: Needs, length: int, rest: int) -> tuple[int, list[Line]]:
+    """Return the bytes of a cache with a slot per sequence, and lines with the number of slots per card."""
+    of_slot = cache_bytes(needs.layers, 1, length, WIDTHS[needs.cache])
+    formula = f"{spec.slots} slots of {length} tokens x {megabytes(of_slot)}"
+    lines = [Line("cache", formula, megabytes(spec.slots * of_slot))]
+    for number, card in enumerate(spec.machine.gpus):
+        most = max(0, math.floor((room(card) - rest) / of_slot))
+        formula = f"({megabytes(room(card))} - {megabytes(rest)} of the rest) / {megabytes(of_slot)}"
+        lines.append(Line(f"most slots, GPU {number} ({card.name})", formula, str(most)))
+    return spec.slots * of_slot, lines
+
+
+def _blocks(cache_gb: float, needs: Needs, length: int) -> tuple[int, list[Line]]:
+    """Return the bytes of a cache in shared blocks, and lines with the number of longest texts that fit."""
+    block, tokens = block_bytes(needs.layers, needs.cache), block_tokens(Geometry.pairs(needs.layers))
+    blocks, of_text = int(cache_gb * 1e9 // block), -(-length // tokens)
+    lines = [
+        Line("cache", f"{blocks} blocks of {tokens} tokens x {megabytes(block)}", megabytes(blocks * block)),
+        Line("longest texts at once", f"{blocks} blocks / {of_text} of {length} tokens", str(blocks // of_text)),
+    ]
+    return blocks * block, lines
+
+
+def _weights(needs: Needs) -> Line:
+    return Line("weights", "of an instance", megabytes(needs.weights))
+
+
+def _activations(needs: Needs) -> Line:
+    return Line("activations", needs.activated, megabytes(needs.activations))
+
+
+def _card_line(number: int, card: Card, share: Share, needs: Needs) -> Line:
+    taken = f"{megabytes(SERVER_ON_CARD)} of the server"
+    taken += f" - {megabytes(share.once)}" if share.once else ""
+    formula = f"({HEADROOM} x {megabytes(card.memory)} - {taken}) / {megabytes(share.instance)}"
+    many = "instances" if needs.kind == "encoder" else "such models"
+    return Line(f"GPU {number} ({card.name})", formula, f"{share.fit(card)} {many} fit")
+
+
+def _card_name(spec: BuildSpec) -> dict[str, object]:
+    """Return the card that the build has to be checked against: the smallest of several."""
+    cards = [spec.machine.gpus[device] for device in spec.gpu.devices]
+    return {"gpu.card": min(cards, key=lambda card: card.memory).name}
+
+
+def _lacking(spec: BuildSpec, share: Share, instances: int) -> Sequence[str]:
+    found = []
+    for device in spec.gpu.devices:
+        card = spec.machine.gpus[device]
+        try:
+            refuse_card(replace(spec.layout, gpu=spec.gpu.model_copy(update={"card": card.name})), spec.runs)
+        except SpecError as error:
+            found.append(f"GPU {device}: {error}")
+        if share.of(instances) > room(card):
+            found.append(
+                f"GPU {device} ({card.name}) has room for {megabytes(room(card))} of models and this one takes "
+                f"{megabytes(share.of(instances))}. What would: a larger card, a lower precision, fewer instances or "
+                "slots, or a smaller serving.token_budget"
+            )
+    return found

@@ -1,0 +1,114 @@
+"""Needs of a model: its sizes, from its repository or its checkpoint's config, and its speed, from its build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from builder.common.errors import RepositoryError, SpecError
+from builder.common.speed import Latencies
+from builder.options import BuildSpec
+from builder.repository.config.render import parse
+from builder.repository.publish import existing_source
+from builder.repository.report.record import read_report
+from builder.repository.versions import served
+from builder.runtime.contract import CacheType, EncoderServing, GenerationServing, LayerShape, load
+
+STRING = 64  # bytes of a text in an answer, such as a label or a name
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Sizes and speeds of a model.
+
+    `weights`: bytes of one instance. `length`: tokens of a text or of a slot. `cross`: what an encoder-decoder reads,
+    over `source` tokens. `draft`: bytes of the draft model, its cache included. `activations`: bytes that the largest
+    call of one instance computes on a GPU, and `activated` the formula for them.
+    """
+
+    kind: Literal["encoder", "generation"]
+    weights: int
+    length: int
+    layers: Sequence[LayerShape] = ()
+    cross: Sequence[LayerShape] = ()
+    source: int = 0
+    cache: CacheType = "float32"
+    paged: bool = False  # sequences share the blocks of the cache
+    latency: Latencies | None = None
+    measured: str = ""
+    faster: str = ""
+    answer_bytes: int = STRING
+    draft: int = 0
+    activations: int = 0
+    activated: str = ""
+
+
+def needs_of(spec: BuildSpec) -> Needs:
+    """Return the needs of the published model if it was built from this checkpoint, else by the checkpoint's config.
+
+    Raises SpecError for models that another engine runs, BuilderError for what cannot be read.
+    """
+    if spec.runs_checkpoint:
+        raise SpecError(f"{spec.entry_name}: {spec.engine} plans its own memory and batches; give it its own arguments")
+    source = existing_source(spec.output, spec.entry_name)
+    built = source is not None and source in (spec.model.rstrip("/"), Path(spec.model).resolve().name)
+    if built and spec.target == "cpu":
+        return published(spec.output, spec.entry_name)
+    from builder.serving.plan.unbuilt import on_gpu, unbuilt  # imports torch
+
+    needs = published(spec.output, spec.entry_name) if built else unbuilt(spec)
+    return needs if spec.target == "cpu" else on_gpu(spec, needs)
+
+
+def published(repository: Path, name: str) -> Needs:
+    """Return the needs of a model that was built. Raises RepositoryError."""
+    report = read_report(repository, name)
+    folder = served_version(repository / name)
+    serving = load(folder)
+    rung = next(rung for rung in report.ladder if rung.name == report.chosen)
+    better = min(report.ladder, key=lambda other: sum(other.latency_ms.values()), default=rung)
+    needs = Needs(
+        "encoder" if isinstance(serving, EncoderServing) else "generation",
+        weights=rung.size,
+        length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
+        latency=rung.latency_ms or None,
+        measured=f"{report.chosen}, measured by its build on {report.cpu['model']}",
+        faster="" if better is rung or not better.latency_ms else better.name,
+        answer_bytes=_answer_bytes(repository / name),
+        draft=(report.memory or {}).get("draft", 0),
+    )
+    return needs if isinstance(serving, EncoderServing) else _with_cache(needs, serving)
+
+
+def served_version(model: Path) -> Path:
+    """Return the folder of the version that is served. Raises RepositoryError."""
+    number = served(model)
+    if number is None:
+        raise RepositoryError(f"{model.name} has no version that is served: build it again")
+    return model / str(number)
+
+
+def _with_cache(needs: Needs, serving: GenerationServing) -> Needs:
+    arena, source = serving.arena, serving.source
+    return replace(
+        needs,
+        layers=arena.layers,
+        cache=arena.dtype,
+        paged=arena.blocks is not None,
+        cross=() if source is None else source.layers,
+        source=0 if source is None else source.max_length,
+    )
+
+
+def _answer_bytes(model: Path) -> int:
+    """Return the bytes of the fixed dimensions of its outputs; a text or a free dimension counts as a short text."""
+    config = parse((model / "config.pbtxt").read_text("utf-8"), model.name)
+    total = 0
+    for output in config.output:
+        size = 1
+        for dim in output.dims:
+            size *= max(dim, 1)
+        total += size * 4 if min(output.dims, default=1) > 0 and size > 1 else STRING
+    return total

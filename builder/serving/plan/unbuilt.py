@@ -1,0 +1,105 @@
+"""Needs of a model that was not built, from its checkpoint's config: the shapes of its weights and cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from builder.building.families.decoder.drafted import draft_spec
+from builder.building.families.seq2seq.settings import read_settings
+from builder.checkpoints.resolve import describe
+from builder.common.errors import SpecError
+from builder.common.memory import WIDTHS, cache_bytes
+from builder.engines.decoding import DecodingEngine, engine_of, measurable
+from builder.graphs.export.decoder import cache_shapes
+from builder.graphs.export.seq2seq import seq2seq_shapes
+from builder.options import BuildSpec
+from builder.serving.plan.needs import Needs
+
+# bytes of a weight; int4: 4 bits in blocks of 32 with a scale of 4 bytes, and the embeddings in 8 bits
+PACKED = {
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "int8": 1.0,
+    "int8-static": 1.0,
+    "fp8": 1.0,
+    "int8-weights": 1.13,
+    "int4-weights": 0.7,
+}
+NOT_MEASURED = "not measured: build it, then plan again"
+NOT_RUN = "not measured on this card: throughput is left out (build-repo load-test measures it)"
+
+
+def unbuilt(spec: BuildSpec) -> Needs:
+    """Return the needs of a model that was not built. Raises CheckpointError, ExportError and SpecError.
+
+    Loads no weights: the tensors have shapes and no memory.
+    """
+    checkpoint = describe(spec.source)
+    weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
+    size = round(weights * PACKED.get(spec.precision, 4.0))
+    length, family = checkpoint.max_length, checkpoint.task.family
+    if family == "encoder":
+        return Needs("encoder", size, length, measured=NOT_MEASURED)
+    with torch.device("meta"):
+        if family == "decoder":
+            layers, engine = cache_shapes(checkpoint.model), _engine(spec)
+            cache, paged = engine.cache_type, engine.paged
+            draft = 0 if spec.draft is None else _bytes(draft_spec(spec, checkpoint.task.name, length))
+            needs = Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
+            return replace(needs, draft=draft)
+        own, cross = seq2seq_shapes(checkpoint.model)
+    answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
+    return Needs("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)
+
+
+def on_gpu(spec: BuildSpec, needs: Needs) -> Needs:
+    """Return `needs` with the activations of a call on a card, and without speeds, which were measured on a CPU.
+
+    Counted as if nothing were fused. Per token: the inner layer twice and the hidden state four times; for an encoder,
+    the attention scores twice and, if it predicts words, those of all words; for a decoder, those of each slot.
+    Raises CheckpointError, and SpecError for encoder-decoders.
+    """
+    if needs.cross:
+        raise SpecError(f"{spec.entry_name}: encoder-decoders run on the CPU alone: leave --target out")
+    model = describe(spec.source).model
+    config, width = model.config.get_text_config(), 4 if spec.precision == "fp32" else 2
+    hidden = config.hidden_size
+    of_token = (2 * (getattr(config, "intermediate_size", None) or 4 * hidden) + 4 * hidden) * width
+    words = config.vocab_size * 4
+    if needs.kind == "encoder":
+        tokens = max(spec.serving.token_budget, needs.length)
+        scores = 2 * getattr(config, "num_attention_heads", 0) * needs.length * width  # FNet has no attention
+        of_token += scores + (words if type(model).__name__.endswith("ForMaskedLM") else 0)
+        size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
+    else:
+        tokens = spec.serving.prefill_tokens + spec.slots
+        size = tokens * of_token + spec.slots * words
+        formula = f"{tokens} tokens of a step x {of_token} bytes + {spec.slots} slots x {words} bytes of logits"
+    return replace(needs, latency=None, measured=NOT_RUN, faster="", activations=size, activated=formula)
+
+
+def _bytes(draft: BuildSpec) -> int:
+    """Return the bytes of a draft, its cache included."""
+    needs = unbuilt(draft)
+    return needs.weights + cache_bytes(needs.layers, draft.slots, needs.length, WIDTHS[needs.cache])
+
+
+def _engine(spec: BuildSpec) -> DecodingEngine:
+    """Return the spec's engine; for `auto`, which the build decides, the first engine that supports the model.
+
+    ONNX Runtime, whose slots are each as long as the longest text, takes more memory than blocks that several sequences
+    share. Raises SpecError if no engine supports the model.
+    """
+    names = measurable() if spec.engine == "auto" else [spec.engine]
+    refused: list[SpecError] = []
+    for name in names:
+        engine = engine_of(spec.model_copy(update={"engine": name}))
+        try:
+            engine.refuse()
+        except SpecError as error:
+            refused.append(error)
+        else:
+            return engine
+    raise refused[0]

@@ -1,0 +1,115 @@
+"""Runs a gateway beside a server, in its own process, and restarts it when it ends by itself."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from builder.common.errors import ServeError
+from builder.serving.server.process import die_with_parent
+from builder.serving.server.watch import ATTEMPTS, POLL_S, Restarts, how
+
+Process = subprocess.Popen[bytes]
+PROGRAM = "import sys; from builder.cli import main; sys.exit(main())"
+START_S = 300  # a gateway that ends earlier is noticed at once
+STOP_S = 65  # it drains running requests, within 60 seconds by default
+
+
+@contextmanager
+def gateway(triton: str, host: str, port: int, *more: str) -> Iterator[Process]:
+    """Run `build-repo gateway` on `host`:`port` over the gRPC address `triton`; `more`: its other options.
+
+    Raises ServeError if it does not start; its own output gives the reason.
+    """
+    process = _started(triton, host, port, *more)
+    try:
+        _wait(process, host, port)
+        yield process
+    finally:
+        _stop(process)
+
+
+@contextmanager
+def kept_gateway(
+    triton: str, host: str, port: int, *more: str, say: Callable[[str], None], poll_s: float = POLL_S
+) -> Iterator[None]:
+    """Run a gateway and restart it if it ends by itself, up to a limit; check every `poll_s`, report to `say`."""
+    start = partial(_started, triton, host, port, *more)
+    process = start()
+    try:
+        _wait(process, host, port)
+    except BaseException:
+        _stop(process)
+        raise
+    keeper = Keeper(process, start, say, poll_s)
+    keeper.start()
+    try:
+        yield
+    finally:
+        keeper.stopping.set()
+        keeper.join()
+
+
+class Keeper(threading.Thread):
+    """Thread that restarts a process, and stops the current one when the thread ends."""
+
+    def __init__(
+        self, process: Process, start: Callable[[], Process], say: Callable[[str], None], poll_s: float
+    ) -> None:
+        super().__init__(name="keeper of the gateway", daemon=True)
+        self.process, self.start_again, self.say, self.poll_s = process, start, say, poll_s
+        self.stopping, self.restarts = threading.Event(), Restarts()
+
+    def run(self) -> None:
+        while not self.stopping.wait(self.poll_s):
+            status = self.process.poll()
+            if status is None:
+                continue
+            delay = self.restarts.delay(time.monotonic())
+            if delay is None:
+                self.say(f"the gateway ended, {how(status)}, once more: it stays down after {ATTEMPTS} attempts")
+                break
+            self.say(f"the gateway ended, {how(status)}; it is started again" + (f" in {delay:g} s" if delay else ""))
+            if not self.stopping.wait(delay):
+                self._start_again()
+        _stop(self.process)
+
+    def _start_again(self) -> None:
+        """Start the process again; the next check counts a failure as another end."""
+        try:
+            self.process = self.start_again()
+        except OSError as error:
+            self.say(f"the gateway cannot be started ({error.strerror or error})")
+
+
+def _started(triton: str, host: str, port: int, *more: str) -> Process:
+    command = [sys.executable, "-c", PROGRAM, "gateway", "--url", triton, "--host", host, "--port", str(port), *more]
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
+
+
+def _stop(process: Process) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _wait(process: Process, host: str, port: int) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise ServeError(f"the gateway stopped, with status {process.returncode}; what it wrote above says why")
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise ServeError(f"the gateway does not listen on {host}:{port} after {START_S} s; what it wrote above may say why")

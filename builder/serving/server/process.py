@@ -1,0 +1,109 @@
+"""Runs a program in a process group of its own, reads its output, and leaves no process of the group behind.
+
+Knows nothing about what the program does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+from builder.common.processes import PROC
+
+LOG_LINES = 10_000  # kept in memory
+LAST_LINES_S = 10.0  # to read the last output of a program that ended
+ENDING_S = 10.0  # for killed processes to disappear
+PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
+
+
+@contextmanager
+def process_group(
+    command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], None] | None
+) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
+    """Start a program and read its output; at the end kill what is left of it and its children.
+
+    Yields the process, the last lines of its output, and the thread that reads them. `echo` is called with each line.
+    """
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+    assert process.stdout is not None
+    log: list[str] = []
+    reader = threading.Thread(target=_keep_lines, args=(process.stdout, log, echo), daemon=True)
+    reader.start()
+    try:
+        yield process, log, reader
+    finally:
+        end_group(process)
+        reader.join(LAST_LINES_S)
+
+
+def _keep_lines(output: IO[str], log: list[str], echo: Callable[[str], None] | None) -> None:
+    """Read the output to its end and close it here.
+
+    Closing a stream that another thread reads would wait until its last writer is gone.
+    """
+    with output:
+        for line in output:
+            log.append(line.rstrip())
+            del log[:-LOG_LINES]
+            if echo is not None:
+                echo(line.rstrip())
+
+
+def die_with_parent() -> None:
+    """Make this child process end with its parent, however the parent dies, so that no server is left behind."""
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Be the parent of descendants whose own parent dies, so that `end_group` can reap them.
+
+    Otherwise they fall to the first process of the machine or container, which often reaps nothing.
+    """
+    ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 0)
+
+
+def end_group(leader: subprocess.Popen[Any]) -> None:
+    """Kill the process group of `leader`, and reap its members that are children of this process."""
+    end = time.monotonic() + ENDING_S
+    while (group := _group(leader.pid)) and time.monotonic() < end:
+        with suppress(ProcessLookupError):
+            os.killpg(leader.pid, signal.SIGKILL)
+        leader.poll()
+        for member in group - {leader.pid}:
+            with suppress(ChildProcessError):
+                os.waitpid(member, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def _group(leader: int) -> set[int]:
+    """Return the processes of a group, without the dead ones that only another process can reap."""
+    group = set()
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            state, parent, number = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
+        except (OSError, ValueError):
+            continue  # the process has ended
+        if int(number) == leader and (state != "Z" or int(parent) == os.getpid()):
+            group.add(int(folder.name))
+    return group

@@ -1,0 +1,261 @@
+"""The embedded Triton: runs the tritonserver of the nvidia-pytriton wheel on a repository, without Docker.
+
+Knows processes, ports and logs; knows nothing about what the models do.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import re
+import secrets
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException
+
+from builder.common.errors import ServeError
+from builder.repository.config.arguments import EXIT_TIMEOUT_S
+from builder.repository.liveness import NAME
+from builder.repository.transaction import recover
+from builder.serving.server.embedded import BACKENDS, Embedded, embedded
+from builder.serving.server.log import why
+from builder.serving.server.process import LAST_LINES_S, process_group
+from builder.serving.server.refusals import SHARED_MEMORY, is_loopback, refuse_host, refuse_repository, refuse_unsigned
+
+IDLE_REPORTS = 4  # of a stopping server, one per second; a model's Python takes one or two to end
+START_S = 600.0  # includes loading the models; a server that ends meanwhile is noticed at once
+ANSWER_S = 10.0  # for a listening server to answer whether it is ready
+FREE = range(20_000, 32_768)  # ports below the ephemeral range of Linux: ip(7), ip_local_port_range
+UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # the index then has no state
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Ports that a server listens on; the defaults are Triton's."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+
+    def options(self, host: str) -> list[str]:
+        """Return tritonserver's options to listen on these ports of `host`."""
+        return [
+            f"--{kind}-{part}={value}"
+            for kind, port in vars(self).items()
+            for part, value in (("address", host), ("port", port))
+        ]
+
+
+@dataclass(frozen=True)
+class Model:
+    """State of a model on the server: READY, or another state with its reason."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running Triton. `log`: its output so far; `controlled`: models can be loaded and unloaded.
+
+    `repository`: the served one, if known. `verify_key`: key that each model must be signed with.
+    """
+
+    host: str
+    ports: Ports
+    process: subprocess.Popen[str]
+    log: list[str]
+    controlled: bool
+    repository: Path | None = None
+    on_demand: bool = False  # a gateway loads and unloads the models
+    verify_key: Path | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{self.host}:{self.ports.grpc}"
+
+    def models(self) -> list[Model]:
+        """Return the models of the repository."""
+        with grpc.InferenceServerClient(self.url) as client:
+            index = client.get_model_repository_index(as_json=True)
+        return [
+            Model(
+                m["name"], m.get("version", "-"), m.get("state", "-"), m.get("reason", "" if "state" in m else UNTRIED)
+            )
+            for m in index.get("models", [])
+            if m["name"] != NAME
+        ]
+
+
+_turns = itertools.count(secrets.randbelow(len(FREE)))
+
+
+def free_ports(host: str = "127.0.0.1") -> Ports:
+    """Return three ports that nothing listens on at this moment.
+
+    A server may take a minute to bind its ports. So no port is returned twice, each process starts at another place of
+    the range, and the range is outside the system's ephemeral ports: otherwise two servers that start at the same time
+    would sometimes get the same port.
+    """
+    return Ports(*itertools.islice(_free(host), 3))
+
+
+def _free(host: str) -> Iterator[int]:
+    for turn in itertools.islice(_turns, len(FREE)):
+        port = FREE[turn % len(FREE)]
+        try:
+            with socket.socket() as listener:
+                listener.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        yield port
+
+
+@contextmanager
+def running(
+    repository: Path,
+    host: str = "127.0.0.1",
+    ports: Ports | None = None,
+    timeout_s: float = START_S,
+    echo: Callable[[str], None] | None = None,
+    backends: Path = BACKENDS,
+    strict: bool = True,
+    insecure_bind: bool = False,
+    verify_key: Path | None = None,
+    on_demand: bool = False,
+    liveness: bool = False,
+) -> Iterator[Server]:
+    """Run Triton on `repository`: start it, wait until its models are loaded, and stop it at the end.
+
+    `strict`: every model must load, and the server is ready while all are; otherwise the models that load are served.
+    `echo` is called with each line of the server's log. `backends`: a folder NAME/ for each backend beside Python's,
+    with its libtriton_NAME.so or its model.py. `insecure_bind`: allow a `host` that is not a loopback address.
+    `verify_key`: key that every model must be signed with, as in builder/repository/signatures.py. `on_demand`: load no
+    model, since a gateway does that. `liveness`: load the model that builder.serving.server.heartbeat needs, from a
+    repository of its own.
+    Raises ServeError if the server cannot start, with the reason and the remedy.
+    """
+    if not insecure_bind:
+        refuse_host(host)
+    if on_demand and not is_loopback(host):
+        raise ServeError(f"models are loaded on demand by model control, which nobody has on {host}: use 127.0.0.1")
+    ports = ports or free_ports(host)
+    recover(repository)
+    refuse_repository(repository, backends, strict)
+    refuse_taken(host, vars(ports))
+    if verify_key is not None:
+        refuse_unsigned(repository, verify_key)
+    controlled = is_loopback(host)  # every client of the ports may use model control
+    loaded = ("*",) if not on_demand else (NAME,) if liveness else ()
+    options = [*ports.options(host), *_loading(strict, controlled, loaded)]
+    with (
+        tempfile.TemporaryDirectory(prefix="triton-") as folder,
+        _started(embedded(repository, Path(folder), backends, liveness), options, echo) as (process, log, reader),
+    ):
+        server = Server(host, ports, process, log, controlled, repository, on_demand, verify_key)
+        try:
+            _wait_until_ready(server, timeout_s, reader)
+            if not strict and not on_demand and not any(model.state == "READY" for model in server.models()):
+                raise ServeError(why(server.log))
+            yield server
+        finally:
+            _stop(server)
+
+
+@contextmanager
+def _started(
+    program: Embedded, options: Sequence[str], echo: Callable[[str], None] | None
+) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
+    """Run a tritonserver; yield its process, its output and the thread that reads it. Leave nothing of it behind."""
+    try:
+        with process_group([*program.command, *options], program.environment, echo) as started:
+            yield started
+    finally:
+        for leftover in SHARED_MEMORY.glob(f"{program.region}*"):
+            leftover.unlink(missing_ok=True)
+
+
+def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]:
+    """Return the options that load `models`; under model control each can be reloaded."""
+    options = [f"--exit-on-error={str(strict).lower()}", f"--strict-readiness={str(strict).lower()}"]
+    if not controlled:
+        return options
+    return [*options, "--model-control-mode=explicit", *(f"--load-model={model}" for model in models)]
+
+
+def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
+    """Raise ServeError for a port that cannot be used. `ports`: by the prefix of their option names."""
+    for kind, port in ports.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ServeError(
+                    f"port {port} on {host} cannot be used ({error.strerror}); choose another: --{kind}-port N"
+                ) from error
+
+
+def _wait_until_ready(server: Server, timeout_s: float, reader: threading.Thread) -> None:
+    end = time.monotonic() + timeout_s
+    with grpc.InferenceServerClient(server.url) as client:
+        while time.monotonic() < end:
+            if server.process.poll() is not None:
+                reader.join(LAST_LINES_S)
+                raise ServeError(why(server.log))
+            try:
+                if client.is_server_ready(client_timeout=ANSWER_S) and _answers(server.host, server.ports.metrics):
+                    return
+            except InferenceServerException:
+                pass
+            time.sleep(0.1)
+    raise ServeError(f"Triton was not ready within {timeout_s:.0f} s: {why(server.log)}")
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return True if the port is open. Triton opens its metrics port last, after it reports that it is ready."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
+
+
+def _stop(server: Server) -> None:
+    """Stop the server: let it finish running requests, until everything left of it only waits. The rest is killed then.
+
+    Triton keeps the first request of a gRPC stream until the client closes the stream, and with it the model, for up to
+    its exit timeout of 30 s (server, src/grpc/stream_infer_handler.cc, IsAsyncNotifyState).
+    """
+    process = server.process
+    process.terminate()
+    end = time.monotonic() + EXIT_TIMEOUT_S + 5
+    while process.poll() is None and time.monotonic() < end and not _drained(server):
+        time.sleep(0.1)
+
+
+def _drained(server: Server) -> bool:
+    """Return True if a stopping server has not unloaded a model for a while, and no decode loop has work."""
+    alive = [match[1] for line in list(server.log) if (match := re.search(r"Found (\d+) live models and 0 in-", line))]
+    if len(alive) < IDLE_REPORTS or len(set(alive[-IDLE_REPORTS:])) > 1:
+        return False
+    try:
+        with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=2) as response:
+            metrics = response.read().decode()
+    except OSError:
+        return False
+    return all(
+        float(n) == 0 for n in re.findall(r"^build_repo_(?:running|waiting)\{.*\} (\S+)$", metrics, re.MULTILINE)
+    )

@@ -1,0 +1,158 @@
+"""Search with Optuna's tree-structured Parzen estimator over the space, then winner and defaults in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from builder.common.distribution import installing
+from builder.common.errors import ServeError, SpecError
+from builder.serving.load.noise import Change, Estimate, change_by_turns
+from builder.serving.load.record import Load
+from builder.serving.load.traffic import Level
+from builder.serving.tune.space import Space, settings_of
+from builder.serving.tune.trials import Outcome, throughput
+
+SEED = 0
+
+Attempt = Callable[[Mapping[str, int] | None], Outcome]
+Again = Callable[[Mapping[str, int] | None, Level], Load]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One point of the space and its outcome; None if the server refused it."""
+
+    settings: Mapping[str, int]
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of the search, repeated in turn. `settings`: the winner's; None if nothing beat the defaults."""
+
+    settings: Mapping[str, int] | None
+    reason: str
+    tried: tuple[Tried, ...]
+
+
+def optuna() -> Any:
+    """Import the library. Raises SpecError if the extra is not installed."""
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise SpecError(f"tune needs the extra tune: {installing('tune')}") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def search(
+    space: Space,
+    defaults: Mapping[str, object],
+    trials: int,
+    limit_ms: float,
+    attempt: Attempt,
+    again: Again,
+    repeats: int,
+    say: Say,
+) -> Finding:
+    """Try `trials` points of `space`, then measure the best one and the unchanged model in turn, `repeats` times.
+
+    `defaults`: the point of the unchanged model. Raises ServeError if the unchanged model cannot be measured.
+    """
+    base = attempt(None)
+    say(f"as it is: {shown(base)}")
+    study = _study(space, defaults, base)
+    tried: list[Tried] = []
+    for number in range(trials):
+        trial = study.ask({name: _choices(values) for name, values in space.items()})
+        settings = settings_of(trial.params)
+        known = next((one for one in tried if one.settings == settings), None)
+        if known is None:
+            outcome = base if trial.params == dict(defaults) else _attempt(attempt, settings, say)
+        else:
+            outcome = known.outcome
+        study.tell(trial, outcome.score if outcome is not None else -1e9)
+        tried.append(Tried(settings, outcome))
+        if outcome is not None:
+            say(f"trial {number + 1} of {trials}: {shown(outcome)} with {settings}")
+    measured = [one for one in tried if one.outcome is not None]
+    best = max(measured, key=lambda one: one.outcome.score if one.outcome else 0.0, default=None)
+    if best is None or best.outcome is None or best.outcome.score <= base.score:
+        return Finding(None, f"none of {trials} trials did better than what it has: {shown(base)}", tuple(tried))
+    return _by_turns(best.settings, best.outcome, base, again, repeats, limit_ms, tuple(tried), say)
+
+
+def _study(space: Space, defaults: Mapping[str, object], base: Outcome) -> Any:
+    library = optuna()
+    study = library.create_study(direction="maximize", sampler=library.samplers.TPESampler(seed=SEED))
+    distributions = {name: _choices(values) for name, values in space.items()}
+    study.add_trial(library.trial.create_trial(params=dict(defaults), distributions=distributions, value=base.score))
+    return study
+
+
+def _choices(values: Sequence[object]) -> Any:
+    return optuna().distributions.CategoricalDistribution(list(values))
+
+
+def _attempt(attempt: Attempt, settings: Mapping[str, int], say: Say) -> Outcome | None:
+    try:
+        return attempt(settings)
+    except ServeError as error:
+        say(f"{settings}: {error}")
+        return None
+
+
+def _by_turns(
+    settings: Mapping[str, int],
+    best: Outcome,
+    base: Outcome,
+    again: Again,
+    repeats: int,
+    limit_ms: float,
+    tried: tuple[Tried, ...],
+    say: Say,
+) -> Finding:
+    """Measure both, each at its own best level, in turn, so that both meet the same machine; return the verdict."""
+    new, old = [], []
+    for turn in range(repeats):
+        old.append(again(None, base.level))
+        new.append(again(settings, best.level))
+        say(f"turn {turn + 1} of {repeats}: {throughput(old[-1]):.1f}/s as it is, {throughput(new[-1]):.1f}/s tuned")
+    return verdict(settings, new, old, best, base, limit_ms, tried)
+
+
+def verdict(
+    settings: Mapping[str, int],
+    new: Sequence[Load],
+    old: Sequence[Load],
+    best: Outcome,
+    base: Outcome,
+    limit_ms: float,
+    tried: tuple[Tried, ...],
+) -> Finding:
+    """Decide whether the winner is still within the limit, and ahead of the unchanged model by more than noise."""
+    change: Change | None = change_by_turns([throughput(load) for load in old], [throughput(load) for load in new])
+    after, before = (Estimate.of([throughput(load) for load in loads]) for loads in (new, old))
+    p99, had = (mean(load.client.bounded_ms for load in loads) for loads in (new, old))
+    unit = "answers/s" if new[0].client.stream is None else "tokens/s"
+    text = (
+        f"{after} {unit} with p99 {p99:.0f} ms at {best.level}; as it was {before} with p99 {had:.0f} ms at "
+        f"{base.level}; change {change}, {len(new)} times by turns"
+    )
+    if p99 > limit_ms:
+        return Finding(None, f"the best of {len(tried)} trials was beyond {limit_ms:g} ms when repeated: {text}", tried)
+    if base.score < 0:
+        return Finding(settings, f"within {limit_ms:g} ms, which it was not before: {text}", tried)
+    if change is None or not change.sure or change.share <= 0:
+        return Finding(None, f"the best of {len(tried)} trials is not more than noise ahead: {text}", tried)
+    return Finding(settings, f"within {limit_ms:g} ms: {text}", tried)
+
+
+def shown(outcome: Outcome) -> str:
+    """Return the outcome in a few words."""
+    limit = "" if outcome.score >= 0 else ", beyond the limit"
+    return f"{outcome.throughput:.1f}/s, p99 {outcome.p99_ms:.0f} ms at {outcome.level}{limit}"

@@ -1,0 +1,349 @@
+"""The ladder: it finds the fastest rung that keeps the quality, and judges as few as possible."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+from builder.building.variants import contention
+from builder.building.variants.candidates import VariantMaker
+from builder.building.variants.encoder import EncoderRungs
+from builder.building.variants.evaluator import Evaluator
+from builder.building.variants.generating import PrecisionRungs, Required
+from builder.building.variants.ladder import Climbed, climb
+from builder.building.variants.measurements import Measurements
+from builder.building.variants.traffic import Rates
+from builder.building.verify.parity import Reference
+from builder.building.verify.quality import Quality
+from builder.common.errors import ExportError, VerificationError
+from builder.common.speed import Latencies
+from builder.engines import Infer
+from builder.engines.encoding import Variant
+from builder.engines.optimise.quantised import Quantised
+from builder.graphs.onnx.graph import Graph
+from builder.options import make_spec
+from builder.repository.report.record import Rung
+
+FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-static", "fp32"))
+SPEEDS = ("fp32", "int8", "int4-weights")
+SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def _twice_as_slow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.building.variants.ladder.WITHIN", 1.9)
+
+
+def graph_of(variant: Variant, left_alone: int) -> Graph:
+    """Return a graph that does not exist: its path says what it was made of."""
+    return Graph(Path(variant.precision, str(left_alone)), (), (), (), 20, 9, Counter(), size=1)
+
+
+def made_of(graph: Graph) -> tuple[str, int]:
+    """Return the precision of a graph, and how many of its layers were left alone."""
+    return graph.path.parent.name, int(graph.path.name)
+
+
+def quality_of(mean: float) -> Quality:
+    return Quality(mean, worst=mean, error=0.0, where="", batch_agreement=1.0, padding=0.0, scores={})
+
+
+class FakeEvaluator(Evaluator):
+    """Evaluator with given qualities and speeds, by what a graph was made of."""
+
+    metric = "cosine"
+
+    def __init__(self, quality: dict[tuple[str, int], float]) -> None:
+        self.qualities = quality
+        self.timed: list[tuple[str, int]] = []
+        self.scored: list[tuple[str, int]] = []
+        self.served: list[list[str]] = []
+        self.rates: dict[str, tuple[float, ...]] = {}
+
+    def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
+        self.timed.append(made_of(graph))
+        precision, left = made_of(graph)
+        return {"1x16": (1 + 0.3 * left) / SPEED[precision]}
+
+    def opened(self, graph: Graph, mapped: bool = False) -> Infer:
+        return lambda feeds: {}
+
+    def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
+        self.served.append(sorted(graphs))
+        return {name: Rates(dict.fromkeys((1, 16), self.rates.get(name, (10.0, 10.0, 10.0)))) for name in graphs}
+
+    def judged(self, rung: Rung, graph: Graph, infer: Infer, more: Sequence[Reference] = ()) -> tuple[Rung, Quality]:
+        self.scored.append(made_of(graph))
+        quality = quality_of(self.qualities.get(made_of(graph), 1.0))
+        return replace(rung, quality=quality.mean), quality
+
+    def relative_quality(self, rung: Rung) -> float:
+        return rung.quality or 0.0
+
+
+class FakeMaker(VariantMaker):
+    """Maker of eight layers, any of which can be left alone; it has no fp16."""
+
+    def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
+        if variant.precision == "fp16":
+            raise ExportError("no fp16 here")
+        return Quantised(graph_of(variant, len(left_alone)), matmuls=1)
+
+    def discard(self, variant: Variant, made: Quantised) -> None:
+        self._discarded.append(made_of(made.graph))
+
+    @cached_property
+    def _discarded(self) -> list[tuple[str, int]]:
+        return []
+
+    def sensitive(self, variant: Variant) -> list[str]:
+        return [] if variant.precision == "fp32" else [f"layer {n}" for n in range(8)]
+
+
+@pytest.mark.parametrize(("fake", "real"), [(FakeEvaluator, Evaluator), (FakeMaker, VariantMaker)])
+def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
+    """Whatever a fake has, the real one has too, with the same parameters."""
+    calls = {name: code for name, code in vars(fake).items() if callable(code) and not name.startswith("_")}
+    for name, code in calls.items():
+        assert list(inspect.signature(getattr(real, name)).parameters) == list(inspect.signature(code).parameters)
+    for name in {name for name in vars(fake) if not name.startswith("_")} - set(calls):
+        assert hasattr(real, name) or name in {one.name for one in fields(real)}
+
+
+def a_maker() -> FakeMaker:
+    return FakeMaker(make_spec(model="org/encoder"), graph_of(SLOW, 0), Path("nowhere"), ())
+
+
+def search(
+    evaluator: FakeEvaluator,
+    options: Sequence[Variant],
+    known: Measurements | None = None,
+    maker: FakeMaker | None = None,
+) -> Climbed[Variant]:
+    base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
+    exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
+    rungs = EncoderRungs(evaluator, maker or a_maker(), base, exact, 0.99, known or Measurements(), "")
+    return climb(rungs, options, lambda name: nullcontext())
+
+
+def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
+    evaluator = FakeEvaluator({})
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert climbed.chosen.rung.name == "int8"
+    assert evaluator.scored == [("int8", 0)]
+    assert [rung.name for rung in climbed.rungs] == ["fp32", "int8-static", "int8"]
+    assert climbed.choice is not None
+    assert "chose int8: 8.0x PyTorch's speed" in climbed.choice
+    assert "slower: int8-static (4.0x), fp32 (2.0x)" in climbed.choice
+
+
+def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
+    evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
+    exact = Variant("exact", "onnxruntime")
+    climbed = search(evaluator, (exact, FAST))
+    assert climbed.chosen.rung.name == "exact"
+    assert ("exact", 0) not in evaluator.timed + evaluator.scored
+
+
+def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None:
+    """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
+    evaluator = FakeEvaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert climbed.chosen.rung.name == "int8, 2 layers fp32"
+    assert evaluator.scored == [("int8", 0), ("int8", 1), ("int8", 2), ("int8-static", 0)], "the last is nearly as fast"
+
+
+NEAR = Variant("int8-dynamic", "onnxruntime")
+
+
+def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is slower over fixed shapes and faster as served; much slower ones are not measured again."""
+    monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
+    evaluator = FakeEvaluator({})
+    evaluator.rates = {"int8": (10.0, 11.0, 10.5), "int8-dynamic": (12.0, 12.5, 11.5)}
+    climbed = search(evaluator, (SLOW, FAST, NEAR))
+    assert climbed.chosen.rung.name == "int8-dynamic"
+    assert evaluator.served == [["int8", "int8-dynamic"]]
+    assert climbed.choice is not None
+    assert "chose int8-dynamic: 4.4x PyTorch's speed over fixed shapes" in climbed.choice
+    assert "requests a second as served, at 1 and at 16 clients: int8 10 (10 to 11) and 10 (10 to 11)" in climbed.choice
+    assert "equally fast" not in climbed.choice
+    assert "busy" not in climbed.choice
+
+
+def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
+    evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
+    evaluator.rates = {"int8": (20.0, 11.0, 30.0), "int8-dynamic": (19.0, 12.0, 20.0)}
+    climbed = search(evaluator, (FAST, NEAR))
+    assert climbed.chosen.rung.name == "int8-dynamic"
+    assert climbed.choice is not None
+    assert "equally fast within the noise, and int8-dynamic has the better quality" in climbed.choice
+    assert "the machine was busy: the rounds of one variant are 95% apart" in climbed.choice
+
+
+def test_one_that_lost_is_not_chosen_for_its_quality(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was measured in a quieter time than the others, which were measured to the end."""
+    monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
+    evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
+    evaluator.rates = {"int8": (71.0, 60.0, 55.0), "int8-dynamic": (65.0, 65.0)}
+    assert search(evaluator, (FAST, NEAR)).chosen.rung.name == "int8"
+
+
+def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
+    evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert climbed.chosen.rung.name == "int8-static"
+    assert climbed.choice is not None
+    assert "missed it: int8 (8.0x, cosine of 0.9000)" in climbed.choice
+
+
+def test_nothing_good_enough_says_how_near_it_came() -> None:
+    evaluator = FakeEvaluator({("int8", left): 0.9 + left / 100 for left in range(9)})
+    with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is req"):
+        search(evaluator, (FAST,))
+    assert evaluator.scored == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
+
+
+def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
+    half = Variant("fp16", "onnxruntime")
+    climbed = search(FakeEvaluator({}), (SLOW, half))
+    assert climbed.chosen.rung.name == "fp32"
+    assert climbed.choice is not None
+    assert "not possible: fp16 (no fp16 here)" in climbed.choice
+    with pytest.raises(ExportError, match="no fp16 here"):
+        search(FakeEvaluator({}), (half,))
+
+
+def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    quality = {("int8", left): 0.9 for left in range(9)}
+    search(FakeEvaluator(quality), (SLOW, FAST, MIDDLE), Measurements(path))
+    evaluator = FakeEvaluator(quality)
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE), Measurements(path))
+    assert climbed.chosen.rung.name == "int8-static"
+    assert evaluator.timed == []
+    assert evaluator.scored == [("int8-static", 0)]
+    path.write_text("{broken")
+    assert search(FakeEvaluator({}), (FAST,), Measurements(path)).chosen.rung.name == "int8"
+
+
+def test_what_is_not_served_is_dropped_as_soon_as_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph below the quality is dropped before another is made of it; a slower one before the rest is measured."""
+    monkeypatch.setattr("builder.building.variants.ladder.WITHIN", 3.0)
+    evaluator, maker = FakeEvaluator({("int8", 0): 0.9}), a_maker()
+    gone: list[list[tuple[str, int]]] = []
+    measured = evaluator.traffic
+
+    def traffic(graphs: Mapping[str, Graph]) -> dict[str, Rates]:
+        gone.append(list(maker._discarded))
+        return measured(graphs)
+
+    monkeypatch.setattr(evaluator, "traffic", traffic)
+    evaluator.rates = {"int8, 1 layers fp32": (20.0, 20.0, 20.0)}
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE), maker=maker)
+    assert climbed.chosen.rung.name == "int8, 1 layers fp32"
+    assert gone == [[("int8", 0), ("fp32", 0)]]
+    assert maker._discarded == [("int8", 0), ("fp32", 0), ("int8-static", 0)]
+
+
+def test_the_files_of_a_precision_that_lost_are_removed(tmp_path: Path) -> None:
+    rungs = replace(precisions({"int4-weights": (0.95, 1.06), "int8": (0.99, 1.0)}, []), graphs=_files(tmp_path))
+    for name in SPEEDS:
+        (tmp_path / name).mkdir()
+        for file in ("model.onnx", "model.onnx.data", "encoder.onnx"):
+            (tmp_path / name / file).touch()
+    assert climb(rungs, SPEEDS, lambda name: nullcontext()).chosen.option == "int8"
+    left = {name: sorted(file.name for file in (tmp_path / name).iterdir()) for name in SPEEDS}
+    every = ["encoder.onnx", "model.onnx", "model.onnx.data"]
+    assert left == {"fp32": every, "int8": every, "int4-weights": ["encoder.onnx"]}
+
+
+def _files(folder: Path) -> Callable[[str], list[Graph]]:
+    return lambda name: [replace(graph_of(SLOW, 0), path=folder / name / "model.onnx")]
+
+
+def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[str]) -> PrecisionRungs[str]:
+    """Return the rungs of a generating model: the kept share of PyTorch's tokens, and the perplexity.
+
+    The judged names are appended to `judged_names`.
+    """
+    base = Rung("PyTorch fp32", 1, {"token, 1 rows": 4.0, "prompt of 128": 1.0}, perplexity=20.0)
+    speed = {"fp32": 2.0, "int8": 1.0, "int4-weights": 0.5}
+
+    def judged(rung: Rung, name: str) -> Rung:
+        judged_names.append(name)
+        return replace(rung, quality=figures[name][0], perplexity=figures[name][1] * 20.0)
+
+    return PrecisionRungs(
+        base,
+        (Rung("fp32", 1, {"token, 1 rows": 2.0, "prompt of 128": 9.0}, quality=1.0, perplexity=20.0), "fp32"),
+        Required(0.9, 1.05),
+        "agreement",
+        make=str,
+        timed=lambda name, precision: Rung(name, 1, {"token, 1 rows": speed[precision], "prompt of 128": 99.0}),
+        judged=judged,
+        graphs=lambda precision: (),
+    )
+
+
+@pytest.mark.parametrize(
+    ("int4", "int8", "chosen", "judged"),
+    [
+        ((0.95, 1.01), (0.99, 1.0), "int4-weights", ["int4-weights"]),
+        ((0.95, 1.06), (0.99, 1.0), "int8", ["int4-weights", "int8"]),
+        ((0.85, 1.01), (0.89, 1.0), "fp32", ["int4-weights", "int8"]),
+    ],
+)
+def test_precisions_climb_the_same_ladder(
+    int4: tuple[float, float], int8: tuple[float, float], chosen: str, judged: list[str]
+) -> None:
+    """By tokens, not by prompts; the tokens and the perplexity both have to be kept; fp32 always is."""
+    judged_names: list[str] = []
+    rungs = precisions({"int4-weights": int4, "int8": int8}, judged_names)
+    climbed = climb(rungs, ("fp32", "int8", "int4-weights"), lambda name: nullcontext())
+    assert (climbed.chosen.rung.name, judged_names) == (chosen, judged)
+    assert climbed.choice is not None
+    assert f"chose {chosen}: {dict(zip(SPEEDS, (2, 4, 8), strict=True))[chosen]}.0x" in climbed.choice
+    if chosen == "int8":
+        assert (
+            "missed it: int4-weights (8.0x, agreement of 0.9500 and 1.0600 of PyTorch's perplexity)" in climbed.choice
+        )
+        assert "slower: fp32 (2.0x)" in climbed.choice
+
+
+def test_a_precision_that_loses_too_much_is_refused_with_both_measures() -> None:
+    rungs = precisions({"int8": (0.85, 1.2)}, [])
+    with pytest.raises(VerificationError, match=r"int8 has a agreement of 0\.8500 .* perplexity is 1\.2000 of PyTorch"):
+        climb(rungs, ("int8",), lambda name: nullcontext())
+
+
+@pytest.mark.parametrize(("waited", "message"), [(9, "threads waited for one 90% of the time"), (0, None)])
+def test_a_choice_says_where_other_programs_had_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: int, message: str | None
+) -> None:
+    (tmp_path / "1").mkdir()
+    counted = tmp_path / "1" / "schedstat"
+    counted.write_text("100 100 7\n")
+    monkeypatch.setattr(contention, "TASKS", tmp_path)
+
+    class Slowed(FakeEvaluator):
+        def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
+            counted.write_text(f"{100 + len(self.timed) + 1} {100 + waited * (len(self.timed) + 1)} 8\n")
+            return super().latency(graph, infer)
+
+    choice = search(Slowed({}), (SLOW, FAST)).choice
+    assert choice is not None
+    assert (message in choice) if message else ("other programs" not in choice)
+
+
+def test_where_nothing_is_counted_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention, "TASKS", tmp_path / "none")
+    assert contention.Waiting().share == 0.0

@@ -1,0 +1,46 @@
+"""The engine's inputs that a build fits to are those of every sample, or the build stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.building.pipeline import build
+from builder.building.variants import evaluator
+from builder.common.errors import SpecError
+from builder.options import make_spec
+from builder.runtime.contract import FILE, dump
+from builder.runtime.encoder.task import Task
+from builder.runtime.fields import Field, InputError
+from tests.servings import encoder_serving
+from tests.tiny_encoders import make_checkpoint, make_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (InputError("too long"), SpecError, "sample 1 is refused by the model itself: too long"),
+        (KeyError("ids"), KeyError, "ids"),
+    ],
+)
+def test_a_sample_that_fails_is_not_left_out(
+    error: Exception, raised: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Task, "rows", fail)
+    (tmp_path / FILE).write_text(dump(encoder_serving()))
+    (tmp_path / "tokenizer.json").write_text(make_tokenizer("wordpiece", type_ids=True).backend_tokenizer.to_str())
+    with pytest.raises(raised, match=message):
+        evaluator._engine_feeds(tmp_path, ((Field("text_input", "TYPE_STRING"),), ()), ({"text_input": "a museum"},))
+
+
+@pytest.mark.slow
+def test_rounded_variant_is_judged_on_a_hundred_samples(tmp_path: Path) -> None:
+    """Regression: the worst of 32 samples flattered; 32 remain where no value is rounded."""
+    model = make_checkpoint(tmp_path / "model", "bert", "feature-extraction")
+    spec = make_spec(model=str(model), max_length=512, output=tmp_path / "repository")
+    assert build(spec).samples == 32
+    assert build(spec.model_copy(update={"precision": "int8", "quality": 0.5})).samples >= 100

@@ -1,0 +1,64 @@
+"""Timed runs: those that count for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.building.variants import latency, steps, timing
+
+
+class Clock:
+    """Clock that each run sets forward by a number of seconds."""
+
+    def __init__(self, runs: Iterator[float]) -> None:
+        self.now, self.runs = 0.0, runs
+
+    def run(self) -> None:
+        self.now += next(self.runs)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [((5.0, 2.0, 3.0), (2000, 3000)), ((0.5, 0.25, 0.75), (250, 750))])
+def test_a_rough_time_of_a_token_leaves_out_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], expected: tuple[float, ...]
+) -> None:
+    """The first run reads what no run before it has read, such as weights whose pages were given back."""
+    clock = Clock(iter(seconds))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    assert tuple(steps._about({"token, 1 rows": clock.run, "prompt of 128": clock.run}).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "runs"), [("onnxruntime", ["16", "16", "1024"]), ("openvino", ["16"] * 2 + ["1024"] * 2)]
+)
+def test_an_engine_that_prepares_itself_for_a_shape_is_not_timed_while_it_does(
+    engine: str, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "LEAST", 1)
+    calls: list[str] = []
+    monkeypatch.setattr(
+        latency, "_feeds", lambda *shapes: {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}}
+    )
+    graph: Any = SimpleNamespace(engine=engine, inputs=("x",))
+    rows: Any = None
+
+    def infer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        calls.append(str(feed["x"].size))
+        return feed
+
+    latency.engine_latencies(infer, graph, rows, 128, choosing=False)
+    assert calls == runs
+
+
+def test_rough_times_of_shapes_are_warmed_up_once_by_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is chosen by them: a run of each shape before those that count was a third of their time."""
+    monkeypatch.setattr(timing, "LEAST", 1)
+    calls: list[str] = []
+    feeds = {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}}
+    times = latency._about(feeds, lambda feed: calls.append(str(feed["x"].size)))
+    assert calls == ["16", "16", "1024"]
+    assert list(times) == list(feeds)

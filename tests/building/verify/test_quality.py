@@ -1,0 +1,75 @@
+"""The served answers are compared with the right ones: each with its own, whatever the order of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.building.verify import quality
+from builder.building.verify.quality import Quality, served_quality
+from builder.checkpoints.tasks.feature_extraction import FeatureExtraction
+from builder.common.errors import VerificationError
+from builder.runtime.encoder.pipeline import Counts
+from builder.runtime.fields import Field, InputError
+
+FIELDS = (Field("text_input", "TYPE_STRING"),), (Field("embedding", "TYPE_FP32", (2,)),)
+SAMPLES = [{"text_input": "a" * count} for count in range(1, 9)]
+EXPECTED = [{"embedding": [float(count), 1.0]} for count in range(1, 9)]
+
+
+class FakePipeline:
+    """Pipeline whose answers have as many letters as a text.
+
+    In a batch they come in `order`; a text of 4 letters fails if `failing`.
+    """
+
+    order: Any = staticmethod(list)
+    failing = False
+    batches: list[int]
+
+    def __init__(self, front: Path, infer: Any) -> None:
+        self.counts = Counts(tokens=3, padded_tokens=4)
+
+    def __call__(self, requests: Sequence[Mapping[str, np.ndarray]]) -> list[Any]:
+        self.batches.append(len(requests))
+        counts = self.order([len(request["text_input"].ravel()[0]) for request in requests])
+        return [
+            InputError("four") if self.failing and count == 4 else {"embedding": np.array([[count, 1.0]])}
+            for count in counts
+        ]
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> Quality:
+    batches: list[int] = []
+    monkeypatch.setattr(quality, "Pipeline", type("Pipeline", (FakePipeline,), {"batches": batches, **behaviour}))
+    task, front = FeatureExtraction(), Path("nowhere")
+    result = served_quality(lambda feeds: {}, front, task, FIELDS, SAMPLES, EXPECTED, lambda answers: {})
+    assert batches == [8, 1, 1]
+    return result
+
+
+def test_right_answers_are_right_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = measured(monkeypatch)
+    assert (result.error, result.padding) == (0.0, 0.25)
+    assert (result.mean, result.worst, result.batch_agreement) == pytest.approx((1, 1, 1))
+
+
+def test_answers_in_the_order_in_which_rows_are_cut_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples come from short to long, in which order the emitted code cuts them as well."""
+    assert measured(monkeypatch, order=staticmethod(sorted)).error > 0.1
+
+
+def test_an_answer_that_is_wrong_only_alone_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_more_alone(counts: list[int]) -> list[int]:
+        return counts if len(counts) > 1 else [counts[0] + 1]
+
+    assert measured(monkeypatch, order=staticmethod(one_more_alone)).error > 0.1
+
+
+def test_a_sample_that_fails_is_named_by_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(VerificationError, match="sample 4 fails in the emitted code"):
+        measured(monkeypatch, failing=True)

@@ -1,0 +1,138 @@
+"""The emitted code of each task over PyTorch, against transformers' pipelines, on foreign checkpoints' settings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import AddedToken
+
+from builder.checkpoints.answers import difference
+from builder.checkpoints.resolve import resolve
+from builder.checkpoints.tasks.base import encoder_task, one_pipeline, pipeline_of
+from builder.common.errors import CheckpointError
+from builder.common.samples import TEXTS
+from builder.options import make_spec
+from tests.fronts import answers, front_over_pytorch
+from tests.models import SERVED
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("names", "none"), ("names", "first"), ("names_bpe", "none"), ("names_bpe", "simple")]
+)
+def test_words_of_added_tokens_come_without_the_blanks_they_eat(
+    name: str, strategy: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """An added token with lstrip and rstrip matches the blanks around it; its name in the vocabulary has none."""
+    spec = make_spec(model=str(checkpoint(name)))
+    resolved = resolve(spec)
+    resolved.tokenizer.add_tokens([AddedToken("xyzzy", lstrip=True, rstrip=True, normalized=False)])
+    resolved.model.resize_token_embeddings(resolved.config.vocab_size + 1, mean_resizing=False)
+    text = "Mario moved from Turin to  xyzzy  last year."
+    sample: dict[str, Any] = {"text_input": text, "ignore_labels": ["none"], "aggregation_strategy": strategy}
+    expected = encoder_task(resolved.task).reference(resolved, sample)
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
+    assert "xyzzy" in expected["entities"]
+    error, where = difference(expected, answer)
+    assert error < 1e-5, where
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["topics", "entail"])
+def test_texts_are_cut_on_the_side_of_the_tokenizer(
+    name: str, side: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """If truncation is requested, texts are cut as the pipelines cut: topics a text, entail the text of a pair."""
+    spec = make_spec(model=str(checkpoint(name)), task=SERVED[name].task, max_length=24, truncate=True)
+    resolved = resolve(spec)
+    resolved.tokenizer.truncation_side, resolved.tokenizer.model_max_length = side, 24
+    sample: dict[str, Any] = {"text_input": TEXTS[26]}
+    if name == "entail":
+        sample["candidate_labels"] = ["food", "travel"]
+        expected = encoder_task(resolved.task).reference(resolved, sample)
+    else:
+        cut = resolved.tokenizer(TEXTS[26], truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            scores = resolved.model(**cut).logits[0].softmax(-1)
+        expected = {"score": [float(scores.max())]}
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
+    error, where = difference(expected, answer)
+    assert error < 1e-5, where
+    assert answer["truncated"] is True
+
+
+@pytest.mark.parametrize("clean_up", [False, True])
+def test_filled_texts_are_written_as_the_pipeline_writes_them(
+    clean_up: bool, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """All of the vocabulary, the padding token too, which is never shown; with and without spaces cleaned up."""
+    spec = make_spec(model=str(checkpoint("masks")))
+    resolved = resolve(spec)
+    resolved.tokenizer.clean_up_tokenization_spaces = clean_up
+    sample = {"text_input": "The [MASK] , is n't to the door .", "top_k": resolved.config.vocab_size}
+    expected = encoder_task(resolved.task).reference(resolved, sample)
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
+
+    def shown(document: str) -> dict[int, str]:
+        return {entry["token"]: entry["sequence"] for entry in json.loads(document)}
+
+    assert shown(answer["predictions"]) == shown(expected["predictions"])
+
+
+def test_inputs_that_the_model_does_not_take_are_left_out(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """A BERT's tokeniser beside a DistilBERT, as many checkpoints have it: transformers' pipeline fails on it."""
+    folder = Path(shutil.copytree(checkpoint("names"), tmp_path / "names"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    spec = make_spec(model=str(folder))
+    resolved = resolve(spec)
+    sample = {"text_input": TEXTS[11]}
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
+    error, where = difference(encoder_task(resolved.task).reference(resolved, sample), answer)
+    assert error < 1e-5, where
+
+
+def test_a_context_before_its_question_is_refused(checkpoint: Callable[[str], Path]) -> None:
+    spec = make_spec(model=str(checkpoint("answers")))
+    resolved = resolve(spec)
+    resolved.tokenizer.padding_side = "left"
+    with pytest.raises(CheckpointError, match="pads on the left"):
+        encoder_task(resolved.task).parameters(resolved)
+
+
+def test_special_tokens_in_a_context_are_words_of_it(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Regression: the reference counted a [CLS] of the context twice, and a build refused a sample that has one."""
+    spec = make_spec(model=str(checkpoint("answers")), max_length=128)
+    resolved = resolve(spec)
+    sample = {"question": "Who?", "context": "[MASK] and [SEP] in a text [CLS]"}
+    expected = encoder_task(resolved.task).reference(resolved, sample)
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
+    error, where = difference(expected, answer)
+    assert error < 1e-5, where
+
+
+OPTIONS: dict[str, dict[str, Any]] = {  # of a request that comes before one without
+    "names": {"aggregation_strategy": "simple"},
+    "topics": {"top_k": 3},
+    "masks": {"top_k": 2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_pipeline_that_is_kept_answers_as_one_made_anew(name: str, checkpoint: Callable[[str], Path]) -> None:
+    """Options of one request do not apply to the next."""
+    resolved = resolve(make_spec(model=str(checkpoint(name))))
+    task = encoder_task(resolved.task)
+    text = {"text_input": f"The museum in {resolved.tokenizer.mask_token or 'Oslo'} is closed."}
+    samples = [text | OPTIONS[name], text]
+    anew = [task.reference(resolved, sample) for sample in samples]
+    with one_pipeline():
+        assert [task.reference(resolved, sample) for sample in samples] == anew
+        assert pipeline_of(resolved, task.name) is pipeline_of(resolved, task.name)
+    assert pipeline_of(resolved, task.name) is not pipeline_of(resolved, task.name)

@@ -1,0 +1,14 @@
+"""The names that transformers' models offer are found in one look instead of two."""
+
+from __future__ import annotations
+
+from transformers.utils import import_utils
+
+from builder.checkpoints.offered import MODELS, load_models, offered
+
+
+def test_what_was_found_once_is_what_a_second_look_finds() -> None:
+    look = import_utils.define_import_structure
+    assert offered() == look.__wrapped__(str(MODELS / "__init__.py"))
+    load_models()
+    assert import_utils.define_import_structure is look, "it is put back"

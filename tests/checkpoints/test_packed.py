@@ -1,0 +1,133 @@
+"""Checkpoints in GPTQ's and AWQ's form: read as they were written, served code for code, and refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from builder.building.pipeline import build
+from builder.checkpoints.grids import Grids
+from builder.checkpoints.resolve import resolve
+from builder.common.errors import CheckpointError, SpecError
+from builder.options import make_spec
+from builder.repository.report.record import BuildReport
+from tests.decoders import make_decoder_checkpoint
+from tests.packing import pack_checkpoint
+
+BITS = ("bits", 4)
+FORMS: dict[str, dict[str, Any]] = {
+    "gptq": {"method": "gptq", "bits": 4, "size": 16},
+    "gptq, zero points": {"method": "gptq", "bits": 4, "size": 32, "symmetric": False},
+    "gptq of version 2": {"method": "gptq", "bits": 4, "size": 16, "symmetric": False, "version": 2},
+    "gptq of 8 bits": {"method": "gptq", "bits": 8, "size": 32},
+    "gptq, inputs in any order": {"method": "gptq", "bits": 4, "size": 16, "shuffled": True},
+    "awq": {"method": "awq", "bits": 4, "size": 16, "symmetric": False},
+}
+
+
+def decoder(folder: Path, **form: Any) -> tuple[Path, dict[str, Any]]:
+    checkpoint = make_decoder_checkpoint(folder, "llama")
+    return checkpoint, pack_checkpoint(checkpoint, **form)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_weights_are_read_as_they_were_written(form: dict[str, Any], tmp_path: Path) -> None:
+    folder, written = decoder(tmp_path / "checkpoint", **form)
+    checkpoint = resolve(make_spec(model=str(folder), task="text-generation"))
+    weights = dict(checkpoint.model.named_parameters())
+    assert len(written) == 14, "two layers of seven matrices"
+    for name, codes in written.items():
+        np.testing.assert_array_equal(weights[f"{name}.weight"].detach().numpy(), codes.weights)
+    assert checkpoint.grids is not None
+    assert checkpoint.grids.scattered == bool(form.get("shuffled"))
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def served(
+    request: pytest.FixtureRequest, module_folder: Callable[[str], Path]
+) -> tuple[BuildReport, onnx.ModelProto, dict[str, Any]]:
+    """Build an AWQ checkpoint with zero points in its own 4 bits."""
+    folder, codes = decoder(module_folder("awq") / "checkpoint", **FORMS["awq"])
+    output = folder.parent / "repository"
+    options: dict[str, Any] = {"precision": "int4-weights", "quality": 0.0, "perplexity": 9.0, "target": request.param}
+    report = build(make_spec(model=str(folder), name="m", output=output, **options))
+    return report, onnx.load(str(output / "m" / "1" / "model.onnx")), codes
+
+
+def test_a_packed_checkpoint_is_served_code_for_code(
+    served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
+) -> None:
+    """For every matrix, the codes, scales and zero points in the graph are those in the checkpoint."""
+    report, model, written = served
+    assert report.chosen is not None
+    assert report.chosen.startswith("int4-weights")
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    nodes = [n for n in model.graph.node if n.op_type == "MatMulNBits" for a in n.attribute if (a.name, a.i) == BITS]
+    matched = set()
+    for node in nodes:
+        codes, scales, zeros = (tensors[name] for name in node.input[1:])
+        low_first = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)
+        offsets = np.stack([zeros & 15, zeros >> 4], -1).reshape(len(zeros), -1)[:, : scales.shape[1]]
+        for row in zip(low_first, scales, offsets, strict=True):
+            matched.add(tuple(part.astype(np.float32).tobytes() for part in row))
+    for codes in written.values():
+        for row in zip(codes.codes, codes.scales, codes.zeros, strict=True):
+            assert tuple(part.astype(np.float32).tobytes() for part in row) in matched
+    assert report.quantised is not None
+    assert report.quantised["matmuls"] == len(nodes) + 1, "the output matrix, which has no grid, is in 8 bits"
+
+
+def test_what_it_answers_is_what_the_unpacked_model_answers(
+    served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
+) -> None:
+    """Weights are not rounded again: only activations, in 8 bits or fp16, and the output matrix differ from PyTorch."""
+    report, _, _ = served
+    (rung,) = [rung for rung in report.ladder if rung.name == report.chosen]
+    assert rung.perplexity == pytest.approx(report.ladder[0].perplexity, rel=0.02)
+
+
+def test_groups_are_cut_to_the_blocks_that_an_engine_takes() -> None:
+    grids, rng = Grids(4), np.random.default_rng(0)
+    codes, scales = rng.integers(0, 16, (8, 512)), rng.uniform(0.1, 1, (8, 2)).astype(np.float32)
+    weights = (codes - 8).astype(np.float32) * scales.repeat(256, axis=1)
+    grids.add(weights, scales, np.full((8, 2), 8, np.uint8), np.arange(512) // 256)
+    for largest in (256, 128):
+        blocks = grids.blocks(weights.T, largest)
+        assert blocks is not None
+        assert blocks.codes.shape == (8, 512 // largest, largest // 2)
+        np.testing.assert_array_equal(blocks.scales, scales.repeat(256 // largest, axis=1))
+
+
+def test_options_that_it_leaves_no_choice_of_are_refused(tmp_path: Path) -> None:
+    folder, _ = decoder(tmp_path / "checkpoint", **FORMS["gptq, inputs in any order"])
+    spec = make_spec(model=str(folder), task="text-generation", precision="int4-weights")
+    with pytest.raises(SpecError, match="inputs that are not adjacent"):
+        resolve(spec)
+    folder, _ = decoder(tmp_path / "other", **FORMS["gptq"])
+    with pytest.raises(SpecError, match="--block-size: the checkpoint's own blocks are served"):
+        resolve(make_spec(model=str(folder), task="text-generation", precision="int4-weights", block_size=64))
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "stored as bitsandbytes .* or run this one with"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits; expected 4"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq in the format gemv; expected"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "quantises some modules by other rules"),
+        ({"quant_method": "gptq", "bits": 4}, "no weight is stored in that form: there is no qweight"),
+    ],
+)
+def test_other_forms_are_refused_by_name(stated: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = make_decoder_checkpoint(tmp_path / "checkpoint", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
+    with pytest.raises(CheckpointError, match=message):
+        resolve(make_spec(model=str(folder), task="text-generation"))

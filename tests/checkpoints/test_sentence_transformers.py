@@ -1,0 +1,420 @@
+"""sentence-transformers folders, as its releases from 2 to 6 write them: read as it reads them, or refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, T5EncoderModel, T5Model
+
+from builder.building.variants.evaluator import make_evaluator
+from builder.checkpoints.pooling import Pooler
+from builder.checkpoints.resolve import resolve
+from builder.checkpoints.sentence_transformers import read_in_lower_case, read_modules
+from builder.checkpoints.tasks.base import encoder_task
+from builder.checkpoints.tasks.feature_extraction import FeatureExtraction
+from builder.common.errors import CheckpointError
+from builder.common.samples import TEXTS
+from builder.graphs.onnx.graph import Graph
+from builder.options import make_spec
+from tests.fronts import answers, front_over_pytorch
+from tests.seq2seqs import SPECIAL, T5
+from tests.tiny_encoders import VOCABULARY, make_checkpoint, make_tokenizer
+
+PAIRS = ("the train leaves at nine", ["the museum is closed", "a fox"])
+
+
+def _write(path: Path, document: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    _write(path, {**json.loads(path.read_text()), **changes})
+
+
+@pytest.fixture(scope="module")
+def embedder(module_folder: Callable[[str], Path]) -> Path:
+    """Create a tiny BERT with modules.json: mean pooling, then nothing."""
+    folder = make_checkpoint(module_folder("sentence") / "embedder", "bert", "feature-extraction")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    _write(
+        folder / "modules.json",
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(kinds.items())
+        ],
+    )
+    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
+    return folder
+
+
+@pytest.fixture
+def copy(embedder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(embedder, tmp_path / "embedder"))
+
+
+def _modules(folder: Path, *kinds: tuple[str, str]) -> None:
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in enumerate(kinds)
+    ]
+    _write(folder / "modules.json", modules)
+
+
+@pytest.mark.parametrize(
+    ("config", "modes"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, ("max", "mean")),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_cls_token": True}, ("cls", "lasttoken")),
+        ({"pooling_mode": ["mean", "max"]}, ("mean", "max")),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, ("mean_sqrt_len",)),
+        ({"pooling_mode_mean_tokens": False}, ("mean",)),
+    ],
+)
+def test_pooled_parts_come_in_the_order_of_sentence_transformers(
+    config: dict[str, Any], modes: tuple[str, ...], copy: Path
+) -> None:
+    _write(copy / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **config})
+    sentence = read_modules(copy)
+    assert sentence is not None
+    assert sentence.pooling == modes
+    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
+    theirs = library.SentenceTransformer(str(copy), device="cpu").encode("the train leaves at nine")
+    spec = make_spec(model=str(copy))
+    checkpoint = resolve(spec)
+    ours = encoder_task(checkpoint.task).reference(checkpoint, {"text_input": "the train leaves at nine"})
+    np.testing.assert_allclose(ours["embedding"], theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["../elsewhere", "/etc", "1_Pooling/../../elsewhere"])
+def test_a_module_outside_the_checkpoint_is_refused(path: str, copy: Path) -> None:
+    _modules(copy, ("", "sentence_transformers.models.Transformer"), (path, "sentence_transformers.models.Pooling"))
+    with pytest.raises(CheckpointError, match=r"a module at .*; expected the name of a folder"):
+        read_modules(copy)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "modules.json has the JSON type object; expected array"),
+        ('["Transformer"]', "module 0 of modules.json is Transformer; expected a mapping with a type and a path"),
+        ('[{"type": 3, "path": ""}]', "module 0 of modules.json is "),
+        ("[" * 100_000, "modules.json is nested too deeply"),
+        ("[{", "modules.json cannot be read as JSON"),
+    ],
+)
+def test_modules_that_are_malformed_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        read_modules(tmp_path)
+
+
+@pytest.mark.parametrize("config", [{}, {"in_features": "x", "out_features": 4}, {"in_features": 9, "out_features": 4}])
+def test_a_dense_that_cannot_be_made_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    _write(tmp_path / "2_Dense" / "config.json", config)
+    save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
+    with pytest.raises(CheckpointError, match="do not make a Dense"):
+        Pooler(("mean",), (tmp_path / "2_Dense",))
+
+
+def test_a_module_that_is_code_of_the_checkpoint_is_refused(copy: Path) -> None:
+    _modules(copy, ("", "custom_st.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling"))
+    with pytest.raises(CheckpointError, match=r"a module custom_st\.Transformer at place 0"):
+        read_modules(copy)
+
+
+def test_prompts_that_are_no_mapping_are_refused(copy: Path) -> None:
+    _write(copy / "config_sentence_transformers.json", {"prompts": ["query: "]})
+    with pytest.raises(CheckpointError, match=r"prompts is .*; expected a mapping"):
+        read_modules(copy)
+
+
+@pytest.mark.parametrize("order", [("Pooling", "Transformer"), ("Transformer", "Dense", "Pooling"), ("Transformer",)])
+def test_modules_in_another_order_are_refused(order: tuple[str, ...], copy: Path) -> None:
+    _modules(copy, *((f"{i}", f"sentence_transformers.models.{kind}") for i, kind in enumerate(order)))
+    with pytest.raises(CheckpointError, match=f"is a SentenceTransformer of {', '.join(order)}"):
+        read_modules(copy)
+
+
+def test_a_sparse_encoder_is_refused_by_its_name(copy: Path) -> None:
+    _write(copy / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
+    with pytest.raises(CheckpointError, match="is a SparseEncoder of Transformer, Pooling"):
+        read_modules(copy)
+
+
+@pytest.mark.parametrize(
+    "config", [{"use_residual": True}, {"module_input_name": "token_embeddings"}, {"module_output_name": ["x"]}]
+)
+def test_a_dense_that_is_more_than_a_layer_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4, **config})
+    save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
+    with pytest.raises(CheckpointError, match="a residual, or not of the whole embedding"):
+        Pooler(("mean",), (tmp_path / "2_Dense",))
+
+
+def test_a_dense_without_a_named_activation_has_tanh(tmp_path: Path) -> None:
+    _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4})
+    save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
+    features = torch.ones(1, 1, 4)
+    pooled = Pooler(("mean",), (tmp_path / "2_Dense",))(features, torch.ones(1, 1, dtype=torch.long))
+    torch.testing.assert_close(pooled, torch.tanh(features[:, 0]))
+
+
+def test_another_pooling_leaves_what_comes_after_it(copy: Path) -> None:
+    """Regression: with the checkpoint's own pooling, the Dense layer and the cut were left out."""
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"))
+    _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
+    _write(copy / "2_Dense" / "config.json", {"in_features": 32, "out_features": 8})
+    save_file({"linear.weight": torch.ones(8, 32), "linear.bias": torch.zeros(8)}, copy / "2_Dense/model.safetensors")
+    _write(copy / "config_sentence_transformers.json", {"truncate_dim": 5})
+    checkpoint = resolve(make_spec(model=str(copy), pooling="cls"))
+    pooler = FeatureExtraction().pooler(checkpoint)
+    assert pooler is not None
+    features = torch.zeros(1, 3, 32)
+    features[0, 0] = 1.0
+    assert pooler(features, torch.ones(1, 3, dtype=torch.long)).tolist() == [[1.0] * 5], "tanh of 32"
+    _write(copy / "1_Pooling" / "config.json", {"pooling_mode": ["cls", "mean"]})
+    with pytest.raises(CheckpointError, match="takes cls and mean, one after the other; leave --pooling out"):
+        FeatureExtraction().pooler(resolve(make_spec(model=str(copy), pooling="cls")))
+
+
+def test_only_the_first_dimensions_where_the_checkpoint_says_so(copy: Path, tmp_path: Path) -> None:
+    _write(copy / "config_sentence_transformers.json", {"truncate_dim": 5})
+    spec = make_spec(model=str(copy))
+    checkpoint = resolve(spec)
+    (answer,) = answers(front_over_pytorch(checkpoint, spec, tmp_path), checkpoint, [{"text_input": "a fox"}])
+    assert len(answer["embedding"]) == 5
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+def test_the_settings_of_earlier_releases(name: str, copy: Path) -> None:
+    _write(copy / name, {"max_seq_length": 40, "do_lower_case": True})
+    sentence = read_modules(copy)
+    assert sentence is not None
+    assert (sentence.max_length, sentence.lower_case) == (40, True)
+    _write(copy / name, {"max_seq_length": 40, "query_expansion": {"strategy": "fixed"}})
+    with pytest.raises(CheckpointError, match="sets query_expansion"):
+        read_modules(copy)
+
+
+def test_texts_become_lower_case_and_special_tokens_in_them_do_not(copy: Path, tmp_path: Path) -> None:
+    """Regression: the text became lower case before its tokens were read, so that those were letters and brackets."""
+    document = json.loads((copy / "tokenizer.json").read_text())
+    document["normalizer"]["lowercase"] = False
+    _write(copy / "tokenizer.json", document)
+    _write(copy / "sentence_bert_config.json", {"do_lower_case": True})
+    spec = make_spec(model=str(copy))
+    checkpoint = resolve(spec)
+    samples = [{"text_input": text} for text in ("A FOX [SEP] Fox", "a fox [SEP] fox", "a fox [sep] fox")]
+    ids = checkpoint.tokenizer(samples[0]["text_input"])["input_ids"]
+    assert ids.count(checkpoint.tokenizer.sep_token_id) == 2
+    first, same, other = (
+        np.array(a["embedding"]) for a in answers(front_over_pytorch(checkpoint, spec, tmp_path), checkpoint, samples)
+    )
+    np.testing.assert_allclose(first, same, atol=1e-5)
+    assert np.abs(first - other).max() > 1e-3
+    cased = make_tokenizer("unigram", type_ids=False)
+    read_in_lower_case(cased)
+    read_in_lower_case(cased)
+    assert cased("THE Train")["input_ids"] == cased("the train")["input_ids"]
+    assert len(list(cased.backend_tokenizer.normalizer)) == 1, "once is enough"
+
+
+TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"config_args": {"is_decoder": True}}, r"with is_decoder True \(config_kwargs\)"),
+        ({"config_kwargs": {"rope_theta": 5.0}}, "with rope_theta 5.0"),
+        ({"model_args": {"ignore_mismatched_sizes": True}}, "with ignore_mismatched_sizes True"),
+        ({"tokenizer_args": {"model_max_length": 40, "truncation_side": "left"}}, "with truncation_side 'left'"),
+        ({"processor_kwargs": {"add_eos_token": True}}, "with add_eos_token True"),
+        ({"transformer_task": "fill-mask"}, "loaded for fill-mask; known is last_hidden_state of forward"),
+        ({"modality_config": {"text": {**TEXT, "method_output_name": "pooler_output"}}}, "reads .'pooler_output'."),
+        ({"modality_config": {"text": {**TEXT, "method": "get_text_features"}}}, "get_text_features for texts"),
+        ({"modality_config": {"text": TEXT, "message": TEXT}}, "puts texts into its chat template"),
+        ({"modality_config": {"image": TEXT}}, "reads None of its transformer's None"),
+        ({"model_args": "x"}, "its setting model_args is 'x'; expected a mapping"),
+        ({"processor_kwargs": [40]}, "processor_kwargs is .* expected a mapping"),
+        ({"modality_config": ["text"]}, "modality_config is .* expected a mapping"),
+        ({"modality_config": {"text": "forward"}}, "text is 'forward'; expected a mapping"),
+    ],
+)
+def test_settings_that_would_change_answers_are_refused(settings: dict[str, Any], message: str, copy: Path) -> None:
+    """Regression: these settings were ignored, and the model answered without them."""
+    _write(copy / "sentence_bert_config.json", settings)
+    with pytest.raises(CheckpointError, match=message):
+        read_modules(copy)
+
+
+def test_settings_that_change_no_answer_are_taken(copy: Path) -> None:
+    loaded = {"model_args": {"torch_dtype": "float16", "trust_remote_code": True}, "config_args": {"use_cache": False}}
+    read = {"transformer_task": "feature-extraction", "modality_config": {"text": TEXT}}
+    limit = {"tokenizer_args": {"model_max_length": 40, "padding_side": "left"}}
+    _write(copy / "sentence_bert_config.json", {**loaded, **read, **limit})
+    sentence = read_modules(copy)
+    assert sentence is not None
+    assert sentence.max_length == 40
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_args": {"low_cpu_mem_usage": True}},
+        {"model_kwargs": {"use_safetensors": True}},
+        {"tokenizer_args": {"clean_up_tokenization_spaces": True}},
+        {"model_kwargs": {"quantization_config": None}},
+        {"processor_kwargs": {"add_eos_token": None}},
+        {"config_args": {"rope_theta": None}},
+    ],
+)
+def test_arguments_that_change_no_answer_are_taken(settings: dict[str, Any], copy: Path) -> None:
+    """Regression: checkpoints were refused for them."""
+    _write(copy / "sentence_bert_config.json", settings)
+    assert read_modules(copy) is not None
+
+
+def test_what_is_normalised_is_the_embedding(copy: Path) -> None:
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
+    for name in ("sentence_embedding", "token_embeddings"):
+        _write(copy / "2_Normalize" / "config.json", {"module_input_name": name})
+        if name == "sentence_embedding":
+            assert read_modules(copy)
+    with pytest.raises(CheckpointError, match="normalises token_embeddings"):
+        read_modules(copy)
+    _write(copy / "2_Normalize" / "config.json", {"module_input_name": ["sentence_embedding"]})
+    with pytest.raises(CheckpointError, match=r"normalises \['sentence_embedding'\]"):
+        read_modules(copy)
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [(24, 24), (None, 16), (900, 514)])
+def test_its_own_limit_counts_before_the_tokenisers(limit: int | None, tokens: int, copy: Path) -> None:
+    """Regression: sentence-transformers hands its limit to the tokeniser; a text of 20 tokens was cut to 16."""
+    _edit(copy / "tokenizer_config.json", model_max_length=16)
+    _write(copy / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
+    assert resolve(make_spec(model=str(copy))).max_length == tokens
+
+
+def test_an_empty_default_prompt_is_no_prompt(copy: Path, tmp_path: Path) -> None:
+    """Regression: it was dropped from the prompts, and every request was refused because it was missing."""
+    prompts = {"query": "query: ", "document": ""}
+    _write(copy / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "document"})
+    spec = make_spec(model=str(copy))
+    checkpoint = resolve(spec)
+    front = front_over_pytorch(checkpoint, spec, tmp_path)
+    samples = [{"text_input": "a fox"}, {"text_input": "a fox", "prompt_name": "query"}, {"text_input": "query: a fox"}]
+    plain, query, spelled = (np.array(a["embedding"]) for a in answers(front, checkpoint, samples))
+    np.testing.assert_allclose(query, spelled, atol=1e-5)
+    assert np.abs(plain - query).max() > 1e-3
+    _edit(copy / "config_sentence_transformers.json", default_prompt_name="passage")
+    with pytest.raises(CheckpointError, match="a default prompt 'passage', which is not one of its prompts"):
+        read_modules(copy)
+
+
+def test_a_default_prompt_counts_where_samples_are_chosen(copy: Path, tmp_path: Path) -> None:
+    """The longest sample that fits without the prompt does not fit with it, and is left out."""
+    spec = make_spec(model=str(copy))
+    longest = max(len(resolve(spec).tokenizer(s["text_input"])["input_ids"]) for s in resolve(spec).task.samples)
+    _write(copy / "sentence_bert_config.json", {"max_seq_length": longest})
+    _write(
+        copy / "config_sentence_transformers.json",
+        {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+    )
+    checkpoint = resolve(spec)
+    module = encoder_task(checkpoint.task).graph(checkpoint, ("input_ids", "attention_mask"))
+    graph = Graph(tmp_path, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
+    bench = make_evaluator(spec, checkpoint, module, graph, tmp_path)
+    assert 0 < len(bench.samples) < len(checkpoint.task.samples)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the encoder's weights", "the whole model's"])
+def test_an_embedder_of_an_encoder_decoder_is_its_encoder(whole: bool, copy: Path, tmp_path: Path) -> None:
+    """Regression: sentence-t5 and gtr-t5 ended in a traceback: T5's whole model needs the tokens of an answer too."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("t5", vocab_size=VOCABULARY, **SPECIAL, **T5)
+    (T5Model if whole else T5EncoderModel)(config).save_pretrained(copy)
+    make_tokenizer("unigram", type_ids=False).save_pretrained(copy)
+    _write(copy / "2_Normalize" / "config.json", {})
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
+    checkpoint = resolve(make_spec(model=str(copy), max_length=64))
+    assert checkpoint.task.name == "sentence-similarity"
+    spec = make_spec(model=str(copy), max_length=64)
+    front = front_over_pytorch(checkpoint, spec, tmp_path)
+    found = [one["embedding"] for one in answers(front, checkpoint, [{"text_input": text} for text in TEXTS[:6]])]
+    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
+    wanted = library.SentenceTransformer(str(copy), device="cpu").encode(list(TEXTS[:6]))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def ranker(module_folder: Callable[[str], Path]) -> Path:
+    folder = module_folder("ranker") / "ranker"
+    return make_checkpoint(folder, "bert", "text-ranking", {0: "relevance"})
+
+
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+PLACES: dict[str, tuple[dict[str, Any], str]] = {
+    "before 4.0": ({"sbert_ce_default_activation_function": IDENTITY}, "identity"),
+    "before 4.0, sigmoid": ({"sbert_ce_default_activation_function": SIGMOID}, "sigmoid"),
+    "from 4.0": ({"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.1.0"}}, "identity"),
+    "both": (
+        {"sentence_transformers": {"activation_fn": SIGMOID}, "sbert_ce_default_activation_function": IDENTITY},
+        "sigmoid",
+    ),
+    "both, the newer without one": (
+        {"sentence_transformers": {"version": "4.1.0"}, "sbert_ce_default_activation_function": IDENTITY},
+        "identity",
+    ),
+    "none said": ({"sentence_transformers": {"version": "4.1.0"}}, "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("source", [*PLACES, "from 6"])
+def test_a_cross_encoder_scores_with_its_own_activation(source: str, ranker: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ranker, tmp_path / "ranker"))
+    changes, expected = PLACES.get(source, ({}, "identity"))
+    _edit(folder / "config.json", **changes)
+    if source == "from 6":
+        _modules(folder, ("", "sentence_transformers.base.modules.transformer.Transformer"))
+        _write(folder / "sentence_bert_config.json", {"transformer_task": "sequence-classification"})
+        general = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}
+        _write(folder / "config_sentence_transformers.json", general)
+    spec = make_spec(model=str(folder))
+    checkpoint = resolve(spec)
+    assert checkpoint.task.name == "text-ranking"
+    sample = {"query": PAIRS[0], "documents": PAIRS[1]}
+    (answer,) = answers(front_over_pytorch(checkpoint, spec, tmp_path), checkpoint, [sample])
+    with torch.no_grad():
+        encoded = [checkpoint.tokenizer(PAIRS[0], document, return_tensors="pt") for document in PAIRS[1]]
+        logits = torch.cat([checkpoint.model(**e).logits[0] for e in encoded])
+    scores = torch.sigmoid(logits) if expected == "sigmoid" else logits
+    np.testing.assert_allclose(answer["score"], scores, rtol=1e-5, atol=1e-6)
+    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
+    theirs = library.CrossEncoder(str(folder), device="cpu").predict([(PAIRS[0], d) for d in PAIRS[1]])
+    np.testing.assert_allclose(answer["score"], theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_activation_that_is_not_known_is_refused(ranker: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ranker, tmp_path / "ranker"))
+    _edit(folder / "config.json", sentence_transformers={"activation_fn": "my_code.Softplus"})
+    checkpoint = resolve(make_spec(model=str(folder)))
+    with pytest.raises(CheckpointError, match=r"activation my_code\.Softplus is not known"):
+        encoder_task(checkpoint.task).parameters(checkpoint)
+
+
+def test_a_cross_encoder_of_several_labels_classifies(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("topics"), tmp_path / "topics"))
+    _edit(folder / "config.json", sbert_ce_default_activation_function=IDENTITY)
+    assert resolve(make_spec(model=str(folder))).task.name == "text-classification"

@@ -1,0 +1,193 @@
+"""Container images: Triton's in the Pythons of its releases, and those of the gateway and the pull.
+
+The gateway and the pull have the packages that they import, and no more of the project's own requirements. Images are
+built if a container engine can fetch their base images.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from builder.clusters.deploy import image
+from builder.clusters.deploy.image import image_files, tag
+from builder.clusters.deploy.targets import find_target
+from builder.common.cache.fetched import ENGINES, fetched
+from builder.common.releases import RELEASES
+from tests.clusters.deploy.deployments import ENCODER, IN_IMAGE, STORED
+
+ROOT = Path(__file__).parents[3]
+# By the image: its requirements, and the modules that its command imports.
+IMAGES = {
+    "gateway": (
+        "serving/gateway",
+        "builder.cli, builder.commands.gateway, builder.serving.gateway.access, builder.serving.gateway.server",
+    ),
+    "pull": (
+        "repository/stores",
+        "builder.cli, builder.commands.pull, builder.repository.stores.pull, builder.repository.publish",
+    ),
+}
+# Prints the packages that the project's own modules import; those import others if they find them.
+PROGRAM = """
+import builtins, json
+found, load = set(), builtins.__import__
+def noting(name, globals=None, locals=None, fromlist=(), level=0):
+    if not level and str((globals or {{}}).get("__name__")).startswith("builder"):
+        found.add(name.split(".")[0])
+    return load(name, globals, locals, fromlist, level)
+builtins.__import__ = noting
+import {}
+print(json.dumps(sorted(found)))
+"""
+
+
+def _requirements(image: str) -> list[str]:
+    text = (ROOT / "builder" / IMAGES[image][0] / "requirements.txt").read_text()
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def _closure(lines: list[str]) -> set[str]:
+    """Return the distributions that an installation of these brings, as far as they are installed here."""
+    closure: set[str] = set()
+    waiting = [Requirement(line) for line in lines]
+    while waiting:
+        requirement = waiting.pop()
+        key = f"{canonicalize_name(requirement.name)}[{','.join(sorted(requirement.extras))}]"
+        if key in closure:
+            continue
+        closure |= {key, canonicalize_name(requirement.name)}
+        try:
+            needed = [Requirement(text) for text in distribution(requirement.name).requires or ()]
+        except PackageNotFoundError:
+            continue  # of an object store that is not tested here
+        extras = requirement.extras or {""}
+        waiting += [r for r in needed if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras)]
+    return closure
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_has_all_that_its_command_imports(image: str) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(IMAGES[image][1])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    imported = {name for name in json.loads(done.stdout) if name not in sys.stdlib_module_names}
+    owners = packages_distributions()
+    there = _closure(_requirements(image))
+    for name in sorted(imported - {"builder"}):
+        brought = {canonicalize_name(owner) for owner in owners.get(name, ())}
+        assert not brought or brought & there, f"{image} imports {name}, which its image does not have"
+    assert "torch" not in imported
+
+
+def test_the_image_of_the_pull_can_verify() -> None:
+    """The verifier is imported when a key is given, so the imports of the command do not show it."""
+    assert {"model-signing", "pyopenssl"} <= _closure(_requirements("pull"))
+
+
+def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [
+        *project["dependencies"],
+        *(line for e in ("s3", "gcs", "azure", "sign") for line in project["optional-dependencies"][e]),
+    ]
+    assert set(_requirements("pull")) <= set(lines)
+    dockerfile = (ROOT / "Dockerfile.pull").read_text()
+    for source in re.findall(r"^COPY (.*) \S+$", dockerfile, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in source.split())
+    assert 'ENTRYPOINT ["build-repo", "pull"]' in dockerfile
+    assert "USER 1000:1000" in dockerfile
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["24.10", "26.08"])
+def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(release: str, tmp_path: Path) -> None:
+    """Run the Containerfile's step, if scripts/pythons has made an environment with the Python of that release."""
+    version = RELEASES[release].python
+    python = fetched(ENGINES, f"python-{version}") / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"scripts/pythons makes an environment of Python {version} where that is installed")
+    written = image_files(replace(STORED, models=(replace(ENCODER, release=release),)))
+    (tmp_path / "requirements.txt").write_text(written["image/requirements.txt"])
+    (step,) = re.findall(r"^RUN pip (.*) \\$", written["image/Containerfile"], re.MULTILINE)
+    options = shlex.split(step.replace("/opt", str(tmp_path)))
+    command = [str(python), "-m", "pip", *options, "--dry-run", "--no-index", "--disable-pip-version-check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    assert "Would install" not in done.stdout
+
+
+def test_an_image_with_other_packages_has_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that have an image of that tag do not pull it again."""
+    before = tag(STORED)
+    monkeypatch.setattr(image, "requirements", lambda _: "numpy==1.26.4\n")
+    assert tag(STORED) != before
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "helm", "kserve"])
+def test_the_image_is_pushed_before_a_cluster_asks_for_it(target: str) -> None:
+    build, push, apply = find_target(target).steps(IN_IMAGE, Path("out"))
+    name = f"registry.example/models-triton:{tag(IN_IMAGE)}"
+    assert f"--tag {name} " in build
+    assert push == f"docker push {name}"
+    assert apply.startswith(("kubectl apply", "helm upgrade --install"))
+
+
+def _engine() -> str:
+    """Return a program that builds images and runs here."""
+    for name in ("docker", "podman", "buildah"):
+        if shutil.which(name) and not subprocess.run([name, "info"], capture_output=True, check=False).returncode:
+            return name
+    pytest.skip("no engine builds images here: docker, podman or buildah")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file", ["Dockerfile.gateway", "Dockerfile.pull"])
+def test_an_image_is_built_and_says_what_it_does(file: str) -> None:
+    engine, steps = _engine(), (ROOT / file).read_text()
+    (base,) = re.findall(r"^FROM (\S+)", steps, re.MULTILINE)
+    if subprocess.run([engine, "pull", base], capture_output=True, check=False).returncode:
+        pytest.skip(f"{engine} cannot fetch {base}")
+    image = f"localhost/build-repo-test:{file.removeprefix('Dockerfile.')}"
+    subprocess.run([engine, "build", "--tag", image, "--file", file, "."], cwd=ROOT, capture_output=True, check=True)
+    if engine != "buildah":  # which builds alone
+        done = subprocess.run([engine, "run", "--rm", image, "--help"], capture_output=True, text=True, check=True)
+        assert "usage: build-repo" in done.stdout
+
+
+def _image(kind: str) -> tuple[Path, dict[str, str]]:
+    """Return the Python of an image's environment, and environment variables that make the project importable."""
+    python = fetched(ENGINES, f"image-{kind}") / "bin" / "python"
+    if not python.exists():
+        pytest.skip("scripts/pythons makes the environments of the images, where Python 3.12 is installed")
+    return python, {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.slow
+def test_a_pull_runs_with_what_its_image_has(store: str, tmp_path: Path) -> None:
+    python, environment = _image("stores")
+    program = "import sys; from builder.cli import main; sys.exit(main())"
+    target = tmp_path / "pulled" / "models"
+    pull = [str(python), "-c", program, "pull", "minilm@2", "writes", f"--from={store}", f"--repository={target}"]
+    subprocess.run(pull, check=True, env=environment, capture_output=True)
+    assert (target / "minilm" / "2" / "model.py").is_file()
+    assert (target / "writes" / "1" / "model.py").is_file()
+
+
+@pytest.mark.slow
+def test_a_gateway_imports_with_what_its_image_has() -> None:
+    python, environment = _image("gateway")
+    subprocess.run([python, "-c", f"import {IMAGES['gateway'][1]}"], check=True, env=environment, capture_output=True)

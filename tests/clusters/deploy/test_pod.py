@@ -1,0 +1,259 @@
+"""A replica's rights, resources, probes and end, checked against the tools that know."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builder.cli import parse
+from builder.clusters.deploy.deployment import Deployment
+from builder.clusters.deploy.objects import objects
+from builder.clusters.deploy.pod import GATEWAY_PORT, LOADED_A_SECOND, PULL_S, pod
+from builder.clusters.deploy.probes import ANSWER_S
+from builder.clusters.deploy.targets import find_target
+from builder.repository.config.arguments import LIVENESS_FOLDER
+from builder.repository.liveness import METHOD
+from builder.serving.gateway.access import OPEN
+from builder.serving.gateway.app import APIS
+from builder.serving.gateway.settings import Settings
+from tests.clusters.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, IN_IMAGE, SIZE, STORED, WITH_GPU
+from tests.clusters.deploy.restricted import violations
+from tests.clusters.deploy.test_targets import documents
+
+
+def _kserve(deployment: Deployment) -> dict[str, Any]:
+    """Return the pod that KServe makes of a runtime and a service."""
+    written = documents(deployment, "kserve")
+    runtime = written["serving-runtime.yaml"]["spec"]
+    predictor = written["inference-service.yaml"]["spec"]["predictor"]
+    return {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"]}
+
+
+PODS = {**{name: pod(deployment) for name, deployment in DEPLOYMENTS.items()}, "kserve": _kserve(ALL_FOR_KSERVE)}
+
+
+def _containers(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {container["name"]: container for container in (*spec["initContainers"], *spec["containers"])}
+
+
+@pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
+def test_a_pod_keeps_to_the_restricted_standard_and_writes_nowhere_else(spec: dict[str, Any]) -> None:
+    assert violations(spec) == []
+    assert spec["automountServiceAccountToken"] is False
+    for container in _containers(spec).values():
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+        named = {mount["name"] for mount in container["volumeMounts"]}
+        assert named <= {volume["name"] for volume in spec["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"privileged": True}, "triton: privileged"),
+        ({"allowPrivilegeEscalation": None}, "triton: allowPrivilegeEscalation is not false"),
+        ({"runAsUser": 0}, "triton: root"),
+        ({"capabilities": {"drop": ["NET_RAW"]}}, "triton: capabilities are not dropped"),
+        ({"seccompProfile": {"type": "Unconfined"}}, "triton: no seccomp profile"),
+        ({"runAsNonRoot": False}, "triton: runAsNonRoot is not true"),
+    ],
+)
+def test_the_checker_of_the_standard_says_no(change: dict[str, Any], problem: str) -> None:
+    spec = copy.deepcopy(PODS["stored"])
+    _containers(spec)["triton"]["securityContext"].update(change)
+    assert violations(spec) == [problem]
+    spec = copy.deepcopy(PODS["stored"])
+    spec["volumes"].append({"name": "host", "hostPath": {"path": "/"}})
+    assert violations(spec) == ["the volume host is a hostPath"]
+
+
+def test_triton_has_the_numbers_of_the_plan() -> None:
+    triton = _containers(pod(STORED))["triton"]
+    assert triton["resources"]["requests"] == {"cpu": SIZE.cores, "memory": SIZE.memory}
+    assert triton["resources"]["limits"] == {"cpu": SIZE.cores, "memory": SIZE.memory + SIZE.shm}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SIZE.shm}} in pod(STORED)["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in triton["volumeMounts"]
+    assert f"--cache-config=local,size={SIZE.response_cache}" in triton["args"]
+    assert triton["startupProbe"]["failureThreshold"] * triton["startupProbe"]["periodSeconds"] >= 300
+    card = _containers(pod(WITH_GPU))["triton"]
+    assert card["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert {"name": "engines", "mountPath": "/engines"} in card["volumeMounts"]
+    assert card["startupProbe"]["failureThreshold"] * card["startupProbe"]["periodSeconds"] >= 1800, "as in compose"
+
+
+@pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
+def test_probes_ask_at_ports_that_are_there(spec: dict[str, Any]) -> None:
+    for container in _containers(spec).values():
+        ports = {port["name"] for port in container.get("ports", ())}
+        probes = [container[key] for key in container if key.endswith("Probe")]
+        assert len(probes) == {"pull": 0, "gateway": 2}.get(container["name"], 3)
+        assert {probe["httpGet"]["port"] for probe in probes if "httpGet" in probe} <= ports
+
+
+def test_the_gateway_understands_its_arguments_and_its_probes() -> None:
+    gateway = _containers(pod(ALL))["gateway"]
+    _, options = parse(["gateway", *gateway["args"]])
+    assert (options.url, options.port) == ("127.0.0.1:8001", GATEWAY_PORT)
+    paths = {gateway[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")}
+    assert {("GET", path) for path in paths} <= set(OPEN), "asked without a key"
+    assert paths <= {api.path for api in APIS if api.method == "GET"}
+    monitor = objects(ALL)["pod-monitor"]["spec"]["podMetricsEndpoints"]
+    assert {end["path"] for end in monitor} == {"/metrics"}
+    assert {end["port"] for end in monitor} == {"metrics", "gateway"}
+
+
+def test_the_pull_understands_its_arguments_and_brings_one_version_of_each() -> None:
+    pull = _containers(pod(ALL))["pull"]
+    _, options = parse(["pull", *pull["args"]])
+    assert options.name == ["minilm@3", "writes@1"]
+    assert options.store == "s3://bucket/models"
+    (to,) = [mount["mountPath"] for mount in pull["volumeMounts"] if mount["name"] == "models"]
+    assert str(options.repository) == f"{to}/models", "a folder of the volume: the pull writes beside it"
+    served = [m for m in _containers(pod(ALL))["triton"]["volumeMounts"] if m["name"] == "models"]
+    assert served == [{"name": "models", "mountPath": "/models", "subPath": "models", "readOnly": True}]
+    assert "pull" not in _containers(pod(IN_IMAGE))
+
+
+def _on_ray() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the pod of KubeRay's head node, and its trusted keys."""
+    written = documents(replace(ALL, monitored=False, probed=()), "ray")
+    head = written["rayservice.yaml"]["spec"]["rayClusterConfig"]["headGroupSpec"]
+    return head["template"]["spec"], written["trusted.yaml"]
+
+
+TRUSTING = {
+    "kubernetes": (pod(ALL), objects(ALL)["trusted"]),
+    "kserve": (PODS["kserve"], documents(ALL_FOR_KSERVE, "kserve")["trusted.yaml"]),
+    "ray": _on_ray(),
+}
+
+
+@pytest.mark.parametrize(("spec", "written"), TRUSTING.values(), ids=TRUSTING)
+def test_the_pull_trusts_what_is_written_beside_it(spec: dict[str, Any], written: dict[str, Any]) -> None:
+    pull = _containers(spec)["pull"]
+    _, options = parse(["pull", *pull["args"]])
+    (mount,) = [mount for mount in pull["volumeMounts"] if mount["name"] == "trusted"]
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "trusted"]
+    assert volume["configMap"]["name"] == written["metadata"]["name"]
+    assert {f"{mount['mountPath']}/{name}": text for name, text in written["data"].items()} == {
+        str(options.verify_key): ALL.trusted
+    }
+
+
+@pytest.mark.parametrize(("release", "path"), [("26.03", "live"), ("26.04", "ready")])
+def test_a_server_that_says_that_a_model_died_is_started_again(release: str, path: str) -> None:
+    """Sooner, the failure shows only in a request to the model; `--probe` sends one on any release."""
+    models = tuple(replace(model, release=release) for model in STORED.models)
+    triton = _containers(pod(replace(STORED, models=models)))["triton"]
+    assert triton["livenessProbe"]["exec"]["command"][-1].endswith(f"/v2/health/{path}")
+    probed = _containers(pod(replace(STORED, models=models, probed=("minilm",))))["triton"]
+    assert "generate" in probed["livenessProbe"]["exec"]["command"][-1]
+    assert f"/v2/health/{path}\n" in probed["livenessProbe"]["exec"]["command"][-1], "another model may have died"
+    assert [url.partition("/v2/")[2] for url in probed["readinessProbe"]["exec"]["command"][-2:]] == [
+        "health/ready",
+        "models/minilm/ready",
+    ]
+
+
+@pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
+def test_a_server_that_hangs_is_started_again_within_30_s(spec: dict[str, Any]) -> None:
+    """Regression: it was asked for its health alone, which stays 200, and had the minutes of a drain to end."""
+    triton = next(c for name, c in _containers(spec).items() if name in ("triton", "kserve-container"))
+    probe = triton["livenessProbe"]
+    assert METHOD in probe["exec"]["command"][-1].splitlines()[0], "an inference, before anything else"
+    silent = probe["failureThreshold"] * probe["periodSeconds"] + ANSWER_S
+    assert silent + probe["terminationGracePeriodSeconds"] <= 30
+    assert probe["failureThreshold"] >= 2
+    assert probe["timeoutSeconds"] > ANSWER_S
+    assert f"--model-repository={LIVENESS_FOLDER}" in triton["args"]
+
+
+def test_triton_outlives_the_gateway_and_both_have_their_time() -> None:
+    """A sidecar is stopped after the containers beside it: https://kubernetes.io/docs/concepts/workloads/pods/."""
+    spec = pod(STORED)
+    assert _containers(spec)["triton"]["restartPolicy"] == "Always", "which makes it a sidecar"
+    assert [container["name"] for container in spec["containers"]] == ["gateway"]
+    leaving = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert spec["terminationGracePeriodSeconds"] >= leaving + Settings().drain_s + 30
+    kserve = PODS["kserve"]
+    assert (
+        kserve["terminationGracePeriodSeconds"]
+        >= kserve["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] + 30
+    )
+
+
+def test_secrets_are_named_and_never_written() -> None:
+    for target in ("kubernetes", "helm"):
+        written = "\n".join(find_target(target).files(ALL).values())
+        assert "kind: Secret" not in written
+    spec = pod(ALL)
+    (keys,) = _containers(spec)["gateway"]["env"]
+    assert keys["valueFrom"] == {"secretKeyRef": {"name": "gateway-keys", "key": "keys"}}
+    assert _containers(spec)["pull"]["envFrom"] == [{"secretRef": {"name": "store-credentials"}}]
+    (_, gateway) = objects(ALL)["pod-monitor"]["spec"]["podMetricsEndpoints"]
+    assert gateway["authorization"]["credentials"] == {"name": "gateway-keys", "key": "metrics"}
+    named = {variable["name"] for container in _containers(spec).values() for variable in container.get("env", ())}
+    assert {name for name in named if re.search("KEY|SECRET|TOKEN", name)} == {"BUILD_REPO_GATEWAY_KEYS"}
+
+
+def test_who_may_talk_to_a_replica_and_to_whom_it_may() -> None:
+    policy = objects(ALL)["network-policy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    clients, prometheus = policy["ingress"]
+    assert [port["port"] for port in clients["ports"]] == [GATEWAY_PORT]
+    assert [port["port"] for port in prometheus["ports"]] == [8002, GATEWAY_PORT]
+    assert [port["port"] for rule in policy["egress"] for port in rule.get("ports", ())] == [53, 53, 9000], (
+        "names, and the store"
+    )
+    for endpoint, port in ((None, 443), ("https://s3.of.example.com", 443), ("http://10.0.0.7", 80)):
+        (_, store) = objects(replace(ALL, endpoint=endpoint))["network-policy"]["spec"]["egress"]
+        assert store == {"ports": [{"protocol": "TCP", "port": port}]}
+    assert objects(IN_IMAGE)["network-policy"]["spec"]["egress"] == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "namespace"),
+    [
+        ("http://rgw.rook", "rook"),
+        ("http://rgw.rook.svc:80", "rook"),
+        ("https://rgw.rook.svc.cluster.local", "rook"),
+        ("http://minio:9000", "text"),
+    ],
+)
+def test_a_store_in_the_cluster_is_reached_whatever_its_pods_listen_on(endpoint: str, namespace: str) -> None:
+    """A policy sees the port of a pod, which is another than that of its service: MinIO's 443 leads to 9000."""
+    *_, store = objects(replace(ALL, endpoint=endpoint))["network-policy"]["spec"]["egress"]
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    assert store == {"to": [{"namespaceSelector": selector}]}
+
+
+def test_a_rollout_has_the_time_that_models_may_take() -> None:
+    """Kubernetes says after ten minutes, unless told otherwise, that a rollout has failed, and Helm goes back."""
+    large = replace(STORED, size=replace(SIZE, memory=200 << 30))
+    for deployment in (STORED, WITH_GPU, large):
+        probe = _containers(pod(deployment))["triton"]["startupProbe"]
+        start = probe["periodSeconds"] * probe["failureThreshold"]
+        assert objects(deployment)["deployment"]["spec"]["progressDeadlineSeconds"] >= start + PULL_S
+        assert start >= deployment.size.memory / LOADED_A_SECOND
+
+
+def test_whoever_selects_a_replica_finds_it() -> None:
+    documents_of_pod = objects(replace(ALL, secrets=STORED.secrets, pooled=True))
+    labels = documents_of_pod["deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert labels.pop("inference.networking.k8s.io/engine-type") == "build-repo"
+    assert documents_of_pod["service"]["spec"]["selector"] == labels
+    assert (
+        "--triton-metrics=http://127.0.0.1:8002/metrics"
+        in _containers(pod(replace(ALL, pooled=True)))["gateway"]["args"]
+    )
+    for name in ("deployment", "disruption-budget", "pod-monitor", "inference-pool"):
+        assert documents_of_pod[name]["spec"]["selector"]["matchLabels"] == labels, name
+    assert documents_of_pod["network-policy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert "replicas" not in documents_of_pod["deployment"]["spec"], "they are for the autoscaler to say"
+    assert objects(STORED)["deployment"]["spec"]["replicas"] == 2
+    (port,) = documents_of_pod["service"]["spec"]["ports"]
+    assert port["targetPort"] in {p["name"] for p in _containers(pod(ALL))["gateway"]["ports"]}

@@ -1,0 +1,185 @@
+"""`build-repo models.yaml` on a worker: a killed build, failed builds among good ones, and the work left."""
+
+from __future__ import annotations
+
+import json
+import os
+import posix
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from builder.cli import main
+from builder.clusters.fleet.executor import Outcome, Progress
+from builder.clusters.fleet.view import Lines
+from builder.commands import build as command
+
+
+class Killing(Lines):
+    """View that kills the worker of the model `killed` during its build."""
+
+    def say(self, message: Progress | Outcome) -> None:
+        super().say(message)
+        if isinstance(message, Progress) and (message.name, message.stage) == ("killed", "export"):
+            os.kill(_worker(os.getpid(), message.worker), signal.SIGKILL)
+
+
+def _worker(parent: int, name: str) -> int:
+    """Return the process id of a worker of `parent`."""
+    (result,) = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if _text(path).split("\0")[-2:] == [name, ""] and f"PPid:\t{parent}\n" in _text(path.with_name("status"))
+    ]
+    return result
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Result of a run of `models`: its status, standard output and standard error, and its environment."""
+
+    models: Path
+    output: Path
+    status: int
+    document: Any
+    printed: str
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def ran(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Ran:
+    """Build four models on one worker: one is killed, one cannot be built, one is good, and one does not exist."""
+    folder = module_folder("fleet")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text("{}")
+    output, models = folder / "model_repository", folder / "models.yaml"
+    models.write_text(
+        f"defaults: {{output: {output}, max_length: 64}}\nmodels:\n"
+        f"  - {{model: {checkpoint('topics')}, name: killed}}\n  - {{model: {folder / 'broken'}}}\n"
+        f"  - {{model: {checkpoint('topics')}, name: good}}\n  - {{model: no-such/absent}}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUILD_REPO_CACHE", str(folder / "cache"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(signal, "signal", lambda *_: None)
+        patch.setattr(command, "view", lambda console, plan, workers: Killing(console, len(plan.builds)))
+        written, printed = Console(record=True, width=500), []
+        patch.setattr(command, "screen", written)
+        patch.setattr("builtins.print", lambda text: printed.append(text))
+        status = main([str(models), "--workers", "1", "--json"])
+        return Ran(models, output, status, json.loads(printed[0]), written.export_text(), dict(os.environ))
+
+
+def test_a_worker_that_is_killed_and_builds_that_fail_stop_nothing_else(ran: Ran) -> None:
+    assert ran.status == 1
+    (document,) = ran.document
+    assert (document["name"], document["version"]) == ("good", 1)
+    assert json.loads((ran.output / "good" / "build.json").read_text()) == document
+    assert "[1/3] ✗ killed: its process was killed by SIGKILL in the stage 'export'; the machine may be" in ran.printed
+    assert "[2/3] ✗ broken: " in ran.printed
+    assert "[3/3] ✓ good: version 1 in " in ran.printed
+    *_, absent, killed, broken, numbers = ran.printed.strip().splitlines()
+    assert absent.startswith("✗ absent: no folder no-such/absent here")
+    assert killed.startswith("✗ killed: its process was killed")
+    assert broken.startswith("✗ broken: ")
+    assert numbers.startswith("1 built, 0 unchanged, 3 failed in ")
+
+
+def test_a_run_leaves_no_worker_and_no_file_behind(ran: Ran) -> None:
+    left = {path.name for path in ran.models.parent.iterdir()}
+    assert left == {"broken", "cache", "model_repository", "models.yaml"}
+    assert {path.name for path in ran.output.iterdir()} == {"good"}
+    workers = [path for path in Path("/proc").glob("[0-9]*/cmdline") if "builder.clusters.fleet.worker" in _text(path)]
+    own = [path for path in workers if f"PPid:\t{os.getpid()}\n" in _text(path.with_name("status"))]
+    assert own == []
+
+
+@pytest.fixture
+def later(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """Set the environment and cores of that run for later commands of this process."""
+    for name in ("BUILD_REPO_CACHE", "HF_HUB_OFFLINE", "TMPDIR"):
+        monkeypatch.setenv(name, ran.environment[name])
+    monkeypatch.setattr(os, "sched_getaffinity", posix.sched_getaffinity)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return ran
+
+
+def test_what_is_left_to_do_is_planned(later: Ran, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([str(later.models), "--dry-run", "--json"]) == 1  # one model cannot be built
+    planned = capfd.readouterr()
+    plan = json.loads(planned.out)
+    assert {model["name"]: model["status"] for model in plan["models"]} == {
+        "killed": "new",
+        "broken": "new",
+        "good": "unchanged",
+        "absent": "refused",
+    }
+    (killed,) = [model for model in plan["models"] if model["name"] == "killed"]
+    assert killed["kept"] == "climb", "it differs from `good` in its name alone"
+    assert killed["seconds"] > 0, "a model of its kind and size was built"
+    assert killed["memory"] > 3e8
+    assert "4 models: 2 new, 1 unchanged, 1 refused (1 with stages in the cache); about " in planned.err
+    main([str(later.models), "--dry-run"])
+    table = capfd.readouterr().out
+    assert "killed" in table
+    assert "good" not in table
+
+
+def test_what_is_unchanged_is_not_built_again(
+    later: Ran, checkpoint: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = json.loads((later.output / "good" / "build.json").read_text())
+    assert (
+        main([str(checkpoint("topics")), "--name", "good", "--max-length", "64", "-o", str(later.output), "--json"])
+        == 0
+    )
+    again = capfd.readouterr()
+    assert "nothing to do: version 1 of good is what this would build" in again.err
+    assert json.loads(again.out) == report
+    assert not (later.output / "good" / "2").exists()
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """Their temporary files are gone too. The folder that they start from has a package of our name."""
+    (tmp_path / "builder").mkdir()
+    (tmp_path / "builder" / "__init__.py").write_text("raise ImportError('not the builder')")
+    program = (
+        "import time\nfrom builder.clusters.fleet.processes import Worker\nworker = Worker('orphan', False)\n"
+        "worker._start()\nprint(worker.process.pid, flush=True)\ntime.sleep(60)"
+    )
+    command = [sys.executable, "-P", "-c", program]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as parent:
+        assert parent.stdout is not None
+        worker = Path("/proc", parent.stdout.readline().strip())
+        time.sleep(1.5)
+        assert _text(worker / "cmdline"), "it ended by itself"
+        parent.kill()
+    end = time.monotonic() + 300  # it looks once its imports are done
+    while _text(worker / "cmdline") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _text(worker / "cmdline")
+    assert [path.name for path in tmp_path.iterdir()] == ["builder"]
+
+
+@pytest.mark.parametrize("value", ["0", "many", "-1"])
+def test_a_number_of_workers_that_cannot_be_meant(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["org/model", "--workers", value])
+    assert "argument --workers" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""The process that a build runs in: how its threads wait, and how often it looks for garbage."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from builder.building import pipeline
+from builder.cli import main
+from builder.clusters.fleet import work
+from builder.clusters.fleet.work import SELDOM, SPINS, load_libraries, seldom_collecting
+from builder.common.errors import SpecError
+
+LOADS = (
+    "import ctypes, sys; from builder.clusters.fleet.work import spin_briefly; spin_briefly(); ctypes.CDLL(sys.argv[1])"
+)
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(None, SPINS), ("77", "77")])
+def test_the_threads_of_torch_spin_briefly_or_as_the_user_says(stated: str | None, expected: str) -> None:
+    """GNU OpenMP reads the setting when it is loaded, and reports it."""
+    packages = Path(torch.__file__).parent.parent
+    library = next(file for folder in ("torch/lib", "torch.libs") for file in packages.glob(f"{folder}/libgomp*"))
+    around = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    around |= {"OMP_DISPLAY_ENV": "verbose"} | ({} if stated is None else {"GOMP_SPINCOUNT": stated})
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, str(library)], env=around, capture_output=True, text=True, check=True
+    )
+    assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr
+
+
+def test_garbage_is_looked_for_as_before_afterwards() -> None:
+    before = gc.get_threshold()
+    with seldom_collecting():
+        assert gc.get_threshold() == SELDOM
+    assert gc.get_threshold() == before
+
+
+def test_a_command_that_builds_one_model_has_what_a_worker_has(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: only workers and the benchmark had it, and GPT-2 took half as long again."""
+    found: list[object] = []
+
+    def build(*_: object) -> None:
+        found.extend([gc.get_threshold(), os.environ.get("GOMP_SPINCOUNT")])
+        raise SpecError("that is all")
+
+    monkeypatch.setattr(pipeline, "build", build)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that it is put back
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        assert main([str(checkpoint("topics")), "--name", "topics", "--output", str(tmp_path)]) == 1
+    finally:
+        gc.set_threshold(*before)
+    assert found == [SELDOM, SPINS]
+
+
+def test_libraries_are_loaded_once_and_never_looked_at_for_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_story.py").write_text("import gc\nlooked = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(work, "STORY", "a_story")
+    try:
+        load_libraries()
+        assert not sys.modules["a_story"].looked
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        gc.unfreeze()
+        load_libraries()
+        assert gc.get_freeze_count() == 0, "what a second build made may be garbage"
+    finally:
+        gc.unfreeze()
+        sys.modules.pop("a_story", None)

@@ -1,0 +1,251 @@
+"""Serving and building on a Ray cluster of several nodes, with replicas and nodes killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.clusters.fleet.executor import Job, Outcome, Progress
+from builder.clusters.fleet.ray import OnRay
+from builder.clusters.ray.cluster import NAME, connected, serving
+from builder.clusters.ray.options import read_options
+from builder.options import make_spec
+from builder.serving.server.triton import free_ports
+from tests.clusters.ray.cluster import Nodes, kill, ray_nodes, stop, stubs
+from tests.models import join
+
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
+WAIT_S = 300
+TEXT = "The museum opens late on Fridays"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """Run a cluster without cores: each test says how many nodes it needs."""
+    with ray_nodes() as nodes:
+        yield nodes
+
+
+def test_a_build_goes_on_elsewhere_when_its_node_is_killed(
+    nodes: Nodes, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    nodes.at_least(1)
+    output = tmp_path / "repository"
+    good, bad = (
+        make_spec(model=model, name=name, output=output, max_length=64)
+        for name, model in (("good", str(checkpoint("topics"))), ("bad", str(tmp_path / "nowhere")))
+    )
+    events: list[Progress | Outcome] = []
+    for news in OnRay(nodes.address).run([Job(good, 500_000_000), Job(bad, 500_000_000)]):
+        events.append(news)
+        if isinstance(news, Progress) and (news.name, news.stage) == ("good", "export") and _deaths(events) == 0:
+            nodes.kill(news.worker.split()[1].split(":")[0])
+            nodes.at_least(1)
+    outcomes = {news.name: news for news in events if isinstance(news, Outcome)}
+    assert outcomes["bad"].error is not None
+    assert "neither a folder nor a Hub id" in outcomes["bad"].error
+    report = outcomes["good"].report
+    assert report is not None
+    assert report.version == 1
+    assert _deaths(events) == 1
+    assert {path.name for path in output.iterdir()} == {"good"}
+
+
+def _deaths(events: list[Progress | Outcome]) -> int:
+    """Return how often the worker of the model `good` died; that of the other may have been on the same node."""
+    stages = [news.stage for news in events if isinstance(news, Progress) and news.name == "good"]
+    return sum("its worker died" in stage for stage in stages)
+
+
+@pytest.fixture(scope="module")
+def models(built: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
+    """Return a repository of a classifier, one with an engine beside it, and a model that generates."""
+    return join([built(name) for name in ("topics", "flags", "writes")], module_folder("on-ray") / "models")
+
+
+@dataclass
+class Site:
+    """Application for clients. `nodes`: those that it runs on; `models`: its repository."""
+
+    port: int
+    nodes: Nodes
+    models: Path
+    failures: list[Any] = field(default_factory=list)
+
+    def open(self, path: str, body: Any) -> Any:
+        """Return the response, to be read."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        return urllib.request.urlopen(request, timeout=WAIT_S)
+
+    def classify(self, name: str) -> Any:
+        """Return the answer of a classifier."""
+        with self.open("/v1/tasks/text-classification", {"model": name, "inputs": [TEXT]}) as response:
+            return json.loads(response.read())[0][0]["label"]
+
+    def stubs(self, model: str) -> dict[int, int]:
+        """Return the processes of a model, and the Triton of each."""
+        return stubs(self.models / model)
+
+    def replicas(self) -> dict[str, int]:
+        """Return the number of replicas by state."""
+        from ray import serve
+
+        return dict(serve.status().applications[NAME].deployments["Triton"].replica_states)
+
+    def whole(self) -> Site:
+        """Wait until it is as in the beginning: two replicas, on two nodes."""
+        self.nodes.at_least(2)
+        _wait_for(lambda: self.replicas() == {"RUNNING": 2})
+        return self
+
+    def write(self, name: str) -> None:
+        """Let a generating model write for a while."""
+        body = {"model": name, "prompt": "a", "max_tokens": 100, "ignore_eos": True}
+        with self.open("/v1/completions", body) as response:
+            assert json.loads(response.read())["usage"]["completion_tokens"] == 100
+
+    @contextmanager
+    def asked(self, clients: int, ask: Callable[[], object]) -> Iterator[list[int]]:
+        """Run clients that ask again and again meanwhile: one item for each answer. Failures are recorded."""
+        done, counts = threading.Event(), list[int]()
+        threads = [threading.Thread(target=self._ask_until, args=(done, ask, counts)) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield counts
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+
+    def _ask_until(self, done: threading.Event, ask: Callable[[], object], counts: list[int]) -> None:
+        while not done.is_set():
+            try:
+                ask()
+                counts.append(1)
+            except (urllib.error.URLError, OSError, KeyError) as error:
+                self.failures.append(error)
+
+
+@pytest.fixture(scope="module")
+def site(nodes: Nodes, models: Path) -> Iterator[Site]:
+    """Serve two replicas, each with memory for two models, on nodes of their own.
+
+    A third starts if there is another node and each has more than 3 requests at once.
+    """
+    nodes.at_least(2)
+    replicas = {"min_replicas": 2, "max_replicas": 3, "models_per_replica": 1}
+    options = read_options({"repository": str(models), **replicas, "busy": 3, "grow_after_s": 0.5, "shrink_after_s": 5})
+    port = free_ports().http
+    with connected(nodes.address), _looking_often(), serving(options, "127.0.0.1", port):
+        yield Site(port, nodes, models)
+
+
+@contextmanager
+def _looking_often() -> Iterator[None]:
+    """Make Ray count the requests of applications all the time, not every ten seconds over the last thirty."""
+    from ray import serve
+
+    deployment = serve.deployment
+
+    def hurried(*positional: Any, **options: Any) -> Any:
+        if "autoscaling_config" in options:
+            options["autoscaling_config"] |= {"metrics_interval_s": 0.2, "look_back_period_s": 1.0}
+        return deployment(*positional, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "deployment", hurried)
+        yield
+
+
+def test_requests_go_where_their_model_is_loaded(site: Site) -> None:
+    """Two models, and room for one in each replica: none is loaded twice."""
+    site.whole()
+    first = {name: site.classify(name) for name in ("topics", "flags")}
+    loaded = site.stubs("topics"), site.stubs("flags"), site.stubs("flags_model")
+    assert [len(processes) for processes in loaded] == [1, 1, 1]
+    for _ in range(10):
+        assert {name: site.classify(name) for name in ("topics", "flags")} == first
+    assert (site.stubs("topics"), site.stubs("flags"), site.stubs("flags_model")) == loaded
+
+
+def test_a_model_runs_with_the_priority_of_other_programs(site: Site) -> None:
+    """Ray's own default is a niceness of 15: on a busy node, Triton got next to no processor."""
+    site.whole().classify("topics")
+    tritons = site.stubs("topics").values()
+    assert [os.getpriority(os.PRIO_PROCESS, triton) for triton in tritons] == [os.getpriority(os.PRIO_PROCESS, 0)]
+
+
+def test_a_model_that_does_not_exist(site: Site) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        site.classify("nosuch")
+    with refused.value as response:
+        assert (response.status, json.load(response)["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_node_that_is_killed_loses_no_request(site: Site) -> None:
+    site.whole().classify("topics")
+    process = next(iter(site.stubs("topics")))  # which may outlive its node: the backend's own watch can hang
+    with site.asked(4, lambda: site.classify("topics")) as counts:
+        _wait_for(lambda: len(counts) > 20)
+        site.nodes.kill(site.nodes.of(process))
+        before = len(counts)
+        _wait_for(lambda: len(counts) > before + 50)
+    assert site.failures == []
+
+
+def test_a_replica_comes_when_there_is_more_to_do_and_goes_afterwards(site: Site) -> None:
+    """The new one is asked too: it loads the model. None of the requests fails, then or when it goes."""
+    site.whole()
+    site.nodes.at_least(3)
+    with site.asked(13, lambda: site.write("writes")):
+        _wait_for(lambda: site.replicas() == {"RUNNING": 3})
+        _wait_for(lambda: len(set(site.stubs("writes").values())) == 3)
+    with site.asked(1, lambda: site.write("writes")):
+        _wait_for(lambda: site.replicas().get("RUNNING") == 2)
+    assert site.failures == []
+
+
+def test_a_stream_that_has_begun_ends_with_an_error(site: Site) -> None:
+    events = _broken_stream(site)
+    assert "choices" in events[0]
+    assert events[-1]["error"]["type"] == "service_unavailable_error"
+    assert site.open("/v1/completions", {"model": "writes", "prompt": "a", "max_tokens": 2}).status == 200
+
+
+def _broken_stream(site: Site) -> list[Any]:
+    """Return the events of a stream whose Triton is killed after the first of them."""
+    body = {"model": "writes", "prompt": "a", "max_tokens": 120, "ignore_eos": True}
+    site.open("/v1/completions", {**body, "max_tokens": 1}).close()
+    loaded = site.stubs("writes")
+    with site.open("/v1/completions", {**body, "stream": True}) as response:
+        lines = [response.readline()]
+        for process, triton in loaded.items():
+            stop(process)
+            kill(triton)
+            kill(process)
+        lines += [line for line in response if line.strip()]
+    if lines[-1].strip() == b"data: [DONE]":  # it was faster than this process
+        return _broken_stream(site)
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines]
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -1,0 +1,126 @@
+"""The arguments of an application, and models that a replica has loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import pytest
+
+from builder.clusters.ray import replica
+from builder.clusters.ray.cluster import LOOPBACK, PATIENCE, SETTINGS, connected
+from builder.clusters.ray.options import read_options
+from builder.clusters.ray.replica import Loaded
+from builder.commands import serve
+from builder.common.errors import ServeError, SpecError
+from builder.serving.server.triton import Ports, Server
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ({}, "repository: Field required"),
+        ({"repository": "r", "replicas": 2}, "replicas: Extra inputs"),
+        ({"repository": "r", "min_replicas": 3, "max_replicas": 2}, "max_replicas is 2, less than min_replicas, 3"),
+        ({"repository": "r", "busy": 0}, "busy: .* greater than 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(SpecError, match=wrong):
+        read_options(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--ray"], "--ray needs --openai-port"),
+        (["--ray", "--openai-port", "9000", "--strict"], "leave out --load-on-demand, --strict"),
+        (["--replicas", "2"], "--replicas and --models-per-replica are of --ray"),
+        (["--ray", "--openai-port", "9000", "--replicas", "3:2"], "max_replicas is 2, less than min_replicas, 3"),
+    ],
+)
+def test_options_of_serve_that_do_not_go_together(arguments: list[str], why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        serve.run(serve.parser().parse_args(arguments))
+
+
+def test_a_cluster_that_does_not_start_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises an Exception of no other type then."""
+
+    def init(**options: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    for name, value in {**SETTINGS, **LOOPBACK}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ServeError, match="no Ray cluster at this machine: The current node timed out"), connected(None):
+        pass
+
+
+def test_a_node_has_longer_to_start_than_ray_gives_it_unless_somebody_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsaid, *stated = PATIENCE
+    longer = {name: f"{PATIENCE[name]}0" for name in stated}
+    for name, value in {**SETTINGS, **LOOPBACK, **PATIENCE, **longer}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(unsaid)
+    environment: dict[str, str] = {}
+    monkeypatch.setattr("ray.init", lambda **options: environment.update(os.environ))
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with connected(None):
+        pass
+    assert environment.items() >= {**longer, unsaid: PATIENCE[unsaid]}.items()
+
+
+class FakeControl(AbstractContextManager["FakeControl"]):
+    """serve.control.Control that only records its calls."""
+
+    calls: list[tuple[str, str]]
+
+    def __init__(self, url: str, repository: Path) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def again(self, name: str) -> None:
+        self.calls.append(("load", name))
+
+    def unload(self, name: str) -> None:
+        self.calls.append(("unload", name))
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """Return a model that is loaded on a running server."""
+    monkeypatch.setattr(FakeControl, "calls", [], raising=False)
+    monkeypatch.setattr(replica, "Control", FakeControl)
+    process = cast("subprocess.Popen[str]", type("Running", (), {"poll": lambda self: None})())
+    return Loaded(Server("", Ports(), process, [], True, tmp_path), "topics")
+
+
+def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: Loaded) -> None:
+    lease = loaded.lease()
+    lease.__enter__()
+    deleting = threading.Thread(target=loaded.__del__)
+    deleting.start()
+    deleting.join(0.1)
+    assert deleting.is_alive()
+    assert FakeControl.calls == [("load", "topics")]
+    lease.__exit__(None, None, None)
+    deleting.join(300)
+    assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]
+
+
+def test_a_model_is_unloaded_once(loaded: Loaded) -> None:
+    loaded.__del__()
+    loaded.__del__()
+    assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]

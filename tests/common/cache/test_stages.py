@@ -1,0 +1,253 @@
+"""A stage runs once for its inputs, and again for any others."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from builder.building import keys
+from builder.building.families import begin, encoder
+from builder.building.pipeline import build
+from builder.building.stage_keys import EXACT, EXPORT, LAID_OUT, REFERENCE, SERVING_LAID_OUT, stage_keys
+from builder.building.stages import Reader
+from builder.checkpoints.resolve import resolve
+from builder.common.cache.entries import Entries
+from builder.common.errors import VerificationError
+from builder.options import BuildSpec, Serving, make_spec
+from builder.repository.report.record import BuildReport
+from tests.models import GENERATORS, READERS
+
+STAGES = ("export", "reference", "fuse", "verify", "climb")
+Counted = Callable[..., tuple[BuildReport, list[str]]]
+
+
+@pytest.fixture(scope="module")
+def first(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
+    """Return the cache after one build of `topics`, and the repository beside it."""
+    folder = module_folder("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUILD_REPO_CACHE", str(folder / "cache"))
+        build(make_spec(model=str(checkpoint("topics")), name="topics", output=folder / "repository"))
+    return folder
+
+
+@pytest.fixture
+def again(first: Path, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Return a function that builds `topics` after that build and returns the stages that ran."""
+    shutil.copytree(first / "cache", tmp_path / "cache")
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    done: list[str] = []
+    for stage in STAGES:
+        monkeypatch.setattr(encoder.Encoder, stage, _noting(done, stage, getattr(encoder.Encoder, stage)))
+
+    def run(model: Path | None = None, **options: Any) -> tuple[BuildReport, list[str]]:
+        done.clear()
+        spec = make_spec(
+            model=str(model or checkpoint("topics")), **{"name": "topics", "output": tmp_path / "again", **options}
+        )
+        return build(spec), list(done)
+
+    return run
+
+
+def _noting(done: list[str], name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*arguments: Any) -> Any:
+        done.append(name)
+        return stage(*arguments)
+
+    return noted
+
+
+def test_nothing_is_done_again_for_the_same(again: Counted, first: Path) -> None:
+    before = json.loads((first / "repository" / "topics" / "build.json").read_text())
+    report, done = again()
+    assert done == []
+    assert report.verified
+    assert list(report.kept) == ["climb"]
+    assert report.files["topics"]["1/model.onnx"] == before["files"]["topics"]["1/model.onnx"]
+    assert report.ladder == tuple(type(report.ladder[0])(**rung) for rung in before["ladder"]), "as it was measured"
+
+
+@pytest.mark.parametrize(
+    ("options", "redone"),
+    [
+        (
+            {"max_batch_size": 8, "max_queue_delay_us": 100, "serving": {"priority_levels": 2, "default_priority": 1}},
+            (),
+        ),
+        ({"name": "other"}, ()),
+        ({"precision": "int8"}, ("climb",)),
+        ({"level": "O1"}, ("fuse", "verify", "climb")),
+        ({"serving": {"token_budget": 512}}, ("reference", "fuse", "verify", "climb")),
+        ({"max_length": 32}, STAGES),
+    ],
+)
+def test_an_option_costs_what_depends_on_it(
+    again: Counted, tmp_path: Path, options: dict[str, Any], redone: tuple[str, ...]
+) -> None:
+    report, done = again(**options)
+    assert tuple(done) == redone
+    served = json.loads((tmp_path / "again" / report.name / "1" / "serving.json").read_text())
+    assert served["batching"]["max_rows"] == options.get("max_batch_size", 64)
+    assert again(**options)[1] == []
+
+
+def test_what_is_chosen_by_time_is_not_compared_with_a_time_of_a_build_that_chose_nothing(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The time of a build without a choice is a rough one. All of these judge on samples that no fit has seen."""
+    options: dict[str, Any] = {"model": str(checkpoint("topics")), "output": tmp_path}
+    chosen, stated = ({**options, "precision": one} for one in ("auto", "int8-static"))
+    for engine in ({}, {"engine": "auto"}):
+        of_chosen, of_stated = (stage_keys(make_spec(**one, **engine)) for one in (chosen, stated))
+        assert [stage for stage in STAGES if of_chosen[stage] != of_stated[stage]] == ["verify", "climb"]
+
+
+def test_other_weights_are_another_checkpoint(
+    again: Counted, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    other = tmp_path / checkpoint("topics").name
+    shutil.copytree(checkpoint("topics"), other)
+    assert again(other)[1] == [], "a copy is the same"
+    weights = other / "model.safetensors"
+    before = weights.stat()
+    tensors = load_file(weights)
+    name = next(name for name in tensors if name.endswith("query.weight"))
+    save_file({**tensors, name: tensors[name] + torch.tensor(0.125)}, weights, metadata={"format": "pt"})
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_size == before.st_size
+    report, done = again(other)
+    assert tuple(done) == STAGES
+    assert report.kept == {}
+
+
+@pytest.mark.parametrize("changed", ["libraries", "code"])
+def test_other_libraries_or_code_make_everything_again(
+    again: Counted, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setattr(keys, changed, lambda: (("torch", "another"),) if changed == "libraries" else "another")
+    assert tuple(again()[1]) == STAGES
+
+
+def test_what_is_damaged_is_made_again(again: Counted, tmp_path: Path) -> None:
+    graph = max((tmp_path / "cache" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 1
+    graph.write_bytes(content)
+    report, done = again()
+    assert "climb" in done
+    assert report.files["topics"]["1/model.onnx"] == again(name="sound")[0].files["sound"]["1/model.onnx"]
+    for path in (tmp_path / "cache" / "stages").iterdir():
+        path.write_text("{")
+    assert tuple(again()[1]) == STAGES
+    assert again()[1] == []
+
+
+def test_what_is_kept_is_compared_again(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict of an earlier build is not a reason to publish."""
+    monkeypatch.setattr(encoder, "TOLERANCE", -1.0)
+    with pytest.raises(VerificationError, match="the error of the fused graph"):
+        again()
+
+
+def test_nothing_is_kept_where_the_user_says_so(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", "off")
+    report, done = again()
+    assert tuple(done) == STAGES
+    assert report.kept == {}
+
+
+def test_a_document_runs_nothing(tmp_path: Path) -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"not kept as posix\.system"):
+        Reader(io.BytesIO(pickle.dumps(os.system)), None).load()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["topics", "writes", pytest.param("sums", marks=pytest.mark.slow)])
+def test_a_stage_reads_no_option_that_its_key_leaves_out(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    read: set[str] = set()
+    changes: dict[str, dict[str, Any]] = {"writes": {"max_length": 64}, "sums": {"task": "summarization"}}
+    spec = _recording(read)(model=str(checkpoint(name)), output=tmp_path, **changes.get(name, {}))
+    family = begin(spec, resolve(spec), tmp_path, lambda stage: nullcontext())
+    laid_out = {*LAID_OUT, *(f"serving.{name}" for name in SERVING_LAID_OUT)}
+
+    def unseen(known: tuple[str, ...]) -> set[str]:
+        unknown = {option for option in read if option.split(".")[0] not in known or option in laid_out}
+        read.clear()
+        return unknown
+
+    read.clear()
+    exported = family.export()
+    assert unseen(EXPORT) == set()
+    reference = family.reference(exported)
+    assert unseen((*REFERENCE, "samples")) == set()
+    fused = family.fuse(exported)
+    assert unseen(EXACT) == set()
+    exact = family.verify(fused, reference)
+    fitted = {"precision", "prune"}  # of which the key has `fits`
+    assert unseen((*EXACT, "samples")) <= {*fitted, "max_batch_size", "name", "model"}
+    family.climb(exact, lambda stage: nullcontext())
+    assert unseen(tuple(BuildSpec.model_fields)) <= {"max_batch_size", "name"}
+
+
+def _recording(read: set[str]) -> type[BuildSpec]:
+    """Return a specification class that records which of its options are read."""
+
+    class RecordedServing(Serving):
+        def __getattribute__(self, name: str) -> Any:
+            if name in Serving.model_fields:
+                read.add(f"serving.{name}")
+            return super().__getattribute__(name)
+
+    class Recorded(BuildSpec):
+        def __getattribute__(self, name: str) -> Any:
+            if name in BuildSpec.model_fields and name != "serving":
+                read.add(name)
+            value = super().__getattribute__(name)
+            return RecordedServing(**dict(value)) if name == "serving" else value
+
+    return Recorded
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("writes", GENERATORS["writes"][1]),
+        pytest.param("writes_openvino", GENERATORS["writes_openvino"][1], marks=pytest.mark.slow),
+        pytest.param("sums", READERS["sums"][2], marks=pytest.mark.slow),
+    ],
+)
+def test_models_that_generate_are_kept_too(
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: dict[str, Any],
+) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    spec = {"model": str(checkpoint(name)), "name": name, **options}
+    first = build(make_spec(**spec, output=tmp_path / "first"))
+    again = build(make_spec(**spec, output=tmp_path / "again"))
+    assert list(again.kept) == ["climb"]
+    assert again.files == first.files
+    smaller = {"precision": "int8", "quality": 0.0, "perplexity": 1e9}
+    assert list(build(make_spec(**spec, **smaller, output=tmp_path / "int8")).kept) == ["verify"]
+
+
+def test_entries_know_what_they_are(again: Counted, tmp_path: Path) -> None:
+    entries = [entry for entry, _ in Entries(tmp_path / "cache").all()]
+    assert {entry.stage for entry in entries} == set(STAGES)
+    assert {entry.model for entry in entries} == {"topics"}
+    assert set(stage_keys(make_spec(model=str(tmp_path)))) == set(STAGES)

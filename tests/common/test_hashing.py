@@ -1,0 +1,45 @@
+"""Hashes of files are those of their contents, one after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from builder.common.hashing import LARGE, Digests, sha256_of
+
+
+def test_several_files_are_hashed_as_if_they_were_one(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"a" * (1 << 20))
+    second.write_bytes(b"b")
+    assert sha256_of(first, second) == hashlib.sha256(first.read_bytes() + b"b").hexdigest()
+    assert sha256_of(second, first) != sha256_of(first, second)
+
+
+def test_a_file_that_is_not_there_has_no_hash(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        sha256_of(tmp_path / "absent")
+
+
+def test_a_large_file_is_hashed_again_once_it_was_written_and_not_for_another_name(tmp_path: Path) -> None:
+    digests = Digests()
+    file, other, one, two = tmp_path / "file", tmp_path / "other", b"1" * LARGE, b"2" * LARGE
+    file.write_bytes(one)
+    first = digests.of(file)
+    os.link(file, other)
+    stat = file.stat()
+    file.write_bytes(two)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as if there were none: nothing was read for these two
+    assert digests.of(file) == digests.of(other) == first == sha256_of_bytes(one)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+    assert digests.of(other) == Digests().of(file) == sha256_of_bytes(two)
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        digests.of(file)
+
+
+def sha256_of_bytes(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

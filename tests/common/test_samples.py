@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from builder.building.pipeline import build
+from builder.building.variants.evaluator import FEWEST
+from builder.checkpoints.tasks import all_tasks
+from builder.checkpoints.tasks.base import EncoderTask
+from builder.common.errors import SpecError
+from builder.common.samples import TEXTS, load_samples
+from builder.options import make_spec
+from builder.runtime.fields import Field
+
+FIELDS = (Field("text_input", "TYPE_STRING"), Field("top_k", "TYPE_INT32", optional=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"text_input": "a"}\nnot json\n', "line 2, is not JSON"),
+        ('{"text": "a"}\n', "line 1: expected an object with text_input"),
+        ('{"text_input": "a", "topk": 1}\n', "line 1: expected an object with text_input .and perhaps top_k."),
+        ("\n\n", "holds no sample"),
+    ],
+)
+def test_samples_that_do_not_fit_name_their_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load_samples(path, FIELDS)
+
+
+def test_only_a_line_feed_ends_a_sample(tmp_path: Path) -> None:
+    """JSON allows the other line ends of Unicode inside a text."""
+    texts = ["one\u2028two", "three\x85four", "five"]
+    path = tmp_path / "samples.jsonl"
+    lines = [json.dumps({"text_input": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes("\r\n".join(lines).encode())
+    assert [sample["text_input"] for sample in load_samples(path, FIELDS)] == texts
+
+
+def test_the_users_samples_are_what_is_verified(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"text_input": "One fox.", "top_k": 2}\n\n{"text_input": "Two boxes."}\n')
+    spec = make_spec(model=str(checkpoint("topics")), name="t", output=tmp_path / "r", samples=path)
+    assert build(spec).samples == 2
+    path.write_text('{"text_input": "' + "word " * 900 + '"}\n')
+    with pytest.raises(SpecError, match="sample 1 is refused by the model itself: row 0 has"):
+        build(spec)
+    path.write_text('{"text_input": "One fox."}\n{"text_input": "Two boxes.", "top_k": 2.5}\n')
+    with pytest.raises(SpecError, match=r"sample 2: top_k is 2\.5; expected INT32"):
+        build(spec)
+
+
+def test_the_default_texts_are_of_mixed_length() -> None:
+    words = sorted(len(text.split()) for text in TEXTS)
+    assert words[0] < 10
+    assert words[-1] > 120
+    assert len(set(TEXTS)) == len(TEXTS) == 32
+
+
+def test_every_encoder_task_has_enough_samples_to_calibrate_on() -> None:
+    tasks = [task for task in all_tasks().values() if isinstance(task, EncoderTask)]
+    assert len(tasks) >= 8
+    assert {task.name: len(task.samples) for task in tasks if len(task.samples) < FEWEST} == {}

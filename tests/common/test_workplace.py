@@ -1,0 +1,251 @@
+"""A full disk, however it is found: one line, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from builder.building import pipeline
+from builder.checkpoints import fetch as fetch_module
+from builder.checkpoints.resolve import resolve
+from builder.cli import main
+from builder.common.errors import ExportError, RepositoryError
+from builder.common.workplace import PREFIX, scratch, workplace
+from builder.engines.optimise.fusion import fuse
+from builder.graphs.export import encoder
+from builder.options import make_spec
+from builder.repository.transaction import refuse_unwritable
+from tests.models import options_of
+
+FULL_DEVICE = Path("/dev/full")  # on which every write fails as on a full disk
+
+
+def _python() -> None:
+    FULL_DEVICE.write_bytes(b"a graph")
+
+
+def _native() -> None:
+    raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : write failed:\nNo space left on device")
+
+
+def _of_a_quota() -> None:
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
+def _in_an_export() -> None:
+    try:
+        _python()
+    except OSError as error:
+        raise ExportError("the graph could not be written") from error
+
+
+@pytest.mark.parametrize("write", [_python, _native, _of_a_quota, _in_an_export])
+def test_a_full_disk_is_one_line_with_what_to_do(write: Callable[[], None]) -> None:
+    full = r"(No space left on device|Disk quota exceeded).*TMPDIR"
+    with pytest.raises(RepositoryError, match=full) as refusal, workplace() as folder:
+        write()
+    assert "\n" not in str(refusal.value)
+    assert not folder.exists()
+
+
+def test_a_disk_without_room_for_a_folder_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library tempfile tries to write in each place, and then says that there is none."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
+    with pytest.raises(RepositoryError, match=r"No usable temporary directory .* TMPDIR"), workplace():
+        pass
+
+
+@pytest.mark.parametrize("error", [ExportError("no graph"), RepositoryError("its own disk: No space left"), KeyError()])
+def test_other_errors_are_themselves(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, workplace():
+        raise error
+    assert raised.value is error
+
+
+def test_another_disk_that_is_full_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError) as refusal, workplace():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "kept"))
+    assert str(tmp_path / "kept") in str(refusal.value)
+    assert "TMPDIR" not in str(refusal.value)
+
+
+def test_the_cache_of_the_hub_is_named_where_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fetch_module, "snapshot_download", snapshot)
+    with (
+        pytest.raises(RepositoryError, match=r"has no room in the cache of the Hub, .*HF_HOME") as refusal,
+        workplace(),
+    ):
+        fetch_module.fetch("org/writer", None, weights=True)
+    assert "TMPDIR" not in str(refusal.value)
+
+
+def test_a_version_that_is_laid_out_for_a_store_is_a_file_of_the_build() -> None:
+    """The user chose a store, and no folder."""
+
+    def lay_out(folder: Path) -> None:
+        try:
+            _python()
+        except OSError as error:
+            raise RepositoryError(f"{folder} could not be written (No space left on device). Choose another") from error
+
+    with pytest.raises(RepositoryError, match=r"No space left on device.*TMPDIR") as refusal, workplace() as folder:
+        lay_out(folder / "version_1")
+    assert "version_1" not in str(refusal.value)
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_fused_graph(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the unfused graph, which might have room, would be published as if the model had no other."""
+    tried = []
+
+    def write(*_: object) -> None:
+        tried.append(1)
+        _python()
+
+    monkeypatch.setattr(encoder, "export_module", write)
+    with pytest.raises(OSError, match="No space left on device"):
+        encoder.export(resolve(make_spec(model=str(checkpoint("topics")))), tmp_path)
+    assert tried == [1]
+
+
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list whose last value is the free space where temporary files are; every query gets it."""
+    free = [1 << 60]
+    monkeypatch.setattr("builder.common.workplace.shutil.disk_usage", lambda place: Disk(1 << 60, 0, free[-1]))
+    return free
+
+
+@pytest.mark.parametrize("model", ["topics", "writes", "sums"])
+def test_a_disk_that_the_graphs_do_not_fit_on_is_refused_before_they_are_made(
+    model: str, free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names their size and the folder; graphs kept from an earlier build need no room."""
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    spec = make_spec(model=str(checkpoint(model)), name="m", output=tmp_path / "repository", **options_of(model))
+    free.append(2 * (checkpoint(model) / "model.safetensors").stat().st_size // 3)
+    stages: list[str] = []
+    with pytest.raises(RepositoryError, match=r"take about 0\.0 GB, and 0\.0 GB are free in .*set TMPDIR"):
+        pipeline.build(spec, lambda name: _noting(name, stages))
+    assert stages[-1] == "export"
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_disk_that_others_have_filled_since_the_export_is_named(
+    free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """ONNX Runtime reports it as a protobuf that could not be serialised."""
+    exported = encoder.export(resolve(make_spec(model=str(checkpoint("topics")))), tmp_path).graph
+    free.append(exported.size - 1)
+    with pytest.raises(RepositoryError, match=r"model\.onnx, fused, take about"):
+        fuse(exported, tmp_path)
+    free.append(exported.size)
+    assert fuse(exported, tmp_path).operators
+
+
+def test_what_an_earlier_build_has_kept_needs_no_room(
+    free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    spec = make_spec(model=str(checkpoint("topics")), name="m", max_length=64, output=tmp_path / "repository")
+    pipeline.build(spec)
+    free.append(0)
+    assert "climb" in pipeline.build(spec).kept
+
+
+@contextmanager
+def _noting(name: str, stages: list[str]) -> Iterator[None]:
+    stages.append(name)
+    yield
+
+
+def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    places = {name: tmp_path / name for name in (f"{PREFIX}left", f"{PREFIX}fresh", "build-repo-another")}
+    for name, folder in places.items():
+        (folder / "graphs").mkdir(parents=True)
+        (folder / "graphs" / "model.onnx").write_bytes(b"a graph")
+        if not name.endswith("fresh"):
+            os.utime(folder, (0, 0))
+    with workplace() as running:
+        os.utime(running, (0, 0))
+        assert {path.name for path in tmp_path.iterdir()} == {*places, running.name} - {f"{PREFIX}left"}
+        with workplace():
+            assert running.is_dir(), "its build runs"
+    assert {path.name for path in tmp_path.iterdir()} == {*places} - {f"{PREFIX}left"}
+
+
+def test_what_a_build_has_beside_its_folder_is_taken_away_like_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build that was killed for its memory left a whole checkpoint in fp32."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch() as running:
+        os.utime(running, (0, 0))
+        with workplace():
+            assert running.is_dir()
+        left = shutil.copytree(running, tmp_path / f"{PREFIX}left")
+        os.utime(left, (0, 0))
+        with workplace():
+            assert not left.exists()
+
+
+def test_a_build_says_it(
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(spec: object) -> None:
+        _python()
+
+    monkeypatch.setattr(pipeline, "resolve", full)
+    assert main([str(checkpoint("topics")), "--output", str(tmp_path / "repository")]) == 1
+    output = " ".join(capsys.readouterr().err.split())
+    assert "No space left on device" in output
+    assert "Free some space" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("output", ["file", "file/repository", "file/a/b", "dangling", "/proc/repository", "/proc/a/b"])
+def test_output_that_cannot_be_written_is_refused_before_the_build(output: str, tmp_path: Path) -> None:
+    """Regression: the folder was made when everything else of a build was done."""
+    (tmp_path / "file").write_text("in its place")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    spec = make_spec(model=str(tmp_path), name="m", output=tmp_path / output)
+
+    def begun(name: str) -> AbstractContextManager[None]:
+        raise AssertionError(f"the stage {name} began")
+
+    with pytest.raises(RepositoryError, match=f"{output} could not be written"):
+        pipeline.build(spec, begun)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
+
+
+def test_trial_of_an_output_leaves_nothing(tmp_path: Path) -> None:
+    existing = tmp_path / "repository"
+    existing.mkdir()
+    for output in (existing, tmp_path / "new", tmp_path / "a" / "b" / "c"):
+        refuse_unwritable(output)
+    assert [path.name for path in tmp_path.rglob("*")] == ["repository"]

@@ -1,0 +1,28 @@
+"""A layer that the cache of an export cannot hold is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from builder.common.errors import ExportError
+from builder.graphs.export.cached_attention import ExportCache, exporting, group_query_attention
+
+
+def _cache(key_heads: int) -> ExportCache:
+    past = [torch.zeros(2, key_heads, 40, 8) for _ in range(2)]
+    return ExportCache(past, torch.tensor([6, 6], dtype=torch.int32), torch.tensor([7], dtype=torch.int32))
+
+
+def test_key_heads_that_the_model_repeats_itself_are_refused() -> None:
+    """Regression: JetMoE repeats them between cache and attention: the graph ended in an error of ONNX Runtime."""
+    cache, states = _cache(key_heads=2), torch.zeros(2, 4, 7, 8)
+    cache.update(states[:, :2], states[:, :2], 0)
+    with exporting(cache), pytest.raises(ExportError, match="has 4 key heads where its cache has 2"):
+        group_query_attention(states, states, states, 1.0)
+
+
+def test_layers_that_keep_another_state_are_refused() -> None:
+    """Regression: Falcon-H1, Zaya, Inkling and DeepSeek-V4 keep convolutions and compressed keys: an IndexError."""
+    with pytest.raises(ExportError, match="keep a state beside keys and values in the cache"):
+        _cache(key_heads=2).get_conv_state(0)

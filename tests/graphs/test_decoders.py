@@ -1,0 +1,346 @@
+"""Every decoder of the support table: greedy text equal to transformers', in one batch that rows join and leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.llama import modeling_llama
+
+from builder.building.pipeline import build
+from builder.building.verify.emitted import Prompted, answer, generate
+from builder.building.verify.generation import geometry_of
+from builder.building.verify.long_rows import ask_long_row, refuse_wrong_long_row
+from builder.building.verify.recording import Recorder
+from builder.building.verify.seq2seq import cut
+from builder.common.errors import ExportError, VerificationError
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.export.experts import cost_of_experts, every_expert
+from builder.graphs.export.rotary import fused_rotary, settled_frequencies
+from builder.graphs.onnx.graph import Graph
+from builder.graphs.onnx.searches import finding_likeliest
+from builder.options import WeightOptions, make_spec
+from builder.runtime.contract import Session
+from builder.runtime.generation.executors.base import Part
+from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
+from tests.decoders import DECODERS, SIZES, WINDOW, make_decoder
+from tests.tiny_encoders import VOCABULARY, make_tokenizer
+
+LENGTHS = (5, 40, 17, 3, 30, 9)  # windows are 16: prompts and answers go far beyond
+NEW_TOKENS = 64
+
+
+def prompts() -> list[list[int]]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(5, VOCABULARY, length).tolist() for length in LENGTHS]
+
+
+def exported(model_type: str, folder: Path, **options: object) -> tuple[Graph, list[list[int]], list[list[int]]]:
+    """Return the fused graph, its text after the prompts in 4 slots, and transformers' text instead."""
+    model = make_decoder(model_type, **options)
+    result = export_decoder(model, folder, 128)
+    graph = fuse(result.graph, folder)
+    executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), Session(threads=1))
+    actual = generate(executor, prompts(), NEW_TOKENS)
+    return graph, actual, [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
+
+
+def best_tokens(model: PreTrainedModel, prompt: list[int], text: list[int]) -> list[int]:
+    """Return the most probable token at each place of `text`, after `prompt` and the text before it, in one run.
+
+    The tokens equal `text` if and only if greedy decoding gives `text`.
+    """
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False).logits[0]
+    return [int(token) for token in logits[len(prompt) - 1 : -1].argmax(dim=-1)]
+
+
+@pytest.mark.every_architecture
+@pytest.mark.parametrize("model_type", DECODERS)
+def test_greedy_text_is_transformers(model_type: str, tmp_path: Path) -> None:
+    graph, actual, expected = exported(model_type, tmp_path)
+    assert actual == expected
+    assert graph.operators["GroupQueryAttention"] == SIZES["num_hidden_layers"]
+    assert graph.operators["Softmax"] == graph.operators["TopK"], "only a router has one: an attention was left unfused"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("falcon", {"alibi": True}),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
+        ("gpt_neox", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+        ("bloom", {"num_attention_heads": 2, "apply_residual_connection_post_layernorm": True}),
+    ],
+)
+def test_variants_of_an_architecture(model_type: str, options: dict[str, object], tmp_path: Path) -> None:
+    _, actual, expected = exported(model_type, tmp_path, **options)
+    assert actual == expected
+
+
+def test_experts_are_two_products_a_layer_whatever_a_token_needs(tmp_path: Path) -> None:
+    """Rows of a batch choose experts of their own; PyTorch runs those alone, the graph runs all of them."""
+    graph, actual, expected = exported("mixtral", tmp_path)
+    layers = int(SIZES["num_hidden_layers"])
+    assert actual == expected
+    assert graph.operators["MatMul"] == 5 * layers + 1, "two of attention, the router, and all experts up and down"
+    quantised = quantise_weights(graph, "int8-weights", WeightOptions(32, symmetric=True), tmp_path)
+    assert quantised.matmuls == 5 * layers + 1
+
+
+def test_experts_are_transformers_own_again_after_an_export() -> None:
+    model = make_decoder("qwen2_moe", num_hidden_layers=1)
+    before = (model.get_experts_implementation(), set(model.state_dict()))
+    with every_expert(model):
+        assert len(model.state_dict()) == len(before[1]) + 2
+    assert (model.get_experts_implementation(), set(model.state_dict())) == before
+    assert "all 4 experts of a layer run for every token" in (cost_of_experts(model) or "")
+    assert cost_of_experts(make_decoder("llama")) is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "additions"),
+    [
+        ("mistral", [{"sliding_window": 128}]),
+        ("starcoder2", [{"sliding_window": 128}]),
+        (
+            "gemma2",
+            [{"sliding_window": 128}, {"attn_logit_softcapping": None}, {"final_logit_softcapping": None}],
+        ),
+    ],
+)
+def test_what_an_architecture_adds_is_in_its_graph_and_shows(
+    model_type: str, additions: list[dict[str, object]], tmp_path: Path
+) -> None:
+    """Compare probabilities on a row past the window: the same weights without an addition are another model.
+
+    Greedy text would not show them all: a cap on the last scores does not change their order.
+    """
+    model = make_decoder(model_type)
+    result = export_decoder(model, tmp_path, 128)
+    executor = InProcess(result.graph.path, geometry_of(result.caches, 1, 128, VOCABULARY), Session(threads=1))
+    refuse_wrong_long_row(ask_long_row(model, 128), executor)
+    for without in additions:
+        with pytest.raises(VerificationError, match="differ from PyTorch's"):
+            refuse_wrong_long_row(ask_long_row(make_decoder(model_type, **without), 128), executor)
+
+
+def test_a_window_that_only_the_mask_knows_reaches_the_operator(tmp_path: Path) -> None:
+    """qwen2_moe hands its attention no sliding_window; the mask has it, and that is what transformers answers with."""
+    options = {"use_sliding_window": True, "max_window_layers": 1, "mlp_only_layers": [0, 1], "num_experts": 4}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen2_moe", **{**SIZES, **WINDOW, **options})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    result = export_decoder(model, tmp_path, 128)
+    assert "sliding_attention" in config.layer_types
+    executor = InProcess(result.graph.path, geometry_of(result.caches, 1, 128, VOCABULARY), Session(threads=1))
+    refuse_wrong_long_row(ask_long_row(model, 128), executor)
+
+
+def test_projections_and_rotations_are_merged(tmp_path: Path) -> None:
+    """One product for queries, keys and values, one for gate and up; one operator a rotation, and no Reshape left."""
+    graph, _, _ = exported("llama", tmp_path)
+    layers = int(SIZES["num_hidden_layers"])
+    assert graph.operators["MatMul"] == 4 * layers + 1
+    assert graph.operators["RotaryEmbedding"] == 2 * layers
+    assert graph.operators["SimplifiedLayerNormalization"] == 2 * layers + 1
+    assert graph.operators["Transpose"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "reason"),
+    [
+        ("mamba", {}, "mamba cannot be served for generation"),
+        ("openai-gpt", {"n_positions": 64}, "openai-gpt cannot be served for generation"),
+        (
+            "deepseek_v3",
+            {
+                "num_key_value_heads": 4,
+                "q_lora_rank": 16,
+                "kv_lora_rank": 16,
+                "qk_rope_head_dim": 8,
+                "qk_nope_head_dim": 8,
+                "v_head_dim": 8,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "n_group": 1,
+                "topk_group": 1,
+                "moe_intermediate_size": 16,
+                "first_k_dense_replace": 1,
+            },
+            "keys of size 16 and values of 8",
+        ),
+        ("llama", {"is_causal": False}, "the attention of layer 0 gets no causal mask"),
+        ("doge", {"num_key_value_heads": 2}, "doge .* its attention changes the mask that it is given"),
+        ("gpt_oss", {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4}, "attention with s_aux"),
+        (
+            "llama4_text",
+            {"num_key_value_heads": 2, "head_dim": 8, "attention_chunk_size": 16, "moe_layers": []},
+            "neither causal nor a sliding window .it reaches over 16 tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_refused_by_name(
+    model_type: str, options: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    config = AutoConfig.for_model(model_type, **{**SIZES, **options})
+    with pytest.raises(ExportError, match=reason):
+        export_decoder(AutoModelForCausalLM.from_config(config).eval(), tmp_path, 64)
+
+
+def test_scaling_that_changes_with_the_length_is_refused_beyond_it(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = make_decoder("llama", rope_parameters=scaling)
+    with pytest.raises(ExportError, match="--max-length 256 or less"):
+        export_decoder(model, tmp_path, 300)
+    assert export_decoder(model, tmp_path, 256).graph.operators["GroupQueryAttention"] == model.config.num_hidden_layers
+
+
+def test_scaling_of_one_type_of_layers_is_refused_like_that_of_all() -> None:
+    changing = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    scaling = {"full_attention": changing, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    model = make_decoder("gemma3_text", rope_parameters=scaling)
+    rotary = model.model.rotary_emb
+    refused = pytest.raises(ExportError, match=r"its dynamic rotary scaling .* --max-length 256 or less")
+    with refused, settled_frequencies(model, 300):
+        pass
+    with settled_frequencies(model, 256):
+        assert rotary.rope_type == {"full_attention": "default", "sliding_attention": "default"}
+    assert rotary.rope_type["full_attention"] == "dynamic"
+
+
+def test_a_rotation_that_is_left_unfused_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that does something else stays as it is, and is named, so that a build can say it."""
+    model = make_decoder("llama")
+    with fused_rotary(model) as left:
+        assert left == ()
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin: (q * cos, k * sin))
+    with fused_rotary(model) as left:
+        assert left == ("modeling_llama.apply_rotary_pos_emb",)
+
+
+def test_a_build_refuses_by_name_before_anything_is_measured(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **SIZES))
+    model.save_pretrained(tmp_path / "checkpoint")
+    make_tokenizer("bpe", type_ids=False).save_pretrained(tmp_path / "checkpoint")
+    spec = make_spec(model=str(tmp_path / "checkpoint"), name="m", output=tmp_path / "out", max_length=64)
+    with pytest.raises(
+        ExportError, match="mamba cannot be served for generation: it returns no cache of keys and values"
+    ):
+        build(spec)
+    assert not (tmp_path / "out").exists()
+
+
+SEARCHES: tuple[dict[str, Any], ...] = (
+    {"num_beams": 3},
+    {"num_beams": 4, "length_penalty": 0.5, "no_repeat_ngram_size": 2, "n": 2},
+    {"num_beams": 2, "early_stopping": "true"},
+    {},
+    {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never", "min_tokens": 15},
+    {"num_beams": 2, "repetition_penalty": 1.3},
+)
+
+
+def searched(model: PreTrainedModel, prompt: tuple[int, ...], options: Options) -> list[list[int]]:
+    """Return the beam search of transformers."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        rows = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=20,
+            do_sample=False,
+            num_beams=options.num_beams,
+            num_return_sequences=options.n,
+            length_penalty=options.length_penalty,
+            no_repeat_ngram_size=options.no_repeat_ngram_size,
+            repetition_penalty=options.repetition_penalty,
+            min_new_tokens=options.min_tokens or None,
+            early_stopping={"true": True, "false": False, "never": "never"}[options.early_stopping],
+            eos_token_id=3,
+            pad_token_id=0,
+        )
+    return [list(cut(row[len(prompt) :].tolist(), (3,), 20)) for row in rows]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "bloom", "gemma3_text"])
+def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) -> None:
+    """Searches of unequal prompts, beside a greedy row, in one batch; they read the graph's most probable tokens."""
+    model = make_decoder(model_type)
+    result = export_decoder(model, tmp_path, 128)
+    graph = finding_likeliest(fuse(result.graph, tmp_path))
+    executor = InProcess(graph.path, geometry_of(result.caches, 18, 128, VOCABULARY), Session(threads=1))
+    searches = [
+        Prompted(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
+        for prompt, options in zip(prompts(), SEARCHES, strict=True)
+    ]
+    recorder = Recorder(executor)
+    found = answer(executor, searches)
+    for one, answers in zip(searches, found, strict=True):
+        options = one.rules.options
+        got = [list(cut(hypothesis.tokens, (3,), 20)) for hypothesis in answers]
+        assert got == searched(model, one.prompt, options), options
+    asked = Counter(name for name, _ in recorder.calls)
+    assert asked["likeliest"] >= 4, "of the prompts of those that search, beside whom nobody needs all"
+    executor.searches = False
+    again = answer(executor, searches)
+    assert [[one.tokens for one in answers] for answers in again] == [[one.tokens for one in two] for two in found]
+
+
+def test_a_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> None:
+    """Beside a greedy row; one of log-probabilities, biases or all tokens needs all logits of the steps they share."""
+    result = export_decoder(make_decoder("gpt2"), tmp_path, 128)
+    graph = finding_likeliest(fuse(result.graph, tmp_path))
+    executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), Session(threads=1))
+    recorder = Recorder(executor)
+    prompt = tuple(prompts()[0])
+    search, model = Options(temperature=0.0, num_beams=3), make_decoder("gpt2")
+    for beside, few in (
+        (Options(temperature=0.0), True),
+        (Options(temperature=0.9, top_k=12), True),
+        (Options(temperature=0.9), False),
+        (Options(temperature=0.0, logprobs=2), False),
+        (Options(temperature=0.0, logit_bias={7: 1.0}), False),
+    ):
+        recorder.calls.clear()
+        asked = [Prompted(prompt, Rules(search, (3,), max_tokens=20)), Prompted(prompt, Rules(beside, max_tokens=20))]
+        hypotheses, _ = answer(executor, asked)
+        assert [list(cut(one.tokens, (3,), 20)) for one in hypotheses] == searched(model, prompt, search)
+        read = Counter(name for name, _ in recorder.calls)
+        assert (read["likeliest"] > 1) == few, beside  # once for its prompt, which is a call of its own
+
+
+def test_the_most_probable_tokens_of_a_decoder_are_those_of_its_logits(tmp_path: Path) -> None:
+    """Read them after a piece of a prompt, and in a step of three rows of which one belongs to no request."""
+    result = export_decoder(make_decoder("llama"), tmp_path, 64)
+    plain = fuse(result.graph, tmp_path / "plain")
+    graph = finding_likeliest(fuse(result.graph, tmp_path))
+    geometry = geometry_of(result.caches, 3, 64, VOCABULARY)
+    executor, other = (InProcess(one.path, geometry, Session(threads=1)) for one in (graph, plain))
+    assert (executor.searches, other.searches) == (True, False)
+    first, second = prompts()[0], prompts()[2]
+    steps = np.array([[7], [0], [8]]), np.array([len(first), 0, len(second)]), np.array([2, 0])
+    for part in (
+        Part(0, np.array([first]), np.array([0])),
+        Part(2, np.array([second]), np.array([0]), np.array([4, 0, 7, 1, 2])),  # more than there are slots
+        Part(0, *steps),
+    ):
+        logits = torch.from_numpy(other.run(*part).copy())
+        for count in (1, 16, 2 * VOCABULARY):
+            found = executor.likeliest(part, count)
+            values, tokens = logits.topk(min(count, VOCABULARY))
+            np.testing.assert_allclose(found.logits, values, atol=1e-5)
+            np.testing.assert_array_equal(found.tokens, tokens)
+            np.testing.assert_allclose(found.totals, logits.logsumexp(-1, keepdim=True), atol=1e-5)
+        np.testing.assert_allclose(executor.run(*part), logits, atol=1e-5)

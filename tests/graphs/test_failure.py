@@ -1,0 +1,105 @@
+"""A model that cannot be exported is refused in one line with the reason, never with PyTorch's page of advice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from builder.building.pipeline import build
+from builder.common.errors import CheckpointError, ExportError
+from builder.graphs.export.decoder import cache_shapes
+from builder.graphs.export.failure import reason
+from builder.graphs.export.program import to_onnx
+from builder.options import make_spec
+from scripts.tiny_models import make_checkpoint, tiny_model
+from tests.tiny_encoders import SIZES
+
+
+class Branching(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] + 1 if tensors[0].sum() > 3 else tensors[0]
+
+
+class Untranslated(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvals(tensors[0]).real
+
+
+class Complex(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(tensors[0].reshape(4, 2, 2)).unsqueeze(0))
+
+
+class Refusing(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        raise ExportError("this attention does not update the cache before it runs")
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Branching(), "its code branches on the values of a text, and a graph has one branch"),
+        (Untranslated(), "ONNX has no operator for aten.linalg_eig"),
+        (Complex(), "its code computes with complex numbers (aten.unsqueeze), and ONNX's operators take real ones"),
+        (Refusing(), "this attention does not update the cache before it runs"),
+    ],
+)
+def test_the_cause_is_said_in_one_line(module: torch.nn.Module, message: str) -> None:
+    with pytest.raises(ExportError) as raised:
+        to_onnx(module, [torch.eye(4)], [{}], ["values"], ["out"])
+    assert str(raised.value) == message
+
+
+def test_where_in_the_models_code_is_said() -> None:
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bart", **SIZES, d_model=32)).eval()
+    with pytest.raises(ValueError, match="<eos>") as raised:
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+    said = "its code fails: Each example must contain at least one <eos> token. (ValueError in BartFor"
+    assert reason(raised.value).startswith(said)
+    assert "modeling_bart.py, line" in reason(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("camembert", "camembert cannot be served for generation: it does not count positions from 0"),
+        ("bart", "bart cannot be served for generation: it takes no position_ids and counts the rows of .*embed_pos"),
+        ("minimax", "minimax cannot be served for generation: its cache keeps more than .*--engine vllm"),
+        ("mamba", "it returns no cache of keys and values .*--engine vllm"),
+        ("qwen3_next", "layer 0 keeps a recurrent state"),
+    ],
+)
+def test_states_that_the_decode_loop_cannot_keep_are_refused(model_type: str, message: str) -> None:
+    """Regression: the first two failed verification as "a bug worth reporting"; others named a class as the reason."""
+    with pytest.raises(ExportError, match=message) as refused:
+        cache_shapes(tiny_model("CAUSAL_LM", model_type))
+    assert not re.search("NoneType|DummyLayer|MiniMaxCache|LinearAttention", str(refused.value))
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "modernbert-decoder"])
+def test_caches_are_seen_without_weights_whatever_a_model_pads_with(model_type: str) -> None:
+    """The first looks for padding among ids that have no values there; the second must have a token to pad with."""
+    model = tiny_model("CAUSAL_LM", model_type)
+    model.config.pad_token_id = 3
+    with torch.device("meta"):
+        shapes = cache_shapes(type(model)(model.config).eval())
+    assert shapes == cache_shapes(model)
+    assert model.config.pad_token_id == 3
+
+
+@pytest.mark.parametrize(
+    ("model_type", "missing"),
+    [("modernvbert", "num_hidden_layers"), ("canine", "vocab_size"), ("t5gemma", "num_hidden")],
+)
+def test_models_of_several_parts_and_of_bytes_are_refused(model_type: str, missing: str, tmp_path: Path) -> None:
+    """Regression: each ended in an AttributeError."""
+    folder = make_checkpoint("SEQUENCE_CLASSIFICATION", model_type, tmp_path / "checkpoint")
+    spec = make_spec(model=str(folder), task="text-classification", output=tmp_path / "out", max_length=64)
+    with pytest.raises(
+        CheckpointError, match=f"{model_type} cannot be served for text-classification: .* no {missing}"
+    ):
+        build(spec)

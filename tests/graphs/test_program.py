@@ -1,0 +1,203 @@
+"""A captured program is traced again only where an operator has to be broken up; the graph says the same either way."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnxscript import TracedOnnxFunction
+from onnxscript.rewriter import RewriteRule
+from torch.fx import config as tracing
+from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry
+from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter
+
+from builder.common.errors import ExportError
+from builder.graphs.export import once, program
+from builder.graphs.export.program import OPSET, to_onnx
+
+SOURCE = "pkg.torch.onnx.stack_trace"  # of a node: the lines of source that it comes from
+
+
+class Casts(torch.nn.Module):
+    """Module with a cast, and one that changes nothing."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        real = ids.to(torch.float32).to("cpu")
+        return (real * 2 + 1,)
+
+
+class Returns(torch.nn.Module):
+    """Module whose output is its input, by an operator that torch's table lacks."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        return (ids + 1, ids.to(torch.int64))
+
+
+class Squares(torch.nn.Module):
+    """Module that squares, for which ONNX has no operator."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        return (torch.square(ids.to(torch.float32)),)
+
+
+class Writes(torch.nn.Module):
+    """Module that writes into an unshared tensor, compares by an operator of two names, and detaches a constant."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = torch.zeros_like(ids)
+        total.add_(ids)
+        return (torch.min(total * ids, torch.tensor(7)),)
+
+
+class Shares(torch.nn.Module):
+    """Module that writes into a tensor of which another is a part."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = torch.zeros_like(ids)
+        part = total[:1]
+        total.add_(ids)
+        return (total * ids + part,)
+
+
+class Widens(torch.nn.Module):
+    """Module that writes double precision into a tensor that stays in single precision."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = ids * 0.1
+        total.add_(ids.to(torch.float64))
+        return (total,)
+
+
+class Fixes(torch.nn.Module):
+    """Module that makes a Python number of its rows, as code does that counts them outside of tensors."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        return (ids + torch.arange(int(ids.shape[0]) if math.sqrt(ids.shape[0]) < 2 else 3)[:, None],)
+
+
+class Joins(torch.nn.Module):
+    """Module that adds (batch, sequence) to (batch, sequence, sequence), as attention does with a mask not its own."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        return (ids[:, None, :] * ids[:, :, None] + ids,)
+
+
+@pytest.mark.parametrize(
+    ("module", "traced"),
+    [(Casts(), 0), (Returns(), 1), (Squares(), 1), (Writes(), 0), (Shares(), 1), (Widens(), 1)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_program_is_traced_again_where_it_must_be(
+    module: torch.nn.Module, traced: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = []
+    decompose = torch.export.ExportedProgram.run_decompositions
+
+    def counted(program: torch.export.ExportedProgram, *arguments: Any) -> torch.export.ExportedProgram:
+        again.append(program)
+        return decompose(program, *arguments)
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", counted)
+    ids = torch.arange(6).reshape(2, 3)
+    outputs = [f"output_{number}" for number in range(len(module(ids)))]
+    model = to_onnx(module, [ids], [{0: torch.export.Dim("batch")}], ["ids"], outputs)
+    assert len(again) == traced
+    assert torch.export.ExportedProgram.run_decompositions is counted, "it is put back"
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    fed = torch.arange(12).reshape(4, 3)
+    for actual, expected in zip(session.run(None, {"ids": fed.numpy()}), module(fed), strict=True):
+        np.testing.assert_array_equal(actual, expected.numpy())
+
+
+def test_an_axis_that_keeps_the_examples_size_is_refused() -> None:
+    """Regression: the graph was made, and the first batch of another size failed in the engine."""
+    axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
+    with pytest.raises(ExportError, match=r"sizes of its input into numbers.*axis 0 of ids \(2\), axis 0 of out \(2\)"):
+        to_onnx(Fixes(), [torch.arange(6).reshape(2, 3)], axes, ["ids"], ["out"])
+
+
+def test_axes_that_became_one_are_refused() -> None:
+    """Regression: BigBird-Pegasus's encoder was exported, and its first call failed in the engine."""
+    axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
+    with pytest.raises(ExportError, match="its code takes batch and sequence for one size, so that the graph is for"):
+        to_onnx(Joins(), [torch.arange(14).reshape(2, 7)], axes, ["ids"], ["out"])
+
+
+class Mixes(torch.nn.Module):
+    """Module where numbers of several types meet in operators of one type in ONNX, and a reshape does nothing."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        real = (ids + 0.5) * ids.shape[0] / (ids + 1)
+        return (torch.where(ids > 2, real, ids).reshape(ids.shape) ** 2,)
+
+
+def test_exporting_without_repetition_gives_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal torch.onnx's own output byte for byte, but for the source lines of nodes.
+
+    Nothing of torch or onnxscript stays replaced.
+    """
+    owners = (ONNXRegistry, OnnxDecompMeta, TracedOnnxFunction, _TypePromotionInterpreter, RewriteRule, tracing)
+    before = [dict(vars(owner)) for owner in owners]
+    axes = [{0: torch.export.Dim("batch")}]
+    ids = torch.arange(6).reshape(2, 3)
+    model = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
+    assert [dict(vars(owner)) for owner in owners] == before
+    monkeypatch.setattr(program, "nothing_twice", nullcontext)
+    own = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
+    assert _without_source(model) == _without_source(own)
+    (output,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"ids": ids.numpy()})
+    np.testing.assert_allclose(output, Mixes()(ids)[0].numpy())
+
+
+def _without_source(model: onnx.ModelProto) -> bytes:
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    for node in copy.graph.node:
+        kept = [entry for entry in node.metadata_props if entry.key != SOURCE]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
+    return copy.SerializeToString()
+
+
+def test_the_table_without_signatures_has_the_same_operators() -> None:
+    """An operator whose signature cannot be made is left out of torch's own table."""
+    kept, own = once._operators(OPSET), ONNXRegistry.from_torchlib(opset_version=OPSET)
+    assert _implementations(kept) == _implementations(own)
+
+
+def _implementations(table: ONNXRegistry) -> dict[object, list[object]]:
+    return {target: [meta.onnx_function for meta in metas] for target, metas in table.functions.items()}
+
+
+class Changes(torch.nn.Module):
+    """Module that takes another child for good with its first text, as BigBird does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child: torch.nn.Module = torch.nn.Identity()
+        self.changed = False
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.changed:
+            self.changed, self.child = True, torch.nn.ReLU()
+        return (self.child(tensors[0].to(torch.float32)),)
+
+
+def test_a_module_is_what_it_was_before_its_export() -> None:
+    module = Changes()
+    to_onnx(module, [torch.arange(6).reshape(2, 3)], [{0: torch.export.Dim("batch")}], ["ids"], ["out"])
+    assert (type(module.child), module.changed) == (torch.nn.Identity, False)

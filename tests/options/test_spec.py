@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.common.errors import SpecError
+from builder.common.machine import available_cores
+from builder.options import load_specs, make_spec
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "../evil"}, "without a path"),
+        ({"name": "a/b"}, "without a path"),
+        ({"name": ""}, "without a path"),
+        ({"triton": "19.01"}, "Triton 19.01 is not known"),
+        ({"precision": "int3"}, "precision"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"instances": 2, "threads": 10_000}, "exceed the"),
+        ({"max_batch": 3}, "did you mean 'max_batch_size'"),
+        ({"serving": {"preferred_batch_sizes": [128]}}, "exceeds max_batch_size"),
+        ({"serving": {"queue": {"timeout": 3}}}, "did you mean 'timeout_us'"),
+        ({"serving": {"priority_levels": 2}}, "default_priority"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make_spec(model="org/name", **options)
+
+
+def test_triton_keeps_no_limit_of_a_queue_that_the_front_can_keep() -> None:
+    """Any limit ends Triton's preparing of the next batch, and a single instance then pauses for half a second."""
+    assert not make_spec(model="org/name", serving={"queue": {"max_size": 9}}).serving.batcher_keeps_limits
+    for serving in (
+        {"priority_levels": 2, "default_priority": 1},
+        {"queue": {"timeout_action": "DELAY"}},
+        {"queue": {"allow_timeout_override": True}},
+    ):
+        assert make_spec(model="org/name", serving=serving).serving.batcher_keeps_limits
+
+
+@pytest.mark.parametrize(
+    ("queue", "size", "milliseconds"),
+    [({}, 512, 30_000), ({"max_size": 0, "timeout_us": 0}, 0, 0), ({"max_size": 9, "timeout_us": 1}, 9, 1)],
+)
+def test_a_queue_of_0_has_no_limit_whatever_waits_in_it(queue: dict[str, int], size: int, milliseconds: int) -> None:
+    """As for Triton's own queue; a limit below a millisecond stays one."""
+    policy = make_spec(model="org/name", serving={"queue": queue}).serving.queue
+    assert (policy.size, policy.waiting_ms) == (size, milliseconds)
+
+
+def test_threads_times_instances_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    for instances, threads in ((1, 6), (2, 3), (4, 1), (6, 1)):
+        spec = make_spec(model="org/name", instances=instances)
+        assert (spec.threads_per_instance, spec.build_threads) == (threads, threads)
+
+
+def test_another_machine_serves() -> None:
+    """Its cores decide what fits it and what config.pbtxt says; this machine's decide what is measured with."""
+    here = available_cores()
+    spec = make_spec(model="org/name", threads=here + 2, machine={"cores": 2 * here + 4}, instances=2)
+    assert (spec.threads_per_instance, spec.loop_threads, spec.build_threads) == (here + 2, here + 2, here)
+    with pytest.raises(SpecError, match=rf"exceed the {here + 1} cores of the machine that serves"):
+        make_spec(model="org/name", threads=here + 2, machine={"cores": here + 1})
+    assert make_spec(model="org/name", machine={"memory_gb": 2.5}).usable_memory == 2.5e9
+
+
+def test_a_decode_loop_takes_the_cores_it_finds_where_nothing_is_stated() -> None:
+    assert make_spec(model="org/name").loop_threads == 0
+    assert make_spec(model="org/name", threads=1).loop_threads == 1
+    assert make_spec(model="org/name", machine={"cores": 3}).loop_threads == 3
+
+
+def test_the_name_is_the_last_part_of_the_model() -> None:
+    assert make_spec(model="org/name").entry_name == "name"
+    assert make_spec(model="/some/folder/").entry_name == "folder"
+
+
+def test_many_models_with_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("defaults: {precision: int8}\nmodels:\n  - {model: a/b}\n  - {model: c/d, precision: fp32}\n")
+    assert [(s.entry_name, s.precision) for s in load_specs(path)] == [("b", "int8"), ("d", "fp32")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: []", "expected a mapping with a list"),
+        ("- a", "expected a mapping"),
+        ("models: [{model: a/b, precison: int8}]", "did you mean 'precision'"),
+        ("model: [{model: a/b}]", "expected a mapping with a list"),
+        ("models: [{model: a/b}]\ndefault: {}", "did you mean 'defaults'"),
+        ("models: [{name: x}]", "needs a key `model`"),
+        ("models: [{model: a/b}, {model: c/b}]", "'b' is used twice"),
+        ("models: [", "cannot be read as YAML"),
+    ],
+)
+def test_a_models_yaml_that_cannot_be_meant(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load_specs(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu": {"devices": [1]}}, "`gpu:` is for --target cuda or tensorrt"),
+        ({"target": "cuda", "gpu": {"cuda_graphs": True}}, "`gpu.cuda_graphs:` is for plans: --target tensorrt"),
+        ({"target": "cuda", "tensorrt": {"workspace_mb": 9}}, "`tensorrt:` is for --target tensorrt"),
+        ({"vllm": {"tensor_parallel_size": 2}}, "`vllm:` is for --engine vllm"),
+        ({"target": "cuda", "gpu": {"devices": []}}, "gpu.devices"),
+        ({"target": "cuda", "gpu": {"devices": [-1]}}, "gpu.devices.0"),
+        ({"triton": "23.01"}, "Triton 23.01 is not known"),
+        ({"target": "tpu"}, "target: Input should be 'cpu', 'cuda' or 'tensorrt', found 'tpu'"),
+    ],
+)
+def test_options_of_a_gpu_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        make_spec(model="x", **options)

@@ -1,0 +1,248 @@
+"""Rules about machines, releases and builds; those about configurations are in cases.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builder.common.cards import GPU
+from builder.common.hashing import LARGE
+from builder.repository.lint import lint
+from builder.repository.lint.findings import Finding, Severity
+from builder.repository.lint.rule import all_rules
+from builder.repository.lint.rules import instances, memory, provenance
+from builder.runtime.contract import Arena, LayerShape, dump
+from tests.repository.lint.cases import CASES, ONNX, WHOLE, Case
+from tests.servings import decoder_serving
+
+ELSEWHERE = {  # the cause of a rule that is neither here nor in a case
+    "TR101": "test_foreign.py",
+    "TR103": "test_foreign.py",
+    "TR109": "test_foreign.py",
+    "TR110": "test_foreign.py",
+    "TR203": "tests/engines/test_stock.py",
+    "TR501": "the same code as TR502",
+    "TR601": "tests/repository/test_reproducible.py",
+    "TR651": "tests/repository/test_plan.py",
+    "TR652": "tests/building/families/test_vllm.py",
+    "TR653": "tests/repository/test_plan.py",
+    "TR703": "tests/generation/test_chat.py",
+    "TR803": "tests/repository/test_report.py",
+    "TR804": "tests/repository/test_report.py",
+}
+HERE = {
+    "TR156", "TR403", "TR404", "TR405", "TR451", "TR452", "TR605", "TR606", "TR654", "TR655", "TR702", "TR704", "TR709",
+    "TR801", "TR802", "TR805",
+}  # fmt: skip
+
+
+def test_every_rule_is_broken_somewhere() -> None:
+    assert {rule.code for rule in all_rules()} == {case.code for case in CASES.values()} - {None} | HERE | set(
+        ELSEWHERE
+    )
+
+
+def _found(repository: Path, code: str, triton: str | None = None) -> list[Finding]:
+    return [finding for finding in lint(repository, triton) if finding.code == code]
+
+
+def _write(folder: Path, config: str, files: Mapping[str, str | bytes]) -> None:
+    Case(config, None, files).write(folder)
+
+
+def test_threads_of_all_instances_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "available_cores", lambda: 4)
+    model = CASES["onnx"].files
+    _write(tmp_path / "two_by_itself", 'backend: "onnxruntime"', model)
+    _write(tmp_path / "three", ONNX.replace("count: 1", "count: 3").replace('"1"', '"2"'), model)
+    _write(tmp_path / "four", ONNX.replace("count: 1", "count: 4"), model)
+    assert {finding.model: finding.found for finding in _found(tmp_path, "TR404")} == {
+        "two_by_itself": "2 instances of 4 threads each, on 4 cores",
+        "three": "3 instances of 2 threads each, on 4 cores",
+    }
+
+
+def test_gpus_of_this_machine_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["whole"].write(tmp_path / "cpu")
+    _write(tmp_path / "gpu", WHOLE.replace("KIND_CPU", "KIND_GPU gpus: [ 0 ]"), CASES["whole"].files)
+    _write(tmp_path / "second", WHOLE.replace("KIND_CPU", "KIND_GPU gpus: [ 1 ]"), CASES["whole"].files)
+    monkeypatch.setattr(instances, "gpus", lambda: (GPU("L4", "8.9", 24576),))
+    assert [finding.model for finding in _found(tmp_path, "TR403")] == ["second"]
+    monkeypatch.setattr(instances, "gpus", lambda: ())
+    assert [finding.model for finding in _found(tmp_path, "TR403")] == ["gpu", "second"]
+
+
+def test_resources_are_global_or_not(tmp_path: Path) -> None:
+    for name, scope in (("a", "global: true"), ("b", "")):
+        limited = f'rate_limiter {{ resources {{ name: "R" {scope} count: 1 }} }} }}'
+        _write(tmp_path / name, WHOLE.replace("KIND_CPU }", f"KIND_CPU {limited}"), CASES["whole"].files)
+    assert [finding.model for finding in _found(tmp_path, "TR405")] == ["b"]
+
+
+def test_weights_of_all_instances_need_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(CASES["onnx"].files["1/model.onnx"])
+    _write(tmp_path / "m", ONNX.replace("count: 1", "count: 3"), CASES["onnx"].files)
+    monkeypatch.setattr(memory, "total_memory", lambda: 3 * size)
+    assert _found(tmp_path, "TR451") == []
+    monkeypatch.setattr(memory, "total_memory", lambda: 3 * size - 1)
+    assert [finding.model for finding in _found(tmp_path, "TR451")] == ["m"]
+
+
+def test_a_cache_in_blocks_is_what_its_slots_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena(slots=100, length=64, dtype="float32", layers=(LayerShape(2, 8),), blocks=3)
+    files = {**CASES["whole"].files, "1/serving.json": dump(decoder_serving(arena=arena))}
+    _write(tmp_path / "m", WHOLE, files)
+    size = 3 * 32 * 2 * 2 * 8 * 4  # blocks, their tokens, keys and values, heads, numbers, bytes
+    monkeypatch.setattr(memory, "total_memory", lambda: size)
+    assert _found(tmp_path, "TR451") == []
+    monkeypatch.setattr(memory, "total_memory", lambda: size - 1)
+    assert len(_found(tmp_path, "TR451")) == 1
+
+
+def test_dockers_own_shared_memory_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["onnx"].write(tmp_path / "onnx")
+    room = SimpleNamespace(total=64 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    assert _found(tmp_path, "TR452") == [], "no model of it is Python"
+    CASES["whole"].write(tmp_path / "python")
+    assert len(_found(tmp_path, "TR452")) == 1
+    room.total = 1 << 30
+    assert _found(tmp_path, "TR452") == []
+
+
+def _graph(node: onnx.NodeProto, half: bool = False, **metadata: str) -> bytes:
+    weight = helper.make_tensor("w", TensorProto.FLOAT16 if half else TensorProto.FLOAT, [1], [1.0])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", 4)) for name in "xy")
+    body = helper.make_graph([node], "g", [x], [y], [weight])
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(body, opset_imports=domains, ir_version=8)
+    helper.set_model_props(model, metadata)
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("code", "content", "releases"),
+    [
+        (
+            "TR605",
+            _graph(helper.make_node("GroupQueryAttention", ["x"], ["y"], domain="com.microsoft", local_window_size=8)),
+            {"24.10": 1, "26.01": 1, "26.02": 0},
+        ),
+        (
+            "TR605",
+            _graph(
+                helper.make_node("GroupQueryAttention", ["x"], ["y"], domain="com.microsoft", local_window_size=8),
+                onnxruntime_below="1.24.0",
+            ),
+            {"24.10": 0},
+        ),
+        ("TR606", _graph(helper.make_node("Clip", ["x", "w"], ["y"]), half=True), {"24.10": 1, "24.12": 0}),
+        ("TR606", _graph(helper.make_node("Clip", ["x", "w"], ["y"])), {"24.10": 0}),
+    ],
+)
+def test_what_changed_between_releases_is_told(
+    code: str, content: bytes, releases: dict[str, int], tmp_path: Path
+) -> None:
+    _write(tmp_path / "m", ONNX, {"1/model.onnx": content})
+    assert {release: len(_found(tmp_path, code, release)) for release in releases} == releases
+
+
+def test_arguments_of_vllm_are_those_of_the_release(tmp_path: Path) -> None:
+    arguments = json.dumps({"model": "a/b", "max_num_seq": 8})
+    _write(tmp_path / "m", 'backend: "vllm"', {"1/model.json": arguments})
+    (finding,) = _found(tmp_path, "TR654", "25.10")
+    assert finding.text == "vLLM 0.10.2 has no argument max_num_seq; write max_num_seqs"
+    assert len(_found(tmp_path, "TR655")) == 1
+    assert _found(tmp_path, "TR654") == [], "of no release nothing is known"
+
+
+@pytest.mark.parametrize(
+    ("code", "files"),
+    [
+        ("TR702", {"1/serving.json": '{"schema": 1}'}),
+        ("TR801", {"build.json": "{"}),
+        ("TR801", {"build.json": "[]"}),
+        ("TR802", {"build.json": '{"files": {"m": {"1/model.py": "00"}}}'}),
+        ("TR802", {"build.json": '{"files": {"m": {"1/gone.py": "00"}}}'}),
+    ],
+)
+def test_what_is_not_what_was_built_is_told(code: str, files: dict[str, str], tmp_path: Path) -> None:
+    _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, **files})
+    assert len(_found(tmp_path, code)) == 1
+
+
+def test_a_file_that_was_changed_since_the_last_look_is_told_whatever_its_time(tmp_path: Path) -> None:
+    weights = tmp_path / "m" / "1" / "weights"
+    content = b"1" * LARGE
+    recorded = {"files": {"m": {"1/weights": hashlib.sha256(content).hexdigest()}}}
+    _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, "1/weights": content, "build.json": json.dumps(recorded)})
+    assert _found(tmp_path, "TR802") == []
+    before = weights.stat()
+    weights.write_bytes(b"2" * LARGE)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [finding.file for finding in _found(tmp_path, "TR802")] == ["m/1/weights"]
+
+
+def test_a_graph_that_a_front_lacks_is_told(small_repository: Path, tmp_path: Path) -> None:
+    front = small_repository / "topics"
+    files = {path.relative_to(front).as_posix(): path.read_bytes() for path in front.rglob("*") if path.is_file()}
+    del files["1/model.onnx"]
+    _write(tmp_path / "topics", files.pop("config.pbtxt").decode(), files)
+    assert [finding.file for finding in _found(tmp_path, "TR704")] == ["topics/1/model.onnx"]
+
+
+def test_signatures_are_asked_for_where_there_is_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["whole"].write(tmp_path / "m")
+    calls: list[tuple[Path, Path]] = []
+
+    def unsigned(repository: Path, trusted: Path) -> list[str]:
+        calls.append((repository, trusted))
+        return ["m: it is not signed"]
+
+    monkeypatch.setattr(provenance, "unsigned", unsigned)
+    assert _found(tmp_path, "TR805") == []
+    (finding,) = (finding for finding in lint(tmp_path, None, tmp_path / "key.pub") if finding.code == "TR805")
+    assert (str(finding), calls) == ("m: it is not signed", [(tmp_path, tmp_path / "key.pub")])
+
+
+@pytest.mark.parametrize(
+    ("edit", "found"),
+    [
+        (('name: "x"', 'name: "text"'), ["input text is new", "input x is not there"]),
+        (
+            ('input { name: "x" data_type: TYPE_FP32', 'input { name: "x" data_type: TYPE_FP16'),
+            ["data_type of input x"],
+        ),
+        (
+            ('name: "y" data_type: TYPE_FP32 dims: [ 4 ]', 'name: "y" data_type: TYPE_FP32 dims: [ 5 ]'),
+            ["dims of output y"],
+        ),
+        (("optional: true", "optional: false"), ["optional of input z"]),
+        (("max_batch_size: 8", "max_batch_size: 4"), ["max_batch_size is 4"]),
+        (("count: 1", "count: 2"), []),
+    ],
+)
+def test_edited_tensors_of_a_built_version_are_found(edit: tuple[str, str], found: list[str], tmp_path: Path) -> None:
+    """Regression: nothing compared the configuration with the copy that the version keeps."""
+    config = WHOLE + 'input { name: "z" data_type: TYPE_FP32 dims: [ 4 ] optional: true }\n'
+    edited = config.replace(*edit)
+    assert edited != config
+    _write(tmp_path / "m", edited, {**CASES["whole"].files, "1/config.pbtxt": config})
+    findings = _found(tmp_path, "TR156")
+    assert [finding.severity for finding in findings] == [Severity.ERROR] * len(found)
+    assert all(text in finding.found for text, finding in zip(found, findings, strict=True)), findings
+
+
+def test_unreadable_copy_of_a_configuration_is_found(tmp_path: Path) -> None:
+    _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, "1/config.pbtxt": "max_batchsize: 8"})
+    (finding,) = _found(tmp_path, "TR156")
+    assert finding.file == "m/1/config.pbtxt"

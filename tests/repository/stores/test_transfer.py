@@ -1,0 +1,309 @@
+"""From a repository to an object store and into another repository: all of a version or nothing, whatever breaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from builder.building.pipeline import build
+from builder.cli import main
+from builder.clusters.fleet.published import newest
+from builder.common.errors import RepositoryError, SpecError
+from builder.options import make_spec
+from builder.repository.signatures import Signer, sign, unsigned
+from builder.repository.stores.manifest import Blob, Manifest
+from builder.repository.stores.publish import publish_to
+from builder.repository.stores.pull import pull
+from builder.repository.stores.push import push
+from builder.repository.stores.store import Store, VersionTakenError, open_store
+from builder.repository.versions import numbers, served
+from tests.repository.stores.versions import outcome, publish_version
+
+LARGE = bytes(range(256)) * 2048
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return the repository of the builds."""
+    return tmp_path / "built" / "model_repository"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Return the repository that is served."""
+    (tmp_path / "served").mkdir()
+    return tmp_path / "served" / "model_repository"
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_what_is_pulled_is_what_was_published(cloud: Store, repository: Path, target: Path) -> None:
+    publish_version(repository, b"one", LARGE)
+    pushed = push(repository, "front", cloud)
+    assert pushed.sent > len(LARGE)
+    assert pushed.manifest.source == "org/name"
+    pulled = pull(cloud, "front", target)
+    assert _tree(target) == _tree(repository)
+    assert pulled.fetched == pushed.sent
+    assert [path.name for path in target.parent.iterdir()] == ["model_repository"], "nothing is left beside it"
+
+
+def test_builds_that_end_at_once_become_versions_one_after_another(
+    cloud: Store, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting, met, publish = threading.Barrier(2, timeout=600), set(), Store.publish
+
+    def together(self: Store, manifest: Manifest) -> None:
+        if threading.get_ident() not in met:  # both have asked which number is next
+            met.add(threading.get_ident())
+            meeting.wait()
+        publish(self, manifest)
+
+    assert newest(make_spec(model="org/name", name="front", output=cloud.url)) is None
+    monkeypatch.setattr(Store, "publish", together)
+    fronts = {comment: outcome(comment, LARGE) for comment in (b"one", b"two")}
+    with ThreadPoolExecutor(2) as pool:
+        reports = pool.map(lambda front: publish_to(cloud, fronts[front], _made(tmp_path / front.decode())), fronts)
+        assert sorted(report.version for report in reports) == [1, 2]
+    assert cloud.versions("front") == [1, 2]
+    published = newest(make_spec(model="org/name", name="front", output=cloud.url))
+    assert published is not None
+    assert published.version == 2
+    for version in (1, 2):
+        pull(cloud, "front", target, version=version)
+    models = [(target / "front" / str(version) / "model.py").read_bytes() for version in (1, 2)]
+    assert sorted(model.rpartition(b"# ")[2] for model in models) == [b"one", b"two"]
+
+
+def test_only_what_changed_is_sent_and_fetched(store: Store, repository: Path, target: Path) -> None:
+    publish_version(repository, b"one", LARGE)
+    push(repository, "front", store)
+    pull(store, "front", target)
+    publish_version(repository, b"two", LARGE)
+    assert push(repository, "front", store).sent < len(LARGE)
+    assert pull(store, "front", target).fetched < len(LARGE)
+    assert _tree(target) == _tree(repository)
+    assert (served(target / "front"), numbers(target / "front")) == (2, [1, 2])
+    engine = target / "front_model"
+    assert os.path.samefile(engine / "1" / "weights", engine / "2" / "weights"), "one file on the disk"
+    assert pull(store, "front", target, version=1).fetched == 0, "back to the one before"
+    assert (served(target / "front"), served(engine)) == (1, 1)
+    publish_version(repository, b"three", LARGE)
+    push(repository, "front", store)
+    pull(store, "front", target, keep=1)
+    assert numbers(target / "front") == [3]
+
+
+def test_what_a_shared_front_hosts_is_not_pulled_beside_it(store: Store, repository: Path, target: Path) -> None:
+    publish_version(repository, b"one", b"")
+    push(repository, "front", store)
+    (target / "news" / "models" / "front").mkdir(parents=True)
+    (target / "news" / "models" / "hosted.json").write_text("{}")
+    with pytest.raises(RepositoryError, match=r"news hosts front: its versions are in the repository .*news/models"):
+        pull(store, "front", target)
+    assert [path.name for path in target.iterdir()] == ["news"]
+
+
+def test_the_same_in_a_folder(tmp_path: Path, repository: Path, target: Path) -> None:
+    store = open_store(f"file://{tmp_path / 'store'}")
+    publish_version(repository, b"one", LARGE)
+    push(repository, "front", store)
+    pull(store, "front", target)
+    assert _tree(target) == _tree(repository)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from builder.repository.stores import store
+from builder.repository.stores.push import push
+store.Store.publish = lambda self, manifest: os.kill(os.getpid(), signal.SIGKILL)
+push(Path(sys.argv[1]), "front", store.open_store(sys.argv[2]))
+"""
+
+
+def test_a_push_that_is_killed_shows_nothing_and_the_next_goes_on(store: Store, repository: Path, target: Path) -> None:
+    publish_version(repository, b"one", LARGE)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(repository), store.url], timeout=600)
+    assert killed.returncode == -signal.SIGKILL
+    assert (store.models(), store.versions("front")) == ([], [])
+    with pytest.raises(RepositoryError, match="has no model front"):
+        pull(store, "front", target)
+    assert push(repository, "front", store).sent == 0, "its blobs are there"
+    pull(store, "front", target)
+    assert _tree(target) == _tree(repository)
+
+
+def test_two_who_push_one_number_do_not_mix(store: Store, repository: Path, tmp_path: Path, target: Path) -> None:
+    other = tmp_path / "other" / "model_repository"
+    publish_version(repository, b"one", LARGE)
+    publish_version(other, b"another", LARGE)
+    push(repository, "front", store)
+    with pytest.raises(VersionTakenError, match="has a version 1 of front already"):
+        push(other, "front", store)
+    pull(store, "front", target)
+    assert _tree(target) == _tree(repository)
+    with pytest.raises(RepositoryError, match=r"has another version 1 of front: .* is not the file of the store"):
+        pull(store, "front", other)
+    assert (other / "front" / "1" / "model.py").read_bytes().endswith(b"# another")
+
+
+def _blob_key(manifest: bytes, path: str) -> str:
+    digest = json.loads(manifest)["files"][path]["sha256"]
+    return f"fleet/blobs/sha256/{digest[:2]}/{digest}"
+
+
+@pytest.mark.parametrize("fault", ["lies", "is cut off", "is gone"])
+def test_a_blob_that_is_not_what_it_was_changes_nothing(
+    fault: str,
+    store: Store,
+    bucket: str,
+    raw: Callable[[str], bytes | None],
+    repository: Path,
+    target: Path,
+) -> None:
+    publish_version(repository, b"one", LARGE)
+    push(repository, "front", store)
+    pull(store, "front", target)
+    before = _tree(target)
+    publish_version(repository, b"two", LARGE[::-1])
+    push(repository, "front", store)
+    manifest = raw("fleet/models/front/2.json")
+    assert manifest is not None
+    key = _blob_key(manifest, "front_model/2/weights")
+    client = boto3.client("s3")
+    if fault == "is gone":
+        client.delete_object(Bucket=bucket, Key=key)
+    else:
+        client.put_object(Bucket=bucket, Key=key, Body=bytes(len(LARGE)) if fault == "lies" else LARGE[:100])
+    with pytest.raises(RepositoryError, match="push the version again"):
+        pull(store, "front", target)
+    assert _tree(target) == before
+    client.put_object(Bucket=bucket, Key=key, Body=LARGE[::-1])
+    pulled = pull(store, "front", target)
+    assert pulled.fetched <= len(LARGE), "what had come before is not fetched again"
+    assert _tree(target) == _tree(repository)
+
+
+def test_a_manifest_that_is_gone_or_another_one_changes_nothing(
+    store: Store, bucket: str, raw: Callable[[str], bytes | None], repository: Path, target: Path
+) -> None:
+    publish_version(repository, b"one", LARGE)
+    push(repository, "front", store)
+    manifest = raw("fleet/models/front/1.json")
+    assert manifest is not None
+    client = boto3.client("s3")
+    client.put_object(Bucket=bucket, Key="fleet/models/front/2.json", Body=manifest)
+    with pytest.raises(RepositoryError, match="is the manifest of version 1 of front"):
+        pull(store, "front", target)
+    client.put_object(Bucket=bucket, Key="fleet/models/front/2.json", Body=manifest[:50])
+    with pytest.raises(RepositoryError, match="is not the manifest of a version"):
+        pull(store, "front", target)
+    for number in (1, 2):
+        client.delete_object(Bucket=bucket, Key=f"fleet/models/front/{number}.json")
+    with pytest.raises(RepositoryError, match="has no model front; it has none"):
+        pull(store, "front", target)
+    assert not list(target.glob("*"))
+
+
+def test_a_manifest_with_files_of_another_model_changes_nothing(
+    store: Store, bucket: str, raw: Callable[[str], bytes | None], repository: Path, target: Path
+) -> None:
+    publish_version(repository, b"one", LARGE)
+    push(repository, "front", store)
+    manifest = json.loads(raw("fleet/models/front/1.json") or b"")
+    manifest["files"]["victim/1/model.py"] = manifest["files"]["front/1/model.py"]
+    client = boto3.client("s3")
+    client.put_object(Bucket=bucket, Key="fleet/models/front/1.json", Body=json.dumps(manifest).encode())
+    with pytest.raises(RepositoryError, match=r"has files of front, front_model, victim, and its build.json says"):
+        pull(store, "front", target)
+    assert not list(target.glob("*"))
+
+
+def test_only_what_was_signed_is_pulled_where_a_key_says_so(
+    store: Store, repository: Path, target: Path, tmp_path: Path
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    publish_version(repository, b"one", LARGE)
+    sign(repository, Signer(private))
+    push(repository, "front", store)
+    pull(store, "front", target, verify_key=public)
+    assert unsigned(target, public) == []
+    before = _tree(target)
+    publish_version(repository, b"two", LARGE)
+    push(repository, "front", store)
+    with pytest.raises(RepositoryError, match=r"version 2 is not signed .* Nothing was published"):
+        pull(store, "front", target, verify_key=public)
+    assert _tree(target) == before
+
+
+def test_a_build_goes_to_a_store(
+    bucket: str, checkpoint: Callable[[str], Path], target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"s3://{bucket}/built"
+    taken = Manifest("topics", 6, "topics-checkpoint", {"topics/6/x": Blob("0" * 64, 1)})
+    open_store(url).publish(taken)
+    assert build(make_spec(model=str(checkpoint("topics")), name="topics", output=url)).version == 7
+    assert open_store(url).versions("topics") == [6, 7]
+    assert main(["pull", "topics", "--from", url, "--repository", str(target)]) == 0
+    assert "version 7 of topics is served" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["check", str(target)]) == 0
+    with pytest.raises(RepositoryError, match="already has a model topics, built from topics-checkpoint"):
+        build(make_spec(model=str(shutil.copytree(checkpoint("flags"), tmp_path / "topics")), output=url))
+
+
+def test_what_pushes_and_pulls_says_what_is_missing(
+    bucket: str, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish_version(repository, b"one", LARGE)
+    url = f"s3://{bucket}/fleet"
+    for command, message in {
+        ("push", "absent", "--to", url, "--repository", str(repository)): "has no model absent; it has front",
+        ("push", "front", "--version", "7", "--to", url, "--repository", str(repository)): "has no version 7 of front",
+        ("pull", "front", "--from", url, "--repository", str(repository)): "has no model front; it has none",
+        ("pull", "front", "--from", "http://x/y", "--repository", str(repository)): "is not the address of an object",
+    }.items():
+        assert main(list(command)) == 1
+        assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_plan_that_is_not_compiled_is_not_for_a_store() -> None:
+    with pytest.raises(SpecError, match="a plan is compiled in a folder"):
+        make_spec(model="org/name", target="tensorrt", precision="fp16", output="s3://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("output", "address"),
+    [
+        ("s3://bucket/a/b", "s3://bucket/a/b"),
+        (Path("s3://bucket/a"), "s3://bucket/a"),
+        (Path("file:///tmp/x"), "file:///tmp/x"),
+        ("model_repository", None),
+        (Path("/tmp/s3:/x"), None),
+    ],
+)
+def test_an_output_that_is_an_address_is_a_store(output: str | Path, address: str | None) -> None:
+    assert make_spec(model="org/name", output=output).store == address

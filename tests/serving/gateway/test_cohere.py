@@ -1,0 +1,93 @@
+"""Cohere's embeddings: number types, input kinds, and refusals. Its own client: tests/served."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.serving.gateway.cohere import CONVERTED
+from tests.serving.gateway.asking import asked, gateway
+from tests.serving.gateway.fake_triton import MODELS, FakeTriton
+
+
+def test_vectors_of_texts_in_the_shape_of_either_version() -> None:
+    """Regression: neither route was there."""
+    first = asked("/v1/embed", {"model": "embeds", "texts": ["xxxx", "x"]}).json
+    assert (first["response_type"], first["embeddings"][0]) == ("embeddings_floats", [4, 3, 0, 1])
+    assert (first["texts"], first["meta"]["billed_units"]) == (["xxxx", "x"], {"input_tokens": 5})
+    typed = asked("/v1/embed", {"texts": ["xxxx"], "embedding_types": ["float"]}).json
+    assert (typed["response_type"], typed["embeddings"]) == ("embeddings_by_type", {"float": [[4, 3, 0, 1]]})
+    second = asked("/v2/embed", {"model": "embeds", "texts": ["xxxx"], "input_type": "clustering"}).json
+    assert second["embeddings"] == {"float": [[4, 3, 0, 1]]}
+    parts = {"content": [{"type": "text", "text": "xx"}, {"type": "text", "text": "x"}]}
+    assert asked("/v2/embed", {"model": "embeds", "inputs": [parts]}).json["texts"] == ["xx\nx"]
+
+
+def test_vectors_are_cut_to_the_dimension_that_was_asked_for() -> None:
+    body = {"texts": ["xxxx"], "output_dimension": 2}
+    assert asked("/v2/embed", body).json["embeddings"]["float"] == [pytest.approx([0.8, 0.6])]
+    assert asked("/v2/embed", {**body, "output_dimension": 5}).error["param"] == "output_dimension"
+
+
+def test_types_of_one_vector_agree() -> None:
+    vector = np.random.default_rng(0).normal(size=384).astype(np.float32)
+    of = {kind: convert(vector) for kind, convert in CONVERTED.items()}
+    for whole in (of["int8"].astype(float), of["uint8"].astype(float) - 128):
+        assert whole @ vector / np.linalg.norm(whole) / np.linalg.norm(vector) > 0.995
+    bits = np.unpackbits(of["ubinary"])
+    np.testing.assert_array_equal(bits, vector > 0)
+    np.testing.assert_array_equal(of["binary"].astype(int) + 128, of["ubinary"])
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(of["base64"]), "<f4"), vector)
+    assert (of["int8"].dtype, of["uint8"].dtype, of["binary"].dtype) == (np.int8, np.uint8, np.int8)
+
+
+def test_numbers_of_any_type_are_json() -> None:
+    types = ["int8", "uint8", "base64"]
+    answer = asked("/v2/embed", {"texts": ["xxxx"], "embedding_types": types}).json["embeddings"]
+    assert answer["int8"] == [[100, 75, 0, 25]]
+    assert answer["uint8"] == [[228, 203, 128, 153]]
+    assert isinstance(answer["base64"][0], str)
+
+
+def test_what_a_text_is_for_chooses_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, inputs, outputs, parameters = MODELS["embeds"]
+    prompted = next(field for field in MODELS["topics"][1] if field.name == "text_pair")
+    inputs = (*inputs, type(prompted)("prompt_name", "TYPE_STRING", optional=True))
+    monkeypatch.setitem(MODELS, "embeds", (task, inputs, outputs, {**parameters, "prompts": '["passage", "query"]'}))
+    triton = FakeTriton()
+    app = gateway(triton)
+    for input_type in ("search_query", "search_document", "clustering"):
+        assert asked("/v2/embed", {"texts": ["x"], "input_type": input_type}, app).status == 200
+    names = [request.get("prompt_name") for request in triton.requests]
+    assert names == [[["query"]], [["passage"]], None]
+
+
+@pytest.mark.parametrize(("truncate", "sent"), [(None, True), ("END", True), ("NONE", False)])
+def test_long_texts_are_cut_unless_the_request_says_otherwise(truncate: str | None, sent: bool) -> None:
+    triton = FakeTriton()
+    assert asked("/v2/embed", {"texts": ["x"], "truncate": truncate}, gateway(triton)).status == 200
+    assert triton.requests[0]["truncate"] == [[sent]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"texts": ["x"], "truncate": "START"}, "truncate"),
+        ({"texts": ["x"], "input_type": "image"}, "input_type"),
+        ({"texts": ["x"], "embedding_types": ["int4"]}, "embedding_types"),
+        ({"texts": ["x"], "embedding_types": ["binary"]}, "embedding_types"),
+        ({"texts": ["x"], "images": ["data:"]}, "images"),
+        ({"texts": ["x"], "max_tokens": 5}, "max_tokens"),
+        ({"texts": []}, "texts"),
+        ({}, "texts"),
+        ({"texts": ["x"], "inputs": [{"content": [{"type": "text", "text": "x"}]}]}, "texts"),
+        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "inputs"),
+        ({"texts": ["x"], "model": "ranks"}, "model"),
+    ],
+)
+def test_what_embeddings_here_do_not_have_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    refused = asked("/v2/embed", body)
+    assert (refused.status, refused.error["param"]) == (400, param), refused.error

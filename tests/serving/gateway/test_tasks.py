@@ -1,0 +1,85 @@
+"""Every task by its own inputs, in the shape of Hugging Face's pipelines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.serving.gateway.asking import asked, gateway
+from tests.serving.gateway.fake_triton import FakeTriton
+
+LABELS = [{"label": "a", "score": 0.75}, {"label": "b", "score": 0.25}]
+
+
+def test_labels_have_the_shape_of_the_pipeline() -> None:
+    """Regression: what huggingface_hub read was inside an object of the gateway's own."""
+    path = "/v1/tasks/text-classification"
+    assert asked(path, {"inputs": "a"}).json == [LABELS]
+    assert asked(path, {"inputs": [{"text_input": "a", "text_pair": "b"}, "c"]}).json == [LABELS, LABELS]
+    triton = FakeTriton()
+    asked(path, {"inputs": "a", "parameters": {"top_k": 2, "function_to_apply": "none"}}, gateway(triton))
+    assert (triton.requests[0]["top_k"], triton.requests[0]["function_to_apply"]) == ([[2]], [["none"]])
+
+
+def test_generated_text_has_the_shape_and_the_names_of_the_pipeline() -> None:
+    triton = FakeTriton()
+    parameters = {"max_new_tokens": 2, "stop": ["x"], "seed": 5, "return_full_text": False, "generate_parameters": None}
+    body = {"model": "writes", "inputs": ["a"], "parameters": parameters}
+    answer = asked("/v1/tasks/text-generation", body, gateway(triton)).json
+    assert answer == [{"generated_text": "0 1 ", "finish_reason": "length"}]
+    (request,) = triton.requests
+    assert (request["max_tokens"], request["stop_words"], request["random_seed"]) == ([2], ["x"], [5])
+    nested = {"generate_parameters": {"max_new_tokens": 3}}
+    whole = asked("/v1/tasks/text-generation", {"model": "writes", "inputs": "a", "parameters": nested}).json
+    assert whole[0]["generated_text"] == "0 1 2 "
+
+
+def test_vectors_are_those_of_either_task() -> None:
+    path = "/v1/tasks/feature-extraction"
+    assert asked(path, {"model": "embeds", "inputs": "xxxx"}).json == [4, 3, 0, 1]
+    assert asked(path, {"model": "embeds", "inputs": ["xxxx"], "normalize": False}).json == [[4, 3, 0, 1]]
+    beside = {"model": "embeds", "inputs": "xxxx", "normalize": True, "dimensions": 2, "truncation_direction": "right"}
+    assert asked(path, beside).json == pytest.approx([0.8, 0.6])
+    assert asked("/v1/tasks/sentence-similarity", {"inputs": "xxxx"}).json == [4, 3, 0, 1]
+    assert asked(path, {"model": "features", "inputs": ["ab", "c"]}).json == [
+        [[97, 0, 0, 1], [98, 0, 0, 1]],
+        [[99, 0, 0, 1]],
+    ]
+
+
+def test_sentences_are_compared_with_a_source_sentence() -> None:
+    inputs = {"source_sentence": "xx", "sentences": ["xx", "xxxx"]}
+    same, other = asked("/v1/tasks/sentence-similarity", {"inputs": inputs, "parameters": {"truncate": True}}).json
+    assert same == pytest.approx(1)
+    assert other < 1
+
+
+def test_a_path_may_name_the_model() -> None:
+    """The only place that huggingface_hub has for it, beside a URL."""
+    assert asked("/models/topics", {"inputs": "a"}).json == [LABELS]
+    assert asked("/models/topics", {"inputs": "a", "model": "topics"}).json == [LABELS]
+    assert asked("/models/topics", {"inputs": "a", "model": "embeds"}).error["param"] == "model"
+    assert asked("/models/other", {"inputs": "a"}).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/tasks/translation", {"inputs": "a"}, "model"),
+        ("/v1/tasks/text-classification", {"inputs": "a", "parameters": {"other": 1}}, "other"),
+        ("/v1/tasks/text-classification", {"inputs": "a", "other": 1}, "other"),
+        ("/v1/tasks/text-ranking", {"inputs": "a"}, "inputs"),
+        ("/v1/tasks/text-classification", {"inputs": []}, "inputs"),
+        ("/models/features", {"inputs": "a", "normalize": True}, "normalize"),
+        ("/models/embeds", {"inputs": "a", "truncation_direction": "left"}, "truncation_direction"),
+        ("/models/embeds", {"inputs": "a", "encoding_format": "base64"}, "encoding_format"),
+        ("/models/embeds", {"inputs": {"source_sentence": "a", "sentences": []}}, "sentences"),
+        ("/models/writes", {"inputs": "a", "stream": True}, "stream"),
+        ("/models/writes", {"inputs": "a", "parameters": {"details": True}}, "details"),
+        ("/models/writes", {"inputs": "a", "parameters": {"generate_parameters": 5}}, "generate_parameters"),
+    ],
+)
+def test_what_a_task_does_not_take_is_refused_by_name(path: str, body: dict[str, Any], param: str) -> None:
+    refused = asked(path, body)
+    assert (refused.status, refused.error["param"]) == (400, param), refused.error

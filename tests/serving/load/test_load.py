@@ -1,0 +1,263 @@
+"""Load tests without a server: levels, output of perf_analyzer and Triton, noise, and the figures kept and shown."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from builder.common.errors import ServeError, SpecError
+from builder.serving.load import measure
+from builder.serving.load.compare import compare, comparison_table
+from builder.serving.load.noise import Estimate, change, change_by_turns
+from builder.serving.load.page import page
+from builder.serving.load.profile import from_csv, from_export
+from builder.serving.load.record import Run, read, save, table
+from builder.serving.load.statistics import between
+from builder.serving.load.traffic import Level, concurrencies, rates, shares
+from tests.pages import shows_every_text, stands_alone
+from tests.serving.load.runs import encoder, run_of, stream
+
+EIGHT, TWENTY = Level("concurrency", 8), Level("rate", 20.0)
+
+
+def test_levels_are_lists_or_ramps() -> None:
+    assert [level.value for level in concurrencies("1,8,32")] == [1, 8, 32]
+    assert [level.value for level in rates("10:100:30")] == [10, 40, 70, 100]
+    assert [level.value for level in rates("0.1:0.3:0.1")] == pytest.approx([0.1, 0.2, 0.3])
+    assert str(rates("2.5")[0]) == "2.5/s"
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1,two", "1.5", "5:1:1", "1:5", "1:5:0", "1:9999:1"])
+def test_what_is_not_a_level_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="is not a list of numbers such as"):
+        concurrencies(text)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1,nan", "1:inf:1", "1:2:inf", "1:1e15:1e-3", "1:1e300:1"])
+def test_what_is_no_rate_is_refused_before_a_level_is_made_of_it(text: str) -> None:
+    with pytest.raises(SpecError, match="is not a list of numbers such as"):
+        rates(text)
+
+
+def test_a_mix_shares_a_level() -> None:
+    mix = shares(["topics:3", "writes"])
+    assert mix == {"topics": 0.75, "writes": 0.25}
+    assert [TWENTY.part(share).value for share in mix.values()] == [15.0, 5.0]
+    assert [Level("concurrency", 2).part(share).value for share in mix.values()] == [2, 1], "at least one each"
+    for wrong in (["a:0"], ["a:-1"], ["a:x"], ["a:nan"], ["a:inf"], ["a", "a:2"]):
+        with pytest.raises(SpecError, match="as NAME or NAME:SHARE"):
+            shares(wrong)
+
+
+def test_a_csv_of_perf_analyzer() -> None:
+    text = (
+        "Concurrency,Inferences/Second,Client Send,Server Queue,Client Recv,p50 latency,p90 latency,p95 latency,"
+        "p99 latency\n8,523.5,12,3400,5,14800,21000,22000,30500\n"
+    )
+    seen = from_csv(text)
+    assert (seen.requests_per_s, seen.p50_ms, seen.p90_ms, seen.p99_ms) == (523.5, 14.8, 21.0, 30.5)
+    assert seen.stream is None
+
+
+def _request(start_ms: int, *responses_ms: int, tokens: int | None = None) -> dict[str, Any]:
+    outputs: list[dict[str, Any]] = [{"text_output": "x"} for _ in responses_ms]
+    if tokens is not None:
+        outputs[-1]["completion_tokens"] = tokens
+    times = [time * 1_000_000 for time in responses_ms]
+    return {"timestamp": start_ms * 1_000_000, "response_timestamps": times, "response_outputs": outputs}
+
+
+def _export(*requests: dict[str, Any]) -> dict[str, Any]:
+    boundaries = [1_000_000_000, 2_000_000_000, 3_000_000_000]
+    return {"experiments": [{"requests": list(requests), "window_boundaries": boundaries}]}
+
+
+def test_a_stream_is_read_from_the_times_of_its_responses() -> None:
+    seen = from_export(
+        _export(
+            _request(900, 950, 990),  # ended before it was measured
+            _request(990, 1040, 1050, 1060, tokens=5),  # several tokens in one response
+            _request(1100, 1130, 1150),
+            _request(2900, 2990, 3010),  # ended after
+            _request(2950),  # never answered
+        )
+    )
+    assert seen.requests_per_s == 1.0, "two in two seconds"
+    assert seen.stream is not None
+    assert seen.stream.tokens_per_s == 3.5, "5 as counted and 2 responses, in two seconds"
+    assert seen.stream.first_p50_ms == 40.0
+    assert seen.stream.between_p50_ms == 10.0
+    assert seen.p50_ms == 60.0
+    assert from_export(_export(_request(1100, 1200))).stream is not None, "an answer of one piece"
+
+
+def test_no_stream_that_ended_is_an_error() -> None:
+    with pytest.raises(ServeError, match="measure for longer"):
+        from_export(_export(_request(2900, 3010)))
+
+
+def test_what_triton_counted_between_two_moments() -> None:
+    """The counts are JSON of Triton's gRPC: 64-bit numbers are strings, and zeros are left out."""
+    before = {
+        "name": "topics",
+        "version": "1",
+        "inference_count": "10",
+        "execution_count": "10",
+        "inference_stats": {"success": {"count": "10", "ns": "9"}, "queue": {"count": "10", "ns": "1000000"}},
+        "batch_stats": [{"batch_size": "1", "compute_infer": {"count": "10", "ns": "5"}}],
+    }
+    after = {
+        "inference_count": "40",
+        "execution_count": "20",
+        "inference_stats": {
+            "success": {"count": "30"},
+            "fail": {"count": "2"},
+            "queue": {"count": "30", "ns": "41000000"},
+            "compute_input": {"count": "30", "ns": "2000000"},
+            "compute_infer": {"count": "30", "ns": "90000000"},
+            "compute_output": {"count": "30", "ns": "8000000"},
+        },
+        "batch_stats": [
+            {"batch_size": "4", "compute_infer": {"count": "6"}},
+            {"batch_size": "1", "compute_infer": {"count": "14"}},
+        ],
+    }
+    served = between(before, after)
+    assert (served.queue_ms, served.compute_ms, served.mean_batch, served.failures) == (2.0, 5.0, 3.0, 2)
+    assert served.batches == {"1": 4, "4": 6}
+
+
+def test_an_interval_is_students() -> None:
+    """For 10, 12 and 14: s = 2, t = 4.303, so 4.303 * 2 / sqrt(3); one value says nothing of its noise."""
+    estimate = Estimate.of([10.0, 12.0, 14.0])
+    assert estimate.mean == 12.0
+    assert estimate.half == pytest.approx(4.968, abs=1e-3)
+    assert str(estimate) == "12 ±4.97"
+    assert str(Estimate.of([523.46])) == "523"
+
+
+def test_a_change_is_sure_where_its_interval_leaves_out_zero() -> None:
+    measured = change([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
+    assert measured is not None
+    assert measured.share == pytest.approx(0.2)
+    assert measured.half == pytest.approx(0.0227, abs=1e-3), "Welch with equal variances: t(4) * sqrt(2/3)"
+    assert measured.sure
+    noisy = change([100.0, 140.0, 60.0], [120.0, 160.0, 80.0])
+    assert noisy is not None
+    assert not noisy.sure
+    once = change([100.0], [200.0, 210.0])
+    assert once is not None
+    assert not once.sure
+    assert change([0.0, 0.0], [1.0, 1.0]) is None
+
+
+def test_what_was_measured_by_turns_is_judged_by_each_turn() -> None:
+    """Three times as fast in each of two turns, between which the machine became ten times slower."""
+    measured = change_by_turns([100.0, 10.0], [300.0, 30.0])
+    assert measured is not None
+    assert measured.sure
+    assert measured.share == pytest.approx(2.0)
+    slower = change_by_turns([100.0, 10.0, 50.0], [90.0, 9.1, 44.0])
+    assert slower is not None
+    assert slower.sure
+    assert slower.share == pytest.approx(-0.103, abs=0.01)
+    assert not change([100.0, 10.0], [300.0, 30.0]).sure  # type: ignore[union-attr]
+    once = change_by_turns([100.0], [200.0])
+    assert once is not None
+    assert not once.sure
+    assert change_by_turns([0.0, 1.0], [1.0, 1.0]) is None
+
+
+def test_a_run_is_kept_and_read_again(tmp_path: Path) -> None:
+    run = run_of(*encoder(EIGHT, [100.0, 110.0]), *stream(TWENTY, [640.0]))
+    save(run, tmp_path / "load.json")
+    assert read(tmp_path / "load.json") == run
+    (tmp_path / "load.json").write_text(json.dumps({**run.document(), "schema": 0}))
+    with pytest.raises(SpecError, match="has schema 0"):
+        read(tmp_path / "load.json")
+    for wrong in ("[]", "{}", "no JSON"):
+        (tmp_path / "load.json").write_text(wrong)
+        with pytest.raises(SpecError, match="is not a load test that was saved"):
+            read(tmp_path / "load.json")
+
+
+def _shown(thing: object) -> str:
+    console = Console(width=240, file=io.StringIO(), record=True)
+    console.print(thing)
+    return console.export_text()
+
+
+def test_the_table_has_the_figures_that_were_measured() -> None:
+    both = _shown(table(run_of(*encoder(EIGHT, [100.0, 110.0]), *stream(TWENTY, [640.0, 641.0]))))
+    for text in ("topics", "8 at once", "105 ±63.5", "writes", "20/s", "between tokens p50 ms", "tokens/s", "queue ms"):
+        assert text in both
+    assert "failures" not in both
+    alone = _shown(table(run_of(*encoder(EIGHT, [100.0]))))
+    assert "±" not in alone
+    assert "first token" not in alone
+
+
+def test_two_runs_are_compared_by_model_and_level() -> None:
+    before = run_of(*encoder(EIGHT, [100.0, 101.0, 99.0]), *encoder(TWENTY, [20.0]))
+    after = run_of(*encoder(EIGHT, [130.0, 131.0, 129.0]), *encoder(TWENTY, [21.0]))
+    rows = {(row.level, row.figure.title): row.verdict for row in compare(before, after)}
+    assert rows[("8 at once", "requests/s")] == "better"
+    assert rows[("8 at once", "p50 ms")] == "better"
+    assert rows[("8 at once", "p99 ms")] == "within noise", "the same each time"
+    assert rows[("20/s", "requests/s")] == "noise unknown"
+    back = {(row.level, row.figure.title): row.verdict for row in compare(after, before)}
+    assert back[("8 at once", "requests/s")] == "worse"
+    assert "+30.0%" in _shown(comparison_table(compare(before, after), before))
+    with pytest.raises(SpecError, match="no model and level in common with this one: it has topics at 20/s"):
+        compare(run_of(*encoder(TWENTY, [20.0])), run_of(*encoder(EIGHT, [20.0])))
+
+
+def test_the_page_stands_alone_and_shows_every_figure() -> None:
+    levels = [Level("concurrency", value) for value in (1, 8, 32)]
+    loads = [load for level in levels for load in encoder(level, [level.value * 10, level.value * 11], "<b>topics")]
+    loads += [load for level in levels for load in stream(level, [level.value * 100])]
+    run = run_of(*loads)
+    html = page(run, run, compare(run, run))
+    stands_alone(html)
+    shows_every_text(html)
+    assert "&lt;b&gt;topics" in html
+    for title in ("latency against throughput", "queue against compute", "sizes of batches", "ms to the first token"):
+        assert title in html
+    assert html.count("<svg") == 3 + 4
+    assert "p99 before" in html
+    assert "Measured once" not in html
+
+
+def test_a_page_of_single_measurements_says_that_their_noise_is_unknown() -> None:
+    run = Run(**{**vars(run_of(*encoder(EIGHT, [100.0]))), "stopped": "16 at once: p99 of topics is 80 ms"})
+    html = page(run)
+    assert "how noisy these figures are is not known" in html
+    assert "Stopped at 16 at once" in html
+
+
+def test_samples_that_lie_together_do_not_come_together() -> None:
+    """Ours go from short to long; ten long ones in a row wait for each other, and say nothing of users."""
+    samples = [{"text_input": "word " * number} for number in range(50)]
+    sent = measure.in_random_order(samples, seed=0)
+    assert len(sent) == 500
+    for begin in range(0, 500, 50):
+        assert sorted(map(str, sent[begin : begin + 50])) == sorted(map(str, samples)), "each of them in each pass"
+    lengths = [len(sample["text_input"]) for sample in sent]
+    assert abs(np.corrcoef(lengths[:-1], lengths[1:])[0, 1]) < 0.2
+    assert sent == measure.in_random_order(samples, seed=0) != measure.in_random_order(samples, seed=1)
+    assert measure.in_random_order(samples[:1] * 600, seed=0) == samples[:1] * 600
+
+
+def test_a_rate_is_kept_to_the_last_digit_and_is_random() -> None:
+    intervals = measure._intervals(20, 6, seed=0)
+    assert sum(intervals) / len(intervals) == pytest.approx(50_000, rel=1e-4)
+    assert np.std(intervals) == pytest.approx(50_000, rel=0.15), "as of a Poisson process"
+    assert intervals != measure._intervals(20, 6, seed=1)
+    assert intervals == measure._intervals(20, 6, seed=0)
+    assert len(measure._intervals(0.1, 1, seed=0)) == 2

@@ -1,0 +1,212 @@
+"""Plans for GPUs: a card's capacity in numbers, which are the same for builds, Compose and Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from builder.clusters.deploy.pod import pod
+from builder.clusters.deploy.sizing import as_built, as_planned
+from builder.common.errors import SpecError
+from builder.common.memory import cache_bytes
+from builder.engines.gpu import HEADROOM
+from builder.options import BuildSpec, Card, make_spec
+from builder.repository.config.render import render
+from builder.repository.layout.encoder import lay_out, serving_document
+from builder.runtime.contract import LayerShape
+from builder.runtime.fields import Field
+from builder.serving.plan import machine
+from builder.serving.plan.gpu import plan_on_gpu, room
+from builder.serving.plan.lines import Plan
+from builder.serving.plan.needs import Needs, needs_of
+from builder.serving.plan.pods import Pod, PodSize
+from builder.serving.plan.process import CONTEXT, SERVER_ON_CARD
+from tests.clusters.deploy.deployments import ON_GPU, WITH_GPU
+from tests.golden.repositories import graph
+from tests.tiny_encoders import make_checkpoint
+
+GB = 1_000_000_000
+ENCODER = Needs("encoder", GB, 512, measured="not measured", activations=GB // 2, activated="2048 tokens")
+LAYERS = (LayerShape(8, 128),) * 32
+DECODER = Needs("generation", 8 * GB, 4096, LAYERS, cache="float16", activations=GB, activated="272 tokens")
+TWO = [{"name": "l4", "memory_gb": 24}, {"name": "t4"}]
+
+
+class _Compose(yaml.SafeLoader):
+    """YAML loader that reads Compose's own tags."""
+
+
+def _sequence(loader: Any, node: Any) -> Any:
+    return loader.construct_sequence(node, deep=True)
+
+
+_Compose.add_constructor("!override", _sequence)
+
+
+def _spec(name: str = "it", gpus: Any = TWO, **options: Any) -> BuildSpec:
+    options = {"target": "cuda", "precision": "fp16", **options}
+    stated = {"cores": 4, "memory_gb": 64, "gpus": gpus}
+    return make_spec(model="org/it", name=name, machine=stated, load={"requests_per_s": 50}, **options)
+
+
+def _plan(needs: Needs, **options: Any) -> Plan:
+    spec = _spec(**options)
+    assert spec.load is not None
+    return plan_on_gpu(spec, spec.load, needs)
+
+
+def _lines(plan: Plan) -> dict[str, str]:
+    return {line.quantity: line.result for line in plan.lines}
+
+
+def test_a_card_has_nine_tenths_of_its_memory_less_what_the_server_takes() -> None:
+    assert room(Card(name="l4", memory_gb=24)) == pytest.approx(0.9 * 24e9 - SERVER_ON_CARD)
+    assert Card(name="t4").memory == 16 << 30
+
+
+def test_an_encoders_instances_on_each_card() -> None:
+    plan = _plan(ENCODER, instances=3)
+    lines = _lines(plan)
+    fit = math.floor((0.9 * 24e9 - SERVER_ON_CARD) / 1.5e9)
+    assert lines["GPU 0 (l4)"] == f"{fit} instances fit"
+    assert lines["GPU 1 (t4)"] == f"{math.floor((0.9 * 2**34 - SERVER_ON_CARD) / 1.5e9)} instances fit"
+    assert plan.gpu_memory == {0: 4_500_000_000}
+    assert plan.cores is None, "how fast it is on the card is not known"
+    assert plan.lacking == ()
+    assert "not measured" in plan.notes[0]
+    (text,) = _plan(ENCODER, instances=fit + 1).lacking
+    assert text.startswith("GPU 0 (l4) has room for")
+    assert "What would: a larger card" in text
+
+
+def test_a_cache_in_blocks_is_as_large_as_it_is_asked_to_be() -> None:
+    plan = _plan(DECODER, slots=64, cache_gb=4)
+    block = cache_bytes(LAYERS, 1, 128, 2)
+    assert _lines(plan)["longest texts at once"] == str(int(4e9 // block) // 32), "4096 tokens in blocks of 128"
+    in_slots = _plan(DECODER, slots=64)
+    cache = int(4e9 // block) * block
+    assert in_slots.gpu_memory[0] - plan.gpu_memory[0] == 64 * cache_bytes(LAYERS, 1, 4096, 2) - cache
+    assert plan.settings["cache_gb"] == 4
+    assert "max_length" not in plan.settings
+
+
+def test_a_decoders_slots_on_each_card() -> None:
+    plan = _plan(DECODER, slots=8)
+    of_slot = cache_bytes(LAYERS, 1, 4096, 2)
+    rest = 9 * GB + CONTEXT
+    assert _lines(plan)["most slots, GPU 0 (l4)"] == str(math.floor((0.9 * 24e9 - SERVER_ON_CARD - rest) / of_slot))
+    assert plan.gpu_memory == {0: rest + 8 * of_slot}, "weights, activations, cache and CUDA in its own process"
+    assert plan.settings["slots"] == 8
+    through_bls = _plan(DECODER, slots=8, executor="bls")
+    assert through_bls.gpu_memory == {0: 9 * GB + 8 * of_slot}, "the server's CUDA"
+    assert any("GPU 0" in text for text in _plan(DECODER, slots=64).lacking)
+    shared = _plan(DECODER, slots=64, cache_gb=2)
+    block = cache_bytes(LAYERS, 1, 128, 2)
+    assert shared.gpu_memory == {0: rest + 2 * GB // block * block}, "whole blocks that all sequences share"
+    assert shared.settings["cache_gb"] == 2
+
+
+def test_what_a_card_cannot_run_is_said() -> None:
+    (text,) = _plan(ENCODER, gpus=[{"name": "t4"}], precision="bf16").lacking
+    assert text.startswith("GPU 0: ")
+    assert "bf16" in text
+    with pytest.raises(SpecError, match="say which cards its machine has"):
+        _plan(ENCODER, gpus=[])
+    with pytest.raises(SpecError, match=r"gpu\.devices names card 2 and machine\.gpus has 2"):
+        _spec(gpu={"devices": [0, 2]})
+    with pytest.raises(SpecError, match="the cards known are"):
+        _spec(gpus=[{"name": "voodoo2"}])
+
+
+def test_a_build_gets_the_numbers_of_the_plan() -> None:
+    """In models.yaml: they come out in config.pbtxt."""
+    plan = _plan(ENCODER, instances=2, gpu={"devices": [0, 1]})
+    assert plan.gpu_memory == {0: 3 * GB, 1: 3 * GB}
+    found = plan.settings
+    assert found == {"instances": 2, "gpu.devices": [0, 1], "gpu.card": "t4"}
+    options: dict[str, Any] = {"instances": found["instances"]}
+    options["gpu"] = {"devices": found["gpu.devices"], "card": found["gpu.card"]}
+    spec = make_spec(model="org/encoder", target="cuda", precision="fp16", **options)
+    made = graph("onnxruntime")
+    serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})
+    fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
+    _, engine = lay_out(spec.layout, serving, "{}", made, {}, fields, [])
+    config = render(engine.config)
+    assert "  count: 2\n  kind: KIND_GPU\n  gpus: [ 0, 1 ]\n" in config
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.Machine:
+    monkeypatch.setattr(machine, "needs_of", lambda spec: DECODER if spec.entry_name == "writes" else ENCODER)
+    return machine.plan(specs)[1]
+
+
+def test_the_models_of_a_card_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _machine(monkeypatch, _spec("a"), _spec("b", gpu={"devices": [1]}), _spec("c", gpu={"devices": [1]}))
+    lines = {line.quantity: line.formula for line in found.lines}
+    assert lines["GPU 0 (l4)"].endswith("of the server + a")
+    assert lines["GPU 1 (t4)"].endswith("of the server + b + c")
+    assert found.lacking == ()
+    assert found.gpus == 2
+    service = yaml.load(found.compose("triton-gpu"), _Compose)["services"]["triton-gpu"]
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}
+    crowded = _machine(monkeypatch, *(_spec(name, instances=8) for name in "abcd"))
+    assert any(text.startswith("GPU 0 (l4)") and "a, b, c, d need" in text for text in crowded.lacking)
+
+
+def test_a_replica_gets_as_many_cards_as_its_models_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "needs_of", lambda spec: ENCODER)
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "defaults: {machine: {cores: 4, memory_gb: 64, gpus: [{name: l4}, {name: l4}]}}\n"
+        "models:\n"
+        "  - {model: org/card, name: card, target: cuda, precision: fp16, gpu: {devices: [0, 1]},\n"
+        "     load: {requests_per_s: 5}}\n"
+    )
+    (model,), size = as_planned([ON_GPU], file, 1, None)
+    assert size.gpus == 2
+    assert model.plan.gpu_memory.keys() == {0, 1}
+    (triton,) = [c for c in pod(replace(WITH_GPU, size=size))["initContainers"] if c["name"] == "triton"]
+    assert triton["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert as_built([model], 4).gpus == 2
+
+
+def test_a_pod_has_room_on_its_cards_or_none() -> None:
+    on_second = Pod((Plan("a", (), {}, GB, 0, gpu_memory={1: 10 * GB}),))
+    assert on_second.fits(PodSize(4, 64 * GB, None, (HEADROOM * 24 * GB, HEADROOM * 24 * GB)))
+    assert not on_second.fits(PodSize(4, 64 * GB, None, (HEADROOM * 24 * GB, HEADROOM * 8 * GB)))
+
+
+def test_an_encoder_without_heads_is_planned_too(tmp_path: Path) -> None:
+    """FNet's config has none: Fourier transforms take the place of attention."""
+    folder = make_checkpoint(tmp_path / "c", "fnet", "text-classification", {0: "a", 1: "b"})
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("num_attention_heads", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    needs = needs_of(make_spec(model=str(folder), output=tmp_path / "r", target="cuda", precision="fp16"))
+    assert needs.activations > 0
+
+
+def test_what_a_call_computes_is_from_the_checkpoints_config(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Nothing is measured on a GPU, and nothing that was measured on a CPU is said of one."""
+    load, gpu = {"requests_per_s": 1}, {"target": "cuda", "precision": "fp16", "machine": {"gpus": [{"name": "l4"}]}}
+    for name, kind in (("topics", "encoder"), ("writes", "generation")):
+        spec = make_spec(model=str(checkpoint(name)), output=tmp_path, slots=4, load=load, **gpu)
+        needs = needs_of(spec)
+        assert needs.kind == kind
+        assert needs.latency is None
+        assert "not measured on this card" in needs.measured
+        assert needs.activations > 0
+        larger = spec.model_copy(update={"serving": spec.serving.model_copy(update={"token_budget": 1 << 16})})
+        assert (needs_of(larger).activations > needs.activations) == (kind == "encoder")
+        assert needs_of(spec.model_copy(update={"slots": 64})).activations >= needs.activations
+    assert needs.cache == "float16"
+    with pytest.raises(SpecError, match="encoder-decoders run on the CPU alone"):
+        needs_of(make_spec(model=str(checkpoint("sums")), output=tmp_path, load=load, **gpu))

@@ -1,0 +1,158 @@
+"""The repository after a server was told to serve another version and did not."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.cli import main
+from builder.commands import promote
+from builder.common.errors import ServeError
+from builder.repository import versions
+from builder.repository.versions import served
+from builder.serving.promotion import promote as trials
+from builder.serving.promotion.promote import Side, Trial
+from builder.serving.server.control import Control
+from tests.repository.test_publish import _publish
+
+STILL = "version 2 of front_model still has requests after 600 s"
+Versions = dict[str, set[int]]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Publish versions 1 and 2, of which 2 is served."""
+    monkeypatch.setattr(versions, "OVERLAP_S", 0)  # no server starts meanwhile
+    repository = tmp_path / "model_repository"
+    _publish(repository, b"one")
+    _publish(repository, b"two")
+    return repository
+
+
+def _server(
+    monkeypatch: pytest.MonkeyPatch, after: Versions | None, error: BaseException, before: Versions | None
+) -> None:
+    """Set a server that fails to switch with `error`.
+
+    `before` and `after` are its versions by their state; None: it is gone.
+    """
+    now: list[Versions | None] = [before]
+
+    def known(self: Control, model: str, states: Collection[str] = ("READY",)) -> set[int]:
+        if now[0] is None:
+            raise ServeError("no Triton answers")
+        return {number for state in states for number in now[0].get(state, set())}
+
+    def switch(self: Control, name: str) -> int:
+        now[0] = after
+        raise error
+
+    monkeypatch.setattr(Control, "versions", known)
+    monkeypatch.setattr(Control, "switch", switch)
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "says"),
+    [
+        ({"READY": {2}}, ServeError("front is not loaded"), 2),
+        ({"READY": {1}}, ServeError(STILL), 1),
+        (None, ServeError("no Triton answers"), 2),
+        ({"READY": {2}}, KeyboardInterrupt(), 2),
+        ({"READY": {2}, "LOADING": {1}}, KeyboardInterrupt(), 1),
+    ],
+)
+def test_a_rollback_that_fails_leaves_server_and_repository_at_one(
+    after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it did switch, and only earlier requests did not end, the files stay switched too.
+
+    With the old files, the next start would serve a version that is not served now.
+    """
+    _server(monkeypatch, after, error, before={"READY": {2}})
+    assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
+    assert served(repository / "front") == says
+
+
+@pytest.mark.parametrize(
+    ("has", "error"), [({"READY": {1}}, ServeError("the server does not read it")), (None, ServeError("never asked"))]
+)
+def test_a_server_of_another_repository_has_no_say_in_this_one(
+    has: Versions | None, error: ServeError, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It served another version than this repository had; a server that does not answer has no say either."""
+    _publish(repository, b"three")
+    _server(monkeypatch, has, error, before=has)
+    assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
+    assert served(repository / "front") == 3
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "says"),
+    [
+        ({"READY": {1}}, ServeError("front is not loaded"), 1),
+        ({"READY": {2}}, ServeError(STILL), 2),
+        (None, ServeError("no Triton answers"), 1),
+        ({"READY": {1}}, KeyboardInterrupt(), 1),
+    ],
+)
+def test_so_does_a_promotion(
+    after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version passed its trial, and a Triton that starts anew would serve it."""
+
+    def passed(options: argparse.Namespace, *_: object) -> list[str]:
+        return []
+
+    monkeypatch.setattr(promote, "_refusals", passed)
+    _server(monkeypatch, after, error, before={"READY": {1}})
+    assert main(["promote", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
+    assert served(repository / "front") == says
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a version is tried its model is locked, which takes a file."""
+    real = os.open
+
+    def read_only(path: str | Path, *rest: Any, **more: Any) -> int:
+        if str(path).endswith("lock"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, *rest, **more)
+
+    _server(monkeypatch, None, ServeError("it was never asked"), before={"READY": {1}})
+    where = ["--repository", str(repository), "--url", "127.0.0.1:1"]
+    assert main(["rollback", "front", "1", *where[:2]]) == 0
+    monkeypatch.setattr(os, "open", read_only)
+    assert main(["promote", "front", "2", *where]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{repository.parent} could not be written (Read-only file system): nothing was changed. Let this" in said
+    assert "Let this user write to it and to the folder that it is in" in said
+
+
+def test_a_refused_candidate_that_stays_loaded_is_told_with_the_reason(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: that it was not unloaded was all that was told, after 600 s."""
+
+    def stays(self: Control, model: str, patience_s: float) -> None:
+        raise ServeError(f"version 2 of {model} still has requests after {patience_s:g} s")
+
+    def failed(*_: object) -> Trial:
+        return Trial(Side(1, [1.0]), Side(2, [], ["front: no memory"]), [])
+
+    _server(monkeypatch, None, ServeError("it was never asked"), before={"READY": {1}})
+    monkeypatch.setattr(Control, "load", lambda *_: None)
+    monkeypatch.setattr(Control, "unload", stays)
+    monkeypatch.setattr(trials, "compare", failed)
+    assert main(["promote", "front", "2", "--repository", str(repository), "--url", "127.0.0.1:1"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1 requests failed: front: no memory" in said
+    assert "version 2 of front-candidate still has requests after 60 s" in said
+    assert served(repository / "front") == 1

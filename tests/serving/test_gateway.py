@@ -1,0 +1,98 @@
+"""A gateway beside a server, and its end by itself. Another program listens in its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from builder.cli import main
+from builder.serving.server import gateway as gateway_module
+from builder.serving.server import watch
+from builder.serving.server.gateway import kept_gateway
+from builder.serving.server.triton import free_ports
+from tests.served.patience import comes_about
+
+LISTENS = """
+import os, socket, sys, time
+listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+file = sys.argv[sys.argv.index("--url") + 1]
+open(file + ".new", "w").write(str(os.getpid()))
+os.replace(file + ".new", file)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Return a function that gives the listening process, which writes its id to the file `url`."""
+    monkeypatch.setattr(gateway_module, "PROGRAM", LISTENS)
+
+    def process() -> int:
+        file = tmp_path / "url"
+        assert comes_about(file.exists)
+        return int(file.read_text())
+
+    return process
+
+
+def test_a_gateway_that_is_killed_is_started_again_and_one_that_is_stopped_is_not(
+    listening: Callable[[], int], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    url, port = str(tmp_path / "url"), free_ports().http
+    with kept_gateway(url, "127.0.0.1", port, say=lines.append, poll_s=0.01):
+        first = listening()
+        os.kill(first, signal.SIGKILL)
+        assert comes_about(lambda: listening() != first)
+        second = listening()
+    assert lines == ["the gateway ended, by SIGKILL; it is started again"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(second, 0)
+
+
+def test_a_gateway_that_cannot_be_started_is_said_and_tried_again(
+    listening: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the machine has no memory for another process."""
+    lines: list[str] = []
+    with kept_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
+        first = listening()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(tmp_path / "missing"))
+            os.kill(first, signal.SIGKILL)
+            assert comes_about(lambda: len(lines) >= 2, 20)
+        assert comes_about(lambda: listening() != first, 20)
+    again = "the gateway ended, by SIGKILL; it is started again"
+    assert lines[:2] == [again, "the gateway cannot be started (No such file or directory)"]
+    assert lines[2].startswith(again)
+
+
+def test_a_gateway_that_ends_again_and_again_stays_down(
+    listening: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "ATTEMPTS", 1)
+    lines: list[str] = []
+    with kept_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
+        monkeypatch.setattr(gateway_module, "PROGRAM", "raise SystemExit(3)")
+        os.kill(listening(), signal.SIGKILL)
+        assert comes_about(lambda: len(lines) == 2)
+    assert "the gateway ended, with status 3, once more: it stays down" in lines[1]
+
+
+def test_a_port_of_the_gateway_that_is_taken_is_said_before_models_are_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.commands.serve.running", lambda *_, **__: pytest.fail("Triton was started"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", str(tmp_path), "--openai-port", str(port)]) == 1
+    assert f"port {port} on 127.0.0.1 cannot be used" in (said := " ".join(capsys.readouterr().err.split()))
+    assert "choose another: --openai-port N" in said
+    assert main(["serve", str(tmp_path), "--openai-port", "9001", "--grpc-port", "9001"]) == 1
+    assert "--openai-port is 9001, which is one of Triton's ports" in " ".join(capsys.readouterr().err.split())

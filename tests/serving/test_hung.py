@@ -1,0 +1,82 @@
+"""A Triton that lives and does not answer: a process that is stopped by a signal is exactly that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builder.clusters.ray.replica import TRITON_ENDED
+from builder.serving.client.client import Client
+from builder.serving.server.watch import children
+from tests.served.patience import comes_about
+from tests.serving.commands import descendants, put_echo, serving
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_serve_ends_at_the_second_signal_though_triton_hangs(tmp_path: Path, killed: bool) -> None:
+    """Regression: it closed the pipe that a thread read and Triton's orphans wrote to, and waited for both for ever."""
+    with serving(put_echo(tmp_path / "model_repository"), tmp_path / "output") as served:
+        left, triton = descendants(served.process.pid), served.triton
+        assert len(left) >= 2, "Triton and the process of its model"
+        os.kill(triton, signal.SIGSTOP)
+        served.process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            served.process.wait(1)
+        if killed:
+            os.kill(triton, signal.SIGKILL)
+        else:
+            served.process.terminate()
+        served.process.wait(60)
+        assert comes_about(lambda: not [pid for pid in left if Path(f"/proc/{pid}").exists()], 60)
+
+
+def test_serve_starts_a_hung_triton_again(tmp_path: Path) -> None:
+    """Regression: the process lived, and nothing asked it for an answer."""
+    with serving(put_echo(tmp_path / "model_repository"), tmp_path / "output") as served:
+        hung = served.triton
+        os.kill(hung, signal.SIGSTOP)
+        served.wait_until_ready(times=2)
+        assert served.triton != hung
+        with Client(f"127.0.0.1:{served.ports.grpc}", "echo") as client:
+            assert client.ask({"text_input": "a"}) == {"label": "a"}
+    assert "did not answer" in served.output
+
+
+def test_serve_leaves_no_zombie_of_a_killed_model(tmp_path: Path) -> None:
+    with serving(put_echo(tmp_path / "model_repository"), tmp_path / "output") as served:
+        processes = children(served.triton)
+        (killed,) = [pid for pid, (_, running) in processes.items() if running and running.model == "echo"]
+        os.kill(killed, signal.SIGKILL)
+        assert comes_about(lambda: "loaded again in" in served.output)
+        assert comes_about(lambda: not Path(f"/proc/{killed}").exists(), 60)
+
+
+ENDS = """
+import sys
+from pathlib import Path
+from builder.clusters.ray.replica import Replica
+from builder.serving.server import heartbeat
+heartbeat.PERIOD_S, heartbeat.DEADLINE_S = 0.2, 2.0
+replica = Replica(sys.argv[1])
+print("Triton", replica.server.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_replica_ends_with_a_hung_triton(tmp_path: Path) -> None:
+    """For Ray to start another."""
+    command = [sys.executable, "-c", ENDS, str(put_echo(tmp_path / "model_repository"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            triton = int(process.stdout.readline().split()[1])
+            os.kill(triton, signal.SIGSTOP)
+            assert process.wait(120) == TRITON_ENDED
+            assert comes_about(lambda: not Path(f"/proc/{triton}").exists(), 60)
+        finally:
+            process.kill()

@@ -1,0 +1,128 @@
+"""Servers that cannot start say why in one line, before anything is started."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.common.errors import RepositoryError, ServeError
+from builder.serving.load import perf_analyzer
+from builder.serving.server import refusals, triton
+from builder.serving.server.triton import FREE, free_ports, running
+
+
+def test_servers_that_start_together_get_other_ports() -> None:
+    """No port is one that the system gives to a client, or to another server, before a server takes it."""
+    ports = [port for _ in range(10) for port in vars(free_ports()).values()]
+    assert len(set(ports)) == 30
+    assert set(ports) <= set(FREE)
+
+
+def test_a_port_that_somebody_has_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_ports().http
+    monkeypatch.setattr(triton, "_turns", itertools.count(FREE.index(port)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        assert port not in vars(free_ports()).values()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return a folder that looks like a repository; nothing here gets as far as loading it."""
+    folder = tmp_path / "model_repository"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.pbtxt").write_text('name: "model"')
+    return folder
+
+
+def _refused(repository: Path, message: str, **options: Any) -> None:
+    with pytest.raises(ServeError, match=message), running(repository, **options):
+        pytest.fail("it started")
+
+
+def test_no_model(tmp_path: Path) -> None:
+    _refused(tmp_path, "holds no model; build one first: build-repo MODEL")
+
+
+def test_shared_memory_too_small(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "SHARED_MEMORY_NEEDED", 1 << 60)
+    _refused(repository, r"/dev/shm has \d+ MB free; the Python backend needs .* --shm-size")
+
+
+def test_no_wheel_for_the_platform(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    _refused(repository, "no tritonserver for .* docker compose --profile cpu up")
+
+
+def test_an_interpreter_the_server_has_no_stub_for(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", type("Version", (), {"major": 3, "minor": 99})())
+    _refused(repository, r"no Python backend for Python 3\.99")
+
+
+def test_a_numpy_that_corrupts_tensors(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "__version__", "2.1.0")
+    _refused(repository, "install numpy<2")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::"])
+def test_an_address_that_others_reach_is_refused_unless_it_is_said(host: str, tmp_path: Path) -> None:
+    _refused(tmp_path, rf"does not listen on {host}: .*CVE-2025-23319.* --insecure-bind", host=host)
+    _refused(tmp_path, "holds no model", host="0.0.0.0", insecure_bind=True)
+
+
+def test_a_model_that_does_not_load_is_named(repository: Path) -> None:
+    (repository / "model" / "config.pbtxt").write_text('name: "model" backend: "python" max_batch_size: 1')
+    (repository / "model" / "1").mkdir()
+    (repository / "model" / "1" / "model.py").write_text("import no_such_module\n")
+    _refused(repository, "the model model does not load: .*no_such_module.* build-repo check")
+
+
+def test_a_configuration_that_does_not_parse_keeps_no_other_model_from_being_served(repository: Path) -> None:
+    (repository / "model" / "config.pbtxt").write_text('name: "model" backend: "python" max_batch_size: 1')
+    (repository / "model" / "1").mkdir()
+    program = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    (repository / "model" / "1" / "model.py").write_text(program)
+    (repository / "broken").mkdir()
+    (repository / "broken" / "config.pbtxt").write_text("name: 7 {")
+    with running(repository, strict=False) as server:
+        broken, model = sorted(server.models(), key=lambda model: model.name)
+    assert (model.name, model.state) == ("model", "READY")
+    assert broken.state != "READY"
+    assert "cannot read its config.pbtxt" in broken.reason
+    with pytest.raises(RepositoryError, match=r"config\.pbtxt of broken is not a Triton"), running(repository):
+        pytest.fail("it started")
+
+
+def test_a_folder_without_backends(repository: Path, tmp_path: Path) -> None:
+    _refused(repository, r"holds no backend: expected NAME/libtriton_NAME\.so in it", backends=tmp_path / "absent")
+
+
+def test_backends_of_a_folder_are_used_instead_of_this_project_s(repository: Path, tmp_path: Path) -> None:
+    """The server opens the library that is there, which is not a real one, and knows no other backend."""
+    library = tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so"
+    library.parent.mkdir(parents=True)
+    library.write_text("not a library")
+    (repository / "model" / "1").mkdir()
+    config = repository / "model" / "config.pbtxt"
+    config.write_text('name: "model" backend: "onnxruntime" max_batch_size: 1')
+    _refused(repository, "the model model does not load: .*shared library", backends=tmp_path / "backends")
+    config.write_text('name: "model" backend: "openvino" max_batch_size: 1')
+    _refused(repository, "model: the embedded Triton has no openvino", backends=tmp_path / "backends")
+
+
+def test_perf_analyzer_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    failed = subprocess.CompletedProcess([], 1, "", "no network\n")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
+    with pytest.raises(ServeError, match=r"could not be fetched \(no network\): put perf_analyzer on PATH"):
+        perf_analyzer.find_perf_analyzer()
+    assert not list(tmp_path.rglob("perf_analyzer"))
