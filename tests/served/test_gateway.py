@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import anthropic
 import cohere
 import httpx
 import numpy as np
@@ -90,6 +91,31 @@ def test_a_chat_is_the_models_own_whole_and_streamed(api: openai.OpenAI, client:
     assert "".join(c.choices[0].delta.content for c in chunks if c.choices) == whole.choices[0].message.content
     assert len(chunks) > 5
     assert chunks[-1].usage == whole.usage
+
+
+def test_chat_responses_and_messages_apis_give_the_same_answer(api: openai.OpenAI, url: str) -> None:
+    greedy: dict[str, Any] = {"temperature": 0, **PAST_ENDS}
+    chat = api.chat.completions.create(model="writes", messages=CHAT, max_tokens=12, extra_body=greedy)
+    options: dict[str, Any] = {"model": "writes", "input": "Where is the museum?", "max_output_tokens": 12}
+    response = api.responses.create(**options, extra_body=greedy)
+    assert response.output_text == chat.choices[0].message.content
+    assert (response.status, response.usage.total_tokens) == ("incomplete", chat.usage.total_tokens)
+    *_, last = api.responses.create(**options, stream=True, extra_body=greedy)
+    assert last.response.output_text == response.output_text
+    conversation: Any = {"model": "writes", "messages": CHAT}
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+        with client.messages.stream(**conversation, max_tokens=12, extra_body=greedy) as stream:
+            message: Any = stream.get_final_message()
+        assert message.content[0].text == response.output_text
+        counted = client.messages.count_tokens(**conversation).input_tokens
+        assert counted == chat.usage.prompt_tokens == message.usage.input_tokens + message.usage.cache_read_input_tokens
+        continued = client.messages.create(
+            model="writes",
+            messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The museum"}],
+            max_tokens=4,
+            extra_body=greedy,
+        )
+        assert continued.content
 
 
 def test_options_of_sampling(api: openai.OpenAI) -> None:
