@@ -73,7 +73,11 @@ def front(
     serving: Serving,
     files: Mapping[str, bytes | Path],
 ) -> RepositoryEntry:
-    """Return the one model of the repository, which streams; its engine batches by itself."""
+    """Return the one model of the repository, which streams; its engine batches by itself.
+
+    With max_batch_size 0 the backends of vLLM and TensorRT-LLM accept a dynamic batcher: both are Python models, whose
+    auto_complete_config sets only max_batch_size and decoupled, and whose execute starts each request by itself.
+    """
     config = Config(
         name=name,
         backend=backend,
@@ -82,7 +86,7 @@ def front(
         outputs=fields[1],
         groups=(group,),
         serving=serving,
-        dynamic_batching=False,
+        dynamic_batching=True,  # a queue, no batches: docs/deployment.md, "Bursts of requests"
         decoupled=True,
         parameters=dict(sorted(serving.metadata.items())),
     )

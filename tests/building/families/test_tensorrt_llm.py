@@ -102,6 +102,7 @@ def test_the_arguments_and_the_configuration_are_those_of_its_template(checkpoin
     config = parse((tmp_path / "writer" / "config.pbtxt").read_text(), "writer")
     assert (config.backend, config.max_batch_size) == ("python", 0)
     assert config.model_transaction_policy.decoupled
+    assert config.HasField("dynamic_batching")
     required = [value.name for value in config.input if not value.optional]
     assert required == ["text_input"]
     assert {"streaming", "sampling_param_max_tokens", "stop"} <= {value.name for value in config.input}

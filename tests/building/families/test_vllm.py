@@ -60,6 +60,7 @@ def test_its_configuration_is_what_the_backend_declares(checkpoint: Path, tmp_pa
     config = parse((tmp_path / "writer" / "config.pbtxt").read_text(), "writer")
     assert (config.backend, config.max_batch_size) == ("vllm", 0)
     assert config.model_transaction_policy.decoupled
+    assert config.HasField("dynamic_batching"), "one queue, so that a burst does not fill Triton's pool of payloads"
     assert [group.kind for group in config.instance_group] == [config.instance_group[0].KIND_MODEL]
     assert [value.name for value in config.input] == [field.name for field in INPUTS]
     assert [(value.name, list(value.dims)) for value in config.output] == [(OUTPUTS[0].name, [-1])]

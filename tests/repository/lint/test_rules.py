@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from builder.common.cards import GPU
 from builder.common.hashing import LARGE
-from builder.repository.lint import lint
+from builder.repository.lint import lint, repository
 from builder.repository.lint.findings import Finding, Severity
 from builder.repository.lint.rule import all_rules
 from builder.repository.lint.rules import instances, memory, provenance
@@ -40,8 +40,8 @@ ELSEWHERE = {  # the cause of a rule that is neither here nor in a case
     "TR804": "tests/repository/test_report.py",
 }
 HERE = {
-    "TR156", "TR403", "TR404", "TR405", "TR451", "TR452", "TR605", "TR606", "TR654", "TR655", "TR702", "TR704", "TR709",
-    "TR801", "TR802", "TR805",
+    "TR156", "TR312", "TR403", "TR404", "TR405", "TR451", "TR452", "TR605", "TR606", "TR654", "TR655", "TR702", "TR704",
+    "TR709", "TR801", "TR802", "TR805",
 }  # fmt: skip
 
 
@@ -163,6 +163,29 @@ def test_arguments_of_vllm_are_those_of_the_release(tmp_path: Path) -> None:
     assert finding.text == "vLLM 0.10.2 has no argument max_num_seq; write max_num_seqs"
     assert len(_found(tmp_path, "TR655")) == 1
     assert _found(tmp_path, "TR654") == [], "of no release nothing is known"
+
+
+@pytest.mark.parametrize("backend", ["python", "vllm"])
+def test_decoupled_models_need_a_queue_before_26_11(backend: str, tmp_path: Path) -> None:
+    """Regression: `check` was silent about decoupled models that a burst of requests can crash Triton with."""
+    config = f'backend: "{backend}"\nmodel_transaction_policy {{ decoupled: true }}\n'
+    for name, text in {
+        "direct": config,
+        "queued": f"{config}dynamic_batching {{ }}",
+        "sequence": f"{config}sequence_batching {{ }}",
+        "single_answer": f'backend: "{backend}"',
+        "stock": config.replace(backend, "tensorrtllm"),
+    }.items():
+        _write(tmp_path / name, text, {"1/model.py": ""})
+    (finding,) = _found(tmp_path, "TR312", "26.08")
+    assert (finding.model, finding.severity) == ("direct", Severity.WARNING)
+    assert _found(tmp_path, "TR312") == [], "the release is unknown"
+
+
+def test_decoupled_models_need_no_queue_from_26_11_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "RELEASES", {"26.10": None, "26.11": None})
+    _write(tmp_path / "m", 'backend: "python" model_transaction_policy { decoupled: true }', {"1/model.py": ""})
+    assert [len(_found(tmp_path, "TR312", release)) for release in ("26.10", "26.11")] == [1, 0]
 
 
 @pytest.mark.parametrize(

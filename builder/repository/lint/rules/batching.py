@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from builder.common.releases import version_tuple
+from builder.engines import vllm
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.repository import Model
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 VALIDATE = "core, src/model_config_utils.cc, ValidateModelConfig"
 LONG_DELAY_US = 1_000_000
+PAYLOADS_FIXED = "26.11"  # the first release whose dynamic batcher does not free a payload that it holds
+PYTHON_BACKENDS = ("python", vllm.BACKEND)
 DELAY = 1  # of ModelQueuePolicy.TimeoutAction
 
 
@@ -84,6 +88,35 @@ def dynamic_batching_can_batch(model: Model) -> Iterator[Problem]:
         "dynamic_batching",
         fix=Edit("dynamic_batching") if not used else None,
     )
+
+
+@rule(
+    "TR312",
+    WARNING,
+    wrong="""backend: "vllm"
+model_transaction_policy { decoupled: true }   # for Triton 26.08""",
+    right="""backend: "vllm"
+model_transaction_policy { decoupled: true }
+dynamic_batching { }""",
+    source="core, src/dynamic_batch_scheduler.cc, BatcherThread; the release notes of 26.11",
+)
+def decoupled_models_have_a_queue(model: Model) -> Iterator[Problem]:
+    """Check that a decoupled Python model for a release before 26.11 has dynamic_batching.
+
+    Without it each request takes one of Triton's 1,000 payloads. When none is left, a dynamic batcher of any model may
+    free a payload whose mutex it still holds, and the server aborts or hangs later. In a queue of their own, a thousand
+    requests hold a few payloads. The backends of vLLM and TensorRT-LLM accept `dynamic_batching { }` too.
+    """
+    config, release = model.config, model.release
+    if release is None or version_tuple(release) >= version_tuple(PAYLOADS_FIXED):
+        return
+    has_queue = config.HasField("dynamic_batching") or config.HasField("sequence_batching")
+    if config.backend in PYTHON_BACKENDS and config.model_transaction_policy.decoupled and not has_queue:
+        yield Problem(
+            f"it is decoupled and has no queue: a burst of requests can corrupt the memory of Triton {release}",
+            f"write dynamic_batching {{ }}, or serve on {PAYLOADS_FIXED} or later",
+            "model_transaction_policy",
+        )
 
 
 @rule(
