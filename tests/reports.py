@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.repository.report.record import BuildReport, Rung
+from builder.repository.report.record import BuildReport, MeasuredVariant
 
 REPORT = BuildReport(
     name="front",
@@ -14,7 +14,7 @@ REPORT = BuildReport(
     attention={"fused": 0, "layers": 0},
     operators={},
     quantised=None,
-    ladder=(Rung("fp32", 1, {}),),
+    ladder=(MeasuredVariant("fp32", 1, {}),),
     metric="cosine",
     threshold=0.99,
     samples=0,

@@ -27,7 +27,7 @@ from builder.repository.lint import lint
 from builder.repository.lint.rules import provenance
 from builder.repository.report import charts
 from builder.repository.report.page import page
-from builder.repository.report.record import BuildReport, Rung, read_report
+from builder.repository.report.record import BuildReport, MeasuredVariant, read_report
 from builder.repository.report.summary import summary, with_summary
 from tests.pages import shows_every_text, stands_alone
 from tests.reports import REPORT
@@ -152,8 +152,8 @@ def test_axes_have_round_numbers_and_labels_are_escaped() -> None:
 
 def test_report_prints_no_speed_up_of_times_from_two_builds() -> None:
     """Regression: with PyTorch's times in the cache a build printed "59x", a ratio of different moments."""
-    pytorch = Rung("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0}, timed_in="2026-11-22T10:00:00.000+00:00")
-    int8 = Rung("int8", 20, {"1x16": 2.0, "8x64": 20.0}, quality=0.997)
+    pytorch = MeasuredVariant("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0}, timed_in="2026-11-22T10:00:00.000+00:00")
+    int8 = MeasuredVariant("int8", 20, {"1x16": 2.0, "8x64": 20.0}, quality=0.997)
     report = replace(REPORT, ladder=(pytorch, int8), chosen="int8", samples=32)
     assert "speed_up" not in summary(report, date(2026, 11, 22))
     for shown in (_printed(report), page(report)):
@@ -180,7 +180,9 @@ def test_report_page_shows_every_text_of_long_names_and_many_columns() -> None:
     ]
     cells = [f"{batch}x{length}" for batch in (1, 8, 32) for length in (16, 64, 128, 512)]
     ladder = tuple(
-        Rung(name, 10**9 // step, dict.fromkeys(cells, 12345.678 / step), quality=0.99 + step / 1e5, worst=0.98)
+        MeasuredVariant(
+            name, 10**9 // step, dict.fromkeys(cells, 12345.678 / step), quality=0.99 + step / 1e5, worst=0.98
+        )
         for step, name in enumerate(names, 1)
     )
     html = page(replace(REPORT, ladder=ladder, chosen="int8", samples=32, metric="cosine similarity of embeddings"))
@@ -198,8 +200,8 @@ def test_chart_labels_of_near_points_do_not_overlap() -> None:
 
 
 def test_what_a_front_tells_of_its_build_is_small_and_of_the_variant_that_is_served() -> None:
-    pytorch = Rung("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0, "8x128": 160.0})
-    int8 = Rung("int8", 20, {"1x16": 2.04321, "8x64": 20.0, "8x128": 40.0}, quality=0.997)
+    pytorch = MeasuredVariant("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0, "8x128": 160.0})
+    int8 = MeasuredVariant("int8", 20, {"1x16": 2.04321, "8x64": 20.0, "8x128": 40.0}, quality=0.997)
     report = replace(REPORT, ladder=(pytorch, int8), chosen="int8", samples=32, memory={"weights": 20, "cache": 5})
     told_of = summary(report, date(2026, 11, 22))
     assert told_of["variant"] == "int8"

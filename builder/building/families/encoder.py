@@ -43,7 +43,7 @@ from builder.options import BuildSpec, LayoutOptions
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import lay_out
 from builder.repository.report.provenance import file_hashes, versions
-from builder.repository.report.record import BuildReport, EngineCheck, Rung
+from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
 from builder.repository.verdict import Bound, Comparison
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
@@ -77,8 +77,8 @@ class Exact:
 
     fused: Fused
     evaluator: Evaluator
-    pytorch: Rung
-    rung: Rung
+    pytorch: MeasuredVariant
+    rung: MeasuredVariant
     quality: Quality
     mapped: bool
 
@@ -91,7 +91,7 @@ class Chosen:
     climbed: Climbed[Variant]
     quantised: Quantised
     quality: Quality
-    ladder: tuple[Rung, ...]
+    ladder: tuple[MeasuredVariant, ...]
     threshold: float
     pruned: Removed | None
 
@@ -102,7 +102,7 @@ class Chosen:
 
 def begin(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
-) -> Family[Exported, Rung, Fused, Exact, Chosen]:
+) -> Family[Exported, MeasuredVariant, Fused, Exact, Chosen]:
     """Return the steps of an encoder.
 
     Raises SpecError for an option that it does not have, CheckpointError for a model of several parts or of bytes.
@@ -142,20 +142,20 @@ class Encoder:
         long = long_references(task_graph(checkpoint), rows_of(checkpoint), checkpoint.max_length)
         return Exported(export(checkpoint, self.folder), long)
 
-    def reference(self, exported: Exported) -> Rung:
-        """Return PyTorch's own `Rung`; its answers to the samples come once the front that reads them exists."""
+    def reference(self, exported: Exported) -> MeasuredVariant:
+        """Return PyTorch's `MeasuredVariant`; its answers to the samples come once the front that reads them exists."""
         latency, checkpoint = {}, self.checkpoint
         if self.spec.target == "cpu":
             module, rows = exported.export.module, rows_of(checkpoint)
             latency = pytorch_latencies(module, rows, checkpoint.max_length, self.spec.build_threads)
-        return Rung("PyTorch fp32", weights_bytes(checkpoint.model), latency, 0.0, 1.0, 1.0, 1.0)
+        return MeasuredVariant("PyTorch fp32", weights_bytes(checkpoint.model), latency, 0.0, 1.0, 1.0, 1.0)
 
     def fuse(self, exported: Exported) -> Fused:
         """Compact the graph, then fuse it at the highest level that leaves every value as it is."""
         graph, empty = compact(exported.export.graph, self.folder)
         return Fused(exported, graph, fuse(graph, self.folder, min(self.spec.level, EXACT_LEVEL)), empty)
 
-    def verify(self, fused: Fused, reference: Rung) -> Exact:
+    def verify(self, fused: Fused, reference: MeasuredVariant) -> Exact:
         """Compare number by number, then the served answers.
 
         Raises VerificationError with the cause, where one is known.
@@ -190,7 +190,7 @@ class Encoder:
         ladder = (pytorch, exact.rung, *(rung for rung in climbed.rungs if rung.name != exact.rung.name))
         return Chosen(exact, climbed, quantised, rungs.qualities[chosen.rung.name], ladder, threshold, pruned)
 
-    def _prefix(self, exact: Rung) -> str:
+    def _prefix(self, exact: MeasuredVariant) -> str:
         """Return the prefix of the names of all variants."""
         prefix = f"{self.spec.level} " if self.spec.level > EXACT_LEVEL else ""
         pruned = "" if self.spec.prune is None else f"pruned {self.spec.prune:.0%} "
@@ -318,14 +318,14 @@ class Encoder:
         )
 
 
-def _judged(name: str, fused: Fused, evaluator: Evaluator, pytorch: Rung, mapped: bool) -> Exact:
+def _judged(name: str, fused: Fused, evaluator: Evaluator, pytorch: MeasuredVariant, mapped: bool) -> Exact:
     """Measure the fused graph in every way. Raises VerificationError where it does not answer as PyTorch does."""
     rung, quality = evaluator.rung(name, fused.graph, fused.exported.long, mapped)
     _refuse_wrong_answers(evaluator, fused.graph, rung, quality)
     return Exact(fused, evaluator, pytorch, rung, quality, mapped)
 
 
-def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: Rung, quality: Quality) -> None:
+def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: MeasuredVariant, quality: Quality) -> None:
     error = _error(exact)
     if error > TOLERANCE:
         problem = f"the fused graph is off by {error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is right"
@@ -337,7 +337,7 @@ def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: Rung, quali
     raise VerificationError(f"{problem}. Nothing was published: {why}")
 
 
-def _error(rung: Rung) -> float:
+def _error(rung: MeasuredVariant) -> float:
     return rung.error if rung.error is not None else math.inf
 
 

@@ -37,7 +37,7 @@ from builder.options import BuildSpec, Serving
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import request_limits
 from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import BuildReport, EngineCheck, Rung
+from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
 from builder.repository.verdict import Bound
 from builder.runtime.contract import Arena, GenerationServing, Session
 from builder.runtime.fields import Field
@@ -99,9 +99,9 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     return int(model.get_output_embeddings().weight.shape[0])
 
 
-def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> Rung:
-    """Return PyTorch's own `Rung`: the error is 0 and the agreement is 1."""
-    return Rung("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
+def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> MeasuredVariant:
+    """Return PyTorch's own `MeasuredVariant`: the error is 0 and the agreement is 1."""
+    return MeasuredVariant("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
 
 def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
@@ -114,13 +114,15 @@ def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
     )
 
 
-def exact_bound(exact: Rung) -> Bound:
+def exact_bound(exact: MeasuredVariant) -> Bound:
     """Return the bound on the graph in fp32, before anything is quantised."""
     error = math.inf if exact.error is None else exact.error
     return Bound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
 
 
-def kept_bounds(required: Required, exact: Rung, served: Rung, pytorch: Rung, metric: str) -> tuple[Bound, ...]:
+def kept_bounds(
+    required: Required, exact: MeasuredVariant, served: MeasuredVariant, pytorch: MeasuredVariant, metric: str
+) -> tuple[Bound, ...]:
     """Return the bounds on the variant that is served; none where that is the exact one."""
     return () if served is exact else required.bounds(served, pytorch, metric)
 

@@ -15,7 +15,7 @@ from builder.engines.placement import InstanceGroup
 from builder.options import BuildSpec, Serving
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import BuildReport, Rung
+from builder.repository.report.record import BuildReport, MeasuredVariant
 from builder.repository.verdict import Unverified
 from builder.runtime.fields import Field
 
@@ -100,7 +100,7 @@ def unverified(
 
     `about`: what every report begins with.
     """
-    rung = Rung(name, sum(file.stat().st_size for file in checkpoint.weights), {})
+    rung = MeasuredVariant(name, sum(file.stat().st_size for file in checkpoint.weights), {})
     report = BuildReport(
         **about,
         attention={"fused": 0, "layers": 0},

@@ -17,7 +17,7 @@ from builder.building.verify.quality import Quality
 from builder.common.speed import Latencies, speed_up
 from builder.engines.encoding import Variant
 from builder.engines.optimise.quantised import Quantised
-from builder.repository.report.record import Rung
+from builder.repository.report.record import MeasuredVariant
 
 ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
 
@@ -32,8 +32,8 @@ class EncoderRungs:
 
     evaluator: Evaluator
     maker: VariantMaker
-    base: Rung
-    exact: tuple[Rung, Quality]
+    base: MeasuredVariant
+    exact: tuple[MeasuredVariant, Quality]
     threshold: float
     known: Measurements
     prefix: str
@@ -45,20 +45,20 @@ class EncoderRungs:
     def name(self, option: Variant) -> str:
         return f"{self.prefix}{option.name}"
 
-    def time(self, option: Variant, left_alone: int) -> Rung:
+    def time(self, option: Variant, left_alone: int) -> MeasuredVariant:
         """Return the times, remembered or measured."""
         name = self.name(option) + (f", {left_alone} layers fp32" if left_alone else "")
         rung = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
         if rung is None:
             graph = self.variant(option, left_alone).graph
-            rung = Rung(name, graph.size, self.evaluator.latency(graph))
+            rung = MeasuredVariant(name, graph.size, self.evaluator.latency(graph))
             self.known.remember(rung)
         return rung
 
     def speed(self, latency: Latencies) -> float:
         return speed_up(latency, self.base.latency_ms)
 
-    def judge(self, candidate: Candidate[Variant]) -> Rung:
+    def judge(self, candidate: Candidate[Variant]) -> MeasuredVariant:
         """Return the variant with its quality.
 
         A variant remembered as too bad is not built again; one that is served always is.
@@ -74,10 +74,10 @@ class EncoderRungs:
         self.known.remember(rung)
         return rung
 
-    def keeps(self, rung: Rung) -> bool:
+    def keeps(self, rung: MeasuredVariant) -> bool:
         return self.quality(rung) >= self.threshold - ROUNDING
 
-    def quality(self, rung: Rung) -> float:
+    def quality(self, rung: MeasuredVariant) -> float:
         return self.evaluator.relative_quality(rung)
 
     def leave_more(self, candidate: Candidate[Variant]) -> int | None:
@@ -97,13 +97,13 @@ class EncoderRungs:
             {one.rung.name: self.variant(one.option, one.left_alone).graph for one in candidates}
         )
 
-    def reached(self, rung: Rung) -> str:
+    def reached(self, rung: MeasuredVariant) -> str:
         return f"{self.evaluator.metric} of {self.quality(rung):.4f}"
 
     def requirement(self) -> str:
         return f"{self.threshold:.4f}"
 
-    def refusal(self, judged: Sequence[Rung]) -> str:
+    def refusal(self, judged: Sequence[MeasuredVariant]) -> str:
         best = max(judged, key=self.quality)
         return (
             f"{best.name} reaches a {self.reached(best)} on the samples, the best of {len(judged)} tried, layers left "

@@ -31,7 +31,7 @@ from builder.graphs.export.rows import Rows, padding_id, rows_of
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec, FrontOptions
 from builder.repository.layout.encoder import bucketed, serving_document
-from builder.repository.report.record import Rung
+from builder.repository.report.record import MeasuredVariant
 from builder.runtime.contract import FILE, Alike, EncoderServing, dump
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field, InputError
@@ -78,7 +78,7 @@ class Evaluator:
         """PyTorch's answers to the rows that every graph is compared on."""
         return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
-    def relative_quality(self, rung: Rung) -> float:
+    def relative_quality(self, rung: MeasuredVariant) -> float:
         """Return the quality of a variant, as `metric` defines it."""
         if not self.labels:
             return rung.quality or 0.0
@@ -136,13 +136,15 @@ class Evaluator:
             front.warm_up()
         return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
 
-    def rung(self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool) -> tuple[Rung, Quality]:
+    def rung(self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool) -> tuple[MeasuredVariant, Quality]:
         """Measure `graph` in every way, on `more` rows than usual; `mapped`: with its weights left in their file."""
         infer = self.opened(graph, mapped)
-        rung, quality = self.judged(Rung(name, graph.size, {}), graph, infer, more)
+        rung, quality = self.judged(MeasuredVariant(name, graph.size, {}), graph, infer, more)
         return replace(rung, latency_ms=self.latency(graph, infer)), quality
 
-    def judged(self, rung: Rung, graph: Graph, infer: Infer, more: Sequence[Reference] = ()) -> tuple[Rung, Quality]:
+    def judged(
+        self, rung: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[Reference] = ()
+    ) -> tuple[MeasuredVariant, Quality]:
         """Return `rung`, which has a size, with its quality and its largest relative error against PyTorch.
 
         Its graph is open as `infer`.

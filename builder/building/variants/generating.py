@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from builder.building.variants.ladder import Candidate
 from builder.common.speed import Latencies, speed_up
 from builder.graphs.onnx.graph import Graph, remove_graph
-from builder.repository.report.record import Rung
+from builder.repository.report.record import MeasuredVariant
 from builder.repository.verdict import Bound
 
 Variant = TypeVar("Variant")
@@ -22,17 +22,17 @@ class Required:
     quality: float
     perplexity: float
 
-    def bounds(self, rung: Rung, base: Rung, metric: str) -> tuple[Bound, ...]:
+    def bounds(self, rung: MeasuredVariant, base: MeasuredVariant, metric: str) -> tuple[Bound, ...]:
         """Return the bounds that `rung` must keep. `metric`: the name of its `quality`."""
         return (
             Bound(f"the {metric} of {rung.name}", rung.quality or 0.0, at_least=self.quality),
             Bound(f"the perplexity of {rung.name} to PyTorch's", growth(rung, base), at_most=self.perplexity),
         )
 
-    def keeps(self, rung: Rung, base: Rung) -> bool:
+    def keeps(self, rung: MeasuredVariant, base: MeasuredVariant) -> bool:
         return all(bound.holds for bound in self.bounds(rung, base, ""))
 
-    def refusal(self, rung: Rung, base: Rung, metric: str) -> str:
+    def refusal(self, rung: MeasuredVariant, base: MeasuredVariant, metric: str) -> str:
         """Return why a variant that loses too much is not served, and what to do."""
         return (
             f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is required) "
@@ -43,19 +43,19 @@ class Required:
 
 @dataclass
 class PrecisionRungs(Generic[Variant]):
-    """Ladder of precisions. `exact`: the verified variant in fp32, and its graphs; `base`: PyTorch's `Rung`.
+    """Ladder of precisions. `exact`: the verified variant in fp32, and its graphs; `base`: PyTorch's `MeasuredVariant`.
 
     The family gives four functions: `make` builds the graphs of a precision, `timed` makes its variant, with size and
     latencies, `judged` adds the quality, and `graphs` says which there are, so that those that lost can be removed.
     """
 
-    base: Rung
-    exact: tuple[Rung, Variant]
+    base: MeasuredVariant
+    exact: tuple[MeasuredVariant, Variant]
     required: Required
     metric: str
     make: Callable[[str], Variant]
-    timed: Callable[[str, Variant], Rung]
-    judged: Callable[[Rung, Variant], Rung]
+    timed: Callable[[str, Variant], MeasuredVariant]
+    judged: Callable[[MeasuredVariant, Variant], MeasuredVariant]
     graphs: Callable[[Variant], Iterable[Graph]]
     served: None = None
     _variants: dict[str, Variant] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class PrecisionRungs(Generic[Variant]):
     def name(self, option: str) -> str:
         return option
 
-    def time(self, option: str, left_alone: int) -> Rung:
+    def time(self, option: str, left_alone: int) -> MeasuredVariant:
         return self.exact[0] if option == self.exact[0].name else self.timed(option, self.variant(option))
 
     def speed(self, latency: Latencies) -> float:
@@ -71,14 +71,14 @@ class PrecisionRungs(Generic[Variant]):
         tokens = {cell: ms for cell, ms in self.base.latency_ms.items() if cell.startswith("token")}
         return speed_up(latency, tokens)
 
-    def judge(self, candidate: Candidate[str]) -> Rung:
+    def judge(self, candidate: Candidate[str]) -> MeasuredVariant:
         rung = candidate.rung
         return rung if rung is self.exact[0] else self.judged(rung, self.variant(candidate.option))
 
-    def keeps(self, rung: Rung) -> bool:
+    def keeps(self, rung: MeasuredVariant) -> bool:
         return rung is self.exact[0] or self.required.keeps(rung, self.base)
 
-    def quality(self, rung: Rung) -> float:
+    def quality(self, rung: MeasuredVariant) -> float:
         return rung.quality or 0.0
 
     def leave_more(self, candidate: Candidate[str]) -> int | None:
@@ -89,13 +89,13 @@ class PrecisionRungs(Generic[Variant]):
             for graph in self.graphs(self._variants.pop(candidate.option)):
                 remove_graph(graph)
 
-    def reached(self, rung: Rung) -> str:
+    def reached(self, rung: MeasuredVariant) -> str:
         return f"{self.metric} of {rung.quality or 0.0:.4f} and {growth(rung, self.base):.4f} of PyTorch's perplexity"
 
     def requirement(self) -> str:
         return f"at least {self.required.quality:.4f}, and at most {self.required.perplexity:.4f},"
 
-    def refusal(self, judged: Sequence[Rung]) -> str:
+    def refusal(self, judged: Sequence[MeasuredVariant]) -> str:
         return self.required.refusal(max(judged, key=self.quality), self.base, self.metric)
 
     def variant(self, option: str) -> Variant:
@@ -107,6 +107,6 @@ class PrecisionRungs(Generic[Variant]):
         return self._variants[option]
 
 
-def growth(rung: Rung, base: Rung) -> float:
+def growth(rung: MeasuredVariant, base: MeasuredVariant) -> float:
     """Return the perplexity as a ratio to PyTorch's; 1 where there is none."""
     return (rung.perplexity or 1.0) / (base.perplexity or 1.0)

@@ -21,7 +21,7 @@ from builder.building.variants.traffic import Rates, fastest, in_words, remark_o
 from builder.common.errors import ExportError, VerificationError
 from builder.common.progress import Stage
 from builder.common.speed import Latencies
-from builder.repository.report.record import Rung
+from builder.repository.report.record import MeasuredVariant
 
 Option = TypeVar("Option")
 
@@ -36,10 +36,10 @@ class Candidate(Generic[Option]):
 
     option: Option
     left_alone: int
-    rung: Rung
+    rung: MeasuredVariant
     order: int
 
-    def judged(self, rung: Rung) -> Candidate[Option]:
+    def judged(self, rung: MeasuredVariant) -> Candidate[Option]:
         return replace(self, rung=rung)
 
 
@@ -50,8 +50,8 @@ class Rungs(Protocol[Option]):
     """Interface by which a family names, times and judges its variants."""
 
     @property
-    def base(self) -> Rung:
-        """PyTorch's `Rung`."""
+    def base(self) -> MeasuredVariant:
+        """PyTorch's `MeasuredVariant`."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class Rungs(Protocol[Option]):
         """Return the name of the variant of `option` when no layer is left in fp32."""
         ...
 
-    def time(self, option: Option, left_alone: int) -> Rung:
+    def time(self, option: Option, left_alone: int) -> MeasuredVariant:
         """Return the variant with its size and latencies.
 
         Raises ExportError or VerificationError where it cannot be built.
@@ -73,15 +73,15 @@ class Rungs(Protocol[Option]):
         """Return how many times as fast as PyTorch `latency` is."""
         ...
 
-    def judge(self, candidate: Candidate[Option]) -> Rung:
+    def judge(self, candidate: Candidate[Option]) -> MeasuredVariant:
         """Return the variant with its quality."""
         ...
 
-    def keeps(self, rung: Rung) -> bool:
+    def keeps(self, rung: MeasuredVariant) -> bool:
         """Return True if a variant that was judged keeps the requested quality."""
         ...
 
-    def quality(self, rung: Rung) -> float:
+    def quality(self, rung: MeasuredVariant) -> float:
         """Return the number by which judged variants are compared; more is better."""
         ...
 
@@ -93,7 +93,7 @@ class Rungs(Protocol[Option]):
         """Remove the files of a candidate that is not served."""
         ...
 
-    def reached(self, rung: Rung) -> str:
+    def reached(self, rung: MeasuredVariant) -> str:
         """Return the quality of a variant in words, for example "cosine of 0.9981"."""
         ...
 
@@ -101,7 +101,7 @@ class Rungs(Protocol[Option]):
         """Return the requested quality in words."""
         ...
 
-    def refusal(self, judged: Sequence[Rung]) -> str:
+    def refusal(self, judged: Sequence[MeasuredVariant]) -> str:
         """Return the error text where none of `judged` keeps the quality: why nothing is served, and what to do."""
         ...
 
@@ -111,7 +111,7 @@ class Climbed(Generic[Option]):
     """Variant that is served, all that were tried (the slowest first), and the reason if there was a choice."""
 
     chosen: Candidate[Option]
-    rungs: tuple[Rung, ...]
+    rungs: tuple[MeasuredVariant, ...]
     choice: str | None
 
 
@@ -209,10 +209,10 @@ class _Climb(Generic[Option]):
             words += f"; {names} are equally fast within the noise, and {chosen.rung.name} has the better quality"
         return chosen, words + remark_on_noise(rates, "variant")
 
-    def _slowness(self, rung: Rung) -> float:
+    def _slowness(self, rung: MeasuredVariant) -> float:
         return 1 / self.rungs.speed(rung.latency_ms)
 
-    def _explain(self, chosen: Rung, slower: Sequence[Rung]) -> str:
+    def _explain(self, chosen: MeasuredVariant, slower: Sequence[MeasuredVariant]) -> str:
         missed = [candidate.rung for candidate in self.judged if not self.rungs.keeps(candidate.rung)]
         speed = self._times(chosen)
         if speed != NOT_COMPARED:
@@ -234,7 +234,7 @@ class _Climb(Generic[Option]):
             )
         return words
 
-    def _times(self, rung: Rung) -> str:
+    def _times(self, rung: MeasuredVariant) -> str:
         """Return the speed-up in words, if one build timed the variant and PyTorch."""
         if rung.timed_in != self.rungs.base.timed_in:
             return NOT_COMPARED

@@ -16,7 +16,7 @@ from typing import Any
 from builder.building.keys import code, key_of
 from builder.common.cache.digests import write_whole
 from builder.common.cache.folder import cache_home
-from builder.repository.report.record import Rung
+from builder.repository.report.record import MeasuredVariant
 
 
 class Measurements:
@@ -24,15 +24,17 @@ class Measurements:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.rungs: dict[str, Rung] = {}
+        self.rungs: dict[str, MeasuredVariant] = {}
         if path is not None and path.is_file():
             with suppress(OSError, ValueError, TypeError):  # a damaged file is as good as none
-                self.rungs = {name: Rung(**rung) for name, rung in json.loads(path.read_text("utf-8")).items()}
+                self.rungs = {
+                    name: MeasuredVariant(**rung) for name, rung in json.loads(path.read_text("utf-8")).items()
+                }
 
-    def recall(self, name: str) -> Rung | None:
+    def recall(self, name: str) -> MeasuredVariant | None:
         return self.rungs.get(name)
 
-    def remember(self, rung: Rung) -> None:
+    def remember(self, rung: MeasuredVariant) -> None:
         self.rungs[rung.name] = rung
         if self.path is None:
             return

@@ -19,8 +19,8 @@ NOT_COMPARED = (
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One variant that was built and measured. None: not judged, because a faster variant was good enough."""
+class MeasuredVariant:
+    """Variant that was built and measured. None: not judged, because a faster variant was good enough."""
 
     name: str
     """Precision and engine, such as "int8-static OpenVINO"."""
@@ -47,7 +47,7 @@ class Rung:
     timed_in: str = RUN
     """Start of the process that measured the latencies (UTC)."""
 
-    def speed_up(self, base: Rung) -> float | None:
+    def speed_up(self, base: MeasuredVariant) -> float | None:
         """Return how many times faster than `base` this is; None if one has no times, or other processes timed them."""
         if not self.latency_ms or not base.latency_ms or self.timed_in != base.timed_in:
             return None
@@ -96,7 +96,7 @@ class BuildReport:
     """Fused operators that a call runs, by name; of two branches, those of one."""
     quantised: dict[str, Any] | None
     """Quantised operators, and those left in fp32."""
-    ladder: tuple[Rung, ...]
+    ladder: tuple[MeasuredVariant, ...]
     """Every variant that was measured; PyTorch first."""
     metric: str
     """Name of the measure that a variant's `quality` is in."""
@@ -223,7 +223,7 @@ def parse_report(text: bytes, where: str) -> BuildReport:
     try:
         document = json.loads(text)
         tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}
-        rungs = tuple(Rung(**rung) for rung in document["ladder"])
+        rungs = tuple(MeasuredVariant(**rung) for rung in document["ladder"])
         if type(document["verified"]) is not bool:
             raise TypeError("verified is not true or false")
         checks = tuple(EngineCheck(**check) for check in document["verified_on"])

@@ -29,7 +29,7 @@ from builder.engines.encoding import Variant
 from builder.engines.optimise.quantised import Quantised
 from builder.graphs.onnx.graph import Graph
 from builder.options import make_spec
-from builder.repository.report.record import Rung
+from builder.repository.report.record import MeasuredVariant
 
 FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-static", "fp32"))
 SPEEDS = ("fp32", "int8", "int4-weights")
@@ -79,12 +79,14 @@ class FakeEvaluator(Evaluator):
         self.served.append(sorted(graphs))
         return {name: Rates(dict.fromkeys((1, 16), self.rates.get(name, (10.0, 10.0, 10.0)))) for name in graphs}
 
-    def judged(self, rung: Rung, graph: Graph, infer: Infer, more: Sequence[Reference] = ()) -> tuple[Rung, Quality]:
+    def judged(
+        self, rung: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[Reference] = ()
+    ) -> tuple[MeasuredVariant, Quality]:
         self.scored.append(made_of(graph))
         quality = quality_of(self.qualities.get(made_of(graph), 1.0))
         return replace(rung, quality=quality.mean), quality
 
-    def relative_quality(self, rung: Rung) -> float:
+    def relative_quality(self, rung: MeasuredVariant) -> float:
         return rung.quality or 0.0
 
 
@@ -127,8 +129,8 @@ def search(
     known: Measurements | None = None,
     maker: FakeMaker | None = None,
 ) -> Climbed[Variant]:
-    base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
-    exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
+    base = MeasuredVariant("PyTorch fp32", 1, {"1x16": 2.0})
+    exact = MeasuredVariant("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
     rungs = EncoderRungs(evaluator, maker or a_maker(), base, exact, 0.99, known or Measurements(), "")
     return climb(rungs, options, lambda name: nullcontext())
 
@@ -275,20 +277,25 @@ def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[st
 
     The judged names are appended to `judged_names`.
     """
-    base = Rung("PyTorch fp32", 1, {"token, 1 rows": 4.0, "prompt of 128": 1.0}, perplexity=20.0)
+    base = MeasuredVariant("PyTorch fp32", 1, {"token, 1 rows": 4.0, "prompt of 128": 1.0}, perplexity=20.0)
     speed = {"fp32": 2.0, "int8": 1.0, "int4-weights": 0.5}
 
-    def judged(rung: Rung, name: str) -> Rung:
+    def judged(rung: MeasuredVariant, name: str) -> MeasuredVariant:
         judged_names.append(name)
         return replace(rung, quality=figures[name][0], perplexity=figures[name][1] * 20.0)
 
     return PrecisionRungs(
         base,
-        (Rung("fp32", 1, {"token, 1 rows": 2.0, "prompt of 128": 9.0}, quality=1.0, perplexity=20.0), "fp32"),
+        (
+            MeasuredVariant("fp32", 1, {"token, 1 rows": 2.0, "prompt of 128": 9.0}, quality=1.0, perplexity=20.0),
+            "fp32",
+        ),
         Required(0.9, 1.05),
         "agreement",
         make=str,
-        timed=lambda name, precision: Rung(name, 1, {"token, 1 rows": speed[precision], "prompt of 128": 99.0}),
+        timed=lambda name, precision: MeasuredVariant(
+            name, 1, {"token, 1 rows": speed[precision], "prompt of 128": 99.0}
+        ),
         judged=judged,
         graphs=lambda precision: (),
     )

@@ -13,7 +13,7 @@ from builder.repository import versions
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.publish import publish
 from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import Rung
+from builder.repository.report.record import MeasuredVariant
 from builder.repository.stores.push import push
 from builder.repository.stores.store import open_store
 from builder.repository.verdict import Unverified
@@ -59,7 +59,7 @@ def _publish(repository: Path, name: str, serving: str) -> None:
         REPORT,
         name=name,
         chosen="fp32",
-        ladder=(Rung("fp32", WEIGHTS, {}),),
+        ladder=(MeasuredVariant("fp32", WEIGHTS, {}),),
         memory={"cache": CACHE, "weights": WEIGHTS},
         files=file_hashes(entries),
     )

@@ -25,7 +25,7 @@ from builder.engines import title
 from builder.engines.decoding import opened
 from builder.graphs.export.decoder import DecoderExport
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.record import BuildReport, EngineCheck, Rung
+from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
 from builder.repository.verdict import Comparison
 
 ANSWER = 16  # tokens
@@ -173,5 +173,5 @@ def _reasons(refused: Mapping[str, str]) -> str:
     return ", ".join(f"{title(engine)} ({reason})" for engine, reason in refused.items())
 
 
-def _named(rung: Rung, engine: str) -> Rung:
+def _named(rung: MeasuredVariant, engine: str) -> MeasuredVariant:
     return replace(rung, name=f"{rung.name} {title(engine)}")

@@ -61,7 +61,7 @@ from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.generating import lay_out_generating
-from builder.repository.report.record import BuildReport, EngineCheck, Rung
+from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
 from builder.repository.verdict import Bound, Comparison
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 
@@ -71,11 +71,11 @@ LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the rele
 
 @dataclass(frozen=True)
 class Measured:
-    """PyTorch's answers to the samples and to a row past every window, and its `Rung`."""
+    """PyTorch's answers to the samples and to a row past every window, and its `MeasuredVariant`."""
 
     answers: Reference
     long: LongAnswers
-    rung: Rung
+    rung: MeasuredVariant
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Exact:
 
     fused: Fused
     pytorch: Measured
-    rung: Rung
+    rung: MeasuredVariant
     long_error: float
     mapped: bool
 
@@ -112,8 +112,8 @@ class Chosen:
     exact: Exact
     own: Graph
     graph: Graph
-    ladder: tuple[Rung, ...]
-    rung: Rung
+    ladder: tuple[MeasuredVariant, ...]
+    rung: MeasuredVariant
     quantised: tuple[Quantised, ...]
     climbed: Climbed[str]
 
@@ -312,7 +312,7 @@ class Decoder:
     def _required(self) -> Required:
         return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
-    def _compared(self, fused: Fused, reference: Measured, mapped: bool) -> tuple[Rung, Agreement, float]:
+    def _compared(self, fused: Fused, reference: Measured, mapped: bool) -> tuple[MeasuredVariant, Agreement, float]:
         """Measure the graph in fp32 in every way, and its error on a long row; the weights are in memory once."""
         lowered, long = fused.exact, reference.long
         executors = judging(fused.graph, self.spec.build_threads, mapped)
@@ -327,15 +327,15 @@ class Decoder:
 
     def _rung(
         self, name: str, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
-    ) -> tuple[Rung, Agreement]:
+    ) -> tuple[MeasuredVariant, Agreement]:
         """Measure `lowered`, over which `executors` run, in every way."""
-        rung = Rung(name, lowered.graph.size, {})
+        rung = MeasuredVariant(name, lowered.graph.size, {})
         judged, agreement = self._judged(rung, fused, reference, lowered, executors)
         return replace(judged, latency_ms=self._latency(fused, lowered, executors)), agreement
 
-    def _timed(self, name: str, fused: Fused, lowered: Lowered) -> Rung:
+    def _timed(self, name: str, fused: Fused, lowered: Lowered) -> MeasuredVariant:
         """Return its size, and the time of a token and of a prompt."""
-        return Rung(name, lowered.graph.size, self._latency(fused, lowered))
+        return MeasuredVariant(name, lowered.graph.size, self._latency(fused, lowered))
 
     def _latency(self, fused: Fused, lowered: Lowered, executors: Executors | None = None) -> Latencies:
         """Return the latencies of `lowered` where this machine runs it as served.
@@ -350,8 +350,8 @@ class Decoder:
         return steps.decoder(executors, fused.exported.caches, vocabulary, lowered.cache, choosing)
 
     def _judged(
-        self, rung: Rung, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
-    ) -> tuple[Rung, Agreement]:
+        self, rung: MeasuredVariant, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
+    ) -> tuple[MeasuredVariant, Agreement]:
         """Return `rung` with its measures against PyTorch's answers."""
         vocabulary = vocabulary_of(self.checkpoint.model)
         course = EXACT if lowered == fused.exact else TOKEN_BY_TOKEN

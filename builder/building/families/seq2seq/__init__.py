@@ -58,7 +58,7 @@ from builder.graphs.onnx.shared_tables import with_shared_tables
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.generating import lay_out_generating
-from builder.repository.report.record import BuildReport, EngineCheck, Rung
+from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
 from builder.repository.verdict import Comparison
 from builder.runtime.contract import Arena, GenerationServing, LayerShape, Source
 from builder.runtime.fields import Field
@@ -68,10 +68,10 @@ VERIFIED_BEAMS = 4  # more beams take longer to verify, and show no more
 
 @dataclass(frozen=True)
 class Measured:
-    """PyTorch's answers to the samples, and its `Rung`."""
+    """PyTorch's answers to the samples, and its `MeasuredVariant`."""
 
     answers: Reference
-    rung: Rung
+    rung: MeasuredVariant
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Exact:
 
     fused: Fused
     pytorch: Measured
-    rung: Rung
+    rung: MeasuredVariant
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Chosen:
     exact: Exact
     graphs: Graphs
     quantised: tuple[Quantised, ...]
-    ladder: tuple[Rung, ...]
+    ladder: tuple[MeasuredVariant, ...]
     climbed: Climbed[str]
 
 
@@ -281,16 +281,20 @@ class Seq2Seq:
         targets = [str(sample[key]) for sample in self.samples for key in labels if key in sample]
         return texts_against(targets, [self._decode(answer) for answer in answers]) if targets else {}
 
-    def _rung(self, name: str, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
+    def _rung(self, name: str, graphs: Graphs, reference: Reference) -> tuple[MeasuredVariant, Agreement]:
         """Measure `graphs` in every way."""
-        judged, agreement = self._judged(Rung(name, graphs.size, {}), graphs, reference)  # raises if it does not run
+        judged, agreement = self._judged(
+            MeasuredVariant(name, graphs.size, {}), graphs, reference
+        )  # raises if it does not run
         return replace(judged, latency_ms=self._timed(name, graphs).latency_ms), agreement
 
-    def _timed(self, name: str, graphs: Graphs) -> Rung:
+    def _timed(self, name: str, graphs: Graphs) -> MeasuredVariant:
         """Return their size, and the time of a text and of a token."""
-        return Rung(name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads, self.spec.chooses_by_time))
+        return MeasuredVariant(
+            name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads, self.spec.chooses_by_time)
+        )
 
-    def _judged(self, rung: Rung, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
+    def _judged(self, rung: MeasuredVariant, graphs: Graphs, reference: Reference) -> tuple[MeasuredVariant, Agreement]:
         """Return `rung` with its measures against PyTorch's answers."""
         agreement = measure(graphs, reference, self.spec.build_threads)
         texts = text_agreement(reference.greedy, agreement.greedy, self._decode)
