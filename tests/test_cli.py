@@ -63,7 +63,7 @@ def test_build_from_a_models_yaml_then_check(
     report = json.loads(built.stdout)
     assert report["task"] == "text-classification"
     assert report["attention"] == {"fused": 2, "layers": 2}
-    assert [rung["name"] for rung in report["ladder"]] == ["PyTorch fp32", "fp32"]
+    assert [measured["name"] for measured in report["ladder"]] == ["PyTorch fp32", "fp32"]
     assert report["ladder"][1]["error"] < 1e-4
     assert "✓ verify" in built.stderr
     config = (output / "topics" / "config.pbtxt").read_text()

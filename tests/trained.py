@@ -1,4 +1,4 @@
-"""Small models with a right answer, trained here: every rung of the ladder has a true accuracy to lose.
+"""Small models with a right answer, trained here: every variant has a true accuracy to lose.
 
 Questions about passages, entities of sentences, and a language model on text that ships with Python; created by code
 from fixed seeds, in about a minute each on two cores. They are trained once and kept in the user's cache, under the

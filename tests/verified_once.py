@@ -1,4 +1,4 @@
-"""Builds of one checkpoint in many precisions share its stages up to the ladder; their differences come after it."""
+"""Builds of one checkpoint in many precisions share its stages up to the selection; their differences come after it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class VerifiedOnce:
         self.exact: Any = family.verify(family.fuse(exported), reference)
 
     def build(self, spec: BuildSpec) -> BuildReport:
-        """Run `build(spec)` from the ladder on."""
+        """Run `build(spec)` from the selection on."""
         assert spec.model == self.model
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "begin", self._begin)

@@ -1,6 +1,6 @@
 """The product in one function: a checkpoint becomes a verified, published model repository.
 
-resolve, export, reference, fuse, verify, climb, verify where it runs, lay out, publish: each stage takes what the one
+resolve, export, reference, fuse, verify, select, verify where it runs, lay out, publish: each stage takes what the one
 before returned. builder/building/families implements the stages of each family of graphs; this module runs them all.
 """
 
@@ -115,7 +115,7 @@ def verified(
         fused = family.fuse(exported)
     with stage("verify"):
         exact = family.verify(fused, reference)
-    chosen = family.climb(exact, stage)
+    chosen = family.select(exact, stage)
     checks = () if release is None else verify_where_it_runs(release, family.replay(chosen), stage)
     entries = family.lay_out(chosen, stage)
     report = replace(family.report(chosen, entries, checks), build_key=key)

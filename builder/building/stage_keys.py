@@ -10,7 +10,7 @@ from builder.common.cache.entries import Entries
 from builder.common.cache.folder import cache_home, is_off
 from builder.options import BuildSpec
 
-ORDER = ("export", "reference", "fuse", "verify", "climb")
+ORDER = ("export", "reference", "fuse", "verify", "select")
 EXPORT = ("task", "max_length", "pooling", "beams", "max_answer")
 REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
 EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
@@ -52,7 +52,7 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
         "reference": {**measured, "options": _some(options, REFERENCE)},
         "fuse": exact,
         "verify": {**exact, "precision is chosen": spec.precision == "auto"},  # by times, measured for longer then
-        "climb": {**measured, "options": every, "graph": files["graph"]},
+        "select": {**measured, "options": every, "graph": files["graph"]},
     }
     return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}
 

@@ -1,7 +1,7 @@
 """Family of models whose stages run once: the result of an earlier build of the same key is reused.
 
 The key of a stage covers the checkpoint, the options that matter to it and the code that made it. A stage is looked up
-when a later one needs it: if the ladder is kept, neither the export nor PyTorch's answers are read. A kept result was
+when a later one needs it: if the choice is kept, neither the export nor PyTorch's answers are read. A kept result was
 verified with the same key, and its numbers are compared with their bounds again; the report names the kept stages.
 """
 
@@ -167,19 +167,19 @@ class Keeping:
     shelf: Shelf
 
     def export(self) -> Once[Any]:
-        return self._stage("export", self.family.export, "fuse", "verify", "climb")
+        return self._stage("export", self.family.export, "fuse", "verify", "select")
 
     def reference(self, exported: Once[Any]) -> Once[Any]:
-        return self._stage("reference", lambda: self.family.reference(exported.get()), "verify", "climb")
+        return self._stage("reference", lambda: self.family.reference(exported.get()), "verify", "select")
 
     def fuse(self, exported: Once[Any]) -> Once[Any]:
-        return self._stage("fuse", lambda: self.family.fuse(exported.get()), "verify", "climb")
+        return self._stage("fuse", lambda: self.family.fuse(exported.get()), "verify", "select")
 
     def verify(self, fused: Once[Any], reference: Once[Any]) -> Once[Any]:
-        return self._stage("verify", lambda: self.family.verify(fused.get(), reference.get()), "climb")
+        return self._stage("verify", lambda: self.family.verify(fused.get(), reference.get()), "select")
 
-    def climb(self, exact: Once[Any], stage: Stage) -> Any:
-        return self.shelf.get("climb", lambda: self.family.climb(exact.get(), stage), self.family.lasts)
+    def select(self, exact: Once[Any], stage: Stage) -> Any:
+        return self.shelf.get("select", lambda: self.family.select(exact.get(), stage), self.family.lasts)
 
     def lasts(self, chosen: Any) -> bool:
         return self.family.lasts(chosen)

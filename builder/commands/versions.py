@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         table.add_column(column, justify="right" if column in ("version", "MB", "quality") else "left")
     for version in newest_first(options.repository, options.name):
         report = version.report
-        quality = next((rung.quality for rung in report.ladder if rung.name == report.chosen), None)
+        quality = next((variant.quality for variant in report.variants if variant.name == report.chosen), None)
         table.add_row(
             str(version.number),
             "served" if version.served else "",

@@ -110,8 +110,8 @@ class DecodingEngine(ABC):
         """
         raise NotImplementedError(f"{cls.__module__} has weights in a form of its own")
 
-    def rung(self, precision: str) -> str:
-        """Return the name of a variant of the ladder in `precision`."""
+    def variant_name(self, precision: str) -> str:
+        """Return the name of the variant in `precision`."""
         return precision
 
     def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:

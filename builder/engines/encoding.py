@@ -62,7 +62,7 @@ class EncodingEngine(ABC):
     """One engine."""
 
     name: ClassVar[str]
-    called: ClassVar[Mapping[str, str]]  # by target: its name in the names of rungs
+    called: ClassVar[Mapping[str, str]]  # by target: its name in the names of variants
     variants: ClassVar[tuple[Variant, ...]]  # in the order in which the user sees them
     preference: ClassVar[int]  # without --engine, the engine with the least of these runs a precision on the CPU
     prepares_shapes: ClassVar[bool] = False  # True if the first run of a shape takes longer than those after it

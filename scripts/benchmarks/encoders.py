@@ -45,7 +45,7 @@ from scripts.benchmarks.naive_encoder import naive_repository
 from scripts.benchmarks.traffic import counters, mixed_texts
 
 CONCURRENCIES = (1, 8, 32)
-RUNGS: dict[str, dict[str, str]] = {
+VARIANTS: dict[str, dict[str, str]] = {
     "fp32": {},
     "int8": {"precision": "int8"},
     "bf16 OpenVINO": {"precision": "bf16"},
@@ -73,7 +73,7 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench encoders")
     parser.add_argument("--models", default="minilm,distilbert-base,bert-base")
-    parser.add_argument("--sides", default=",".join((*BASES, *RUNGS, *PEERS)))
+    parser.add_argument("--sides", default=",".join((*BASES, *VARIANTS, *PEERS)))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--window-ms", type=int, default=2000)
     parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
@@ -95,20 +95,20 @@ def _bench_model(console: Console, name: str, scratch: Path, options: argparse.N
     texts = mixed_texts(lambda text: len(tokenizer(text)["input_ids"]))
     cores, wanted = available_cores(), options.sides.split(",")
     repositories = {}
-    for rung, rung_options in RUNGS.items():
-        if rung not in wanted:
+    for variant, variant_options in VARIANTS.items():
+        if variant not in wanted:
             continue
         for instances, executor in dict.fromkeys(((1, "in-process"), (1, "bls"), (cores, "in-process"))):
-            side = f"{rung}, {instances} x {cores // instances} threads{', BLS' * (executor == 'bls')}"
+            side = f"{variant}, {instances} x {cores // instances} threads{', BLS' * (executor == 'bls')}"
             spec = make_spec(
                 model=str(folder), name="encoder", task="feature-extraction", pooling=None if real else "mean",
                 instances=instances, executor=executor, output=scratch / side / "model_repository",
-                quality=None if real else 0.0, **rung_options,
+                quality=None if real else 0.0, **variant_options,
             )  # fmt: skip
             report = build(spec)
             repositories[side] = spec.output
-        console.print(f"[bold]{name}[/]{'' if real else ', random weights'}: {rung} {report.metric} "
-                      f"{report.ladder[-1].quality:.4f} on the samples")  # fmt: skip
+        console.print(f"[bold]{name}[/]{'' if real else ', random weights'}: {variant} {report.metric} "
+                      f"{report.variants[-1].quality:.4f} on the samples")  # fmt: skip
     window = options.window_ms
     servers: dict[str, Callable[[], Any]] = {
         "FastAPI + pipeline": lambda: fastapi(folder),
@@ -123,9 +123,9 @@ def _bench_model(console: Console, name: str, scratch: Path, options: argparse.N
         sides["naive Triton layout"] = lambda: _triton(naive, "TEXT", texts, window)
     for side, repository in repositories.items():
         sides[side] = partial(_triton, repository, "text_input", texts, window)
-    fronts = {rung: repositories[f"{rung}, 1 x {cores} threads"] for rung in IN_PROCESS if rung in wanted}
+    fronts = {variant: repositories[f"{variant}, 1 x {cores} threads"] for variant in IN_PROCESS if variant in wanted}
     alone: dict[str, Callable[[], tuple[float, float]]] = {
-        rung: partial(_in_process, repository, texts) for rung, repository in fronts.items()
+        variant: partial(_in_process, repository, texts) for variant, repository in fronts.items()
     }
     if "FastEmbed" in wanted:
         alone["FastEmbed"] = lambda: _fastembed(folder, scratch, texts, options.environments)
@@ -136,7 +136,7 @@ def _bench_model(console: Console, name: str, scratch: Path, options: argparse.N
             results[side].append(run())
         for side, time_alone in alone.items():
             in_process[side].append(time_alone())
-    added = {rung: _added(repository, texts) for rung, repository in fronts.items()}
+    added = {variant: _added(repository, texts) for variant, repository in fronts.items()}
     return _show(console, name, results, in_process, added)
 
 

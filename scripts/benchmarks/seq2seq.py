@@ -183,7 +183,7 @@ def _bench_model(
             sides[title] = {
                 f"{beams}/{clients}": load(server.url, requests, clients, beams) for beams, clients, requests in cells
             }
-        sides[title]["megabytes"] = report.ladder[-1].size / 1e6
+        sides[title]["megabytes"] = report.variants[-1].size / 1e6
         _show(console, name, title, sides)
     for title, peer, kind in others:
         documents = {f"{beams}/{clients}": work_document(mine, clients, beams) for beams, clients, mine in cells}

@@ -89,8 +89,8 @@ def test_what_it_answers_is_what_the_unpacked_model_answers(
 ) -> None:
     """Weights are not rounded again: only activations, in 8 bits or fp16, and the output matrix differ from PyTorch."""
     report, _, _ = served
-    (rung,) = [rung for rung in report.ladder if rung.name == report.chosen]
-    assert rung.perplexity == pytest.approx(report.ladder[0].perplexity, rel=0.02)
+    (measured,) = [measured for measured in report.variants if measured.name == report.chosen]
+    assert measured.perplexity == pytest.approx(report.variants[0].perplexity, rel=0.02)
 
 
 def test_groups_are_cut_to_the_blocks_that_an_engine_takes() -> None:

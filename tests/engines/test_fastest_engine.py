@@ -36,8 +36,8 @@ def test_the_faster_engine_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyP
     report, serving = built(tmp_path)
     assert report.chosen == "int8 OpenVINO"
     names = [f"{precision} {engine}" for engine in ("ONNX Runtime", "OpenVINO") for precision in ("fp32", "int8")]
-    assert [rung.name for rung in report.ladder] == ["PyTorch fp32", *names]
-    assert all(rung.quality for rung in report.ladder), "each was judged"
+    assert [measured.name for measured in report.variants] == ["PyTorch fp32", *names]
+    assert all(measured.quality for measured in report.variants), "each was judged"
     assert (report.choice or "").startswith("chose OpenVINO: answers of 16 tokens a second as served, at 1 and at 8")
     assert serving.session.engine == "openvino"
     assert serving.arena.blocks is not None

@@ -225,7 +225,7 @@ def test_a_built_repository_answers_more_at_once_than_its_memory_holds(built: Pa
 def test_what_was_built_says_how_it_was_judged(built: Path) -> None:
     assert check(built) == []
     report = read_report(built, "writes")
-    assert [rung.name for rung in report.ladder] == ["PyTorch fp32", "fp32", "int8", "int8, int8 cache"]
+    assert [measured.name for measured in report.variants] == ["PyTorch fp32", "fp32", "int8", "int8, int8 cache"]
     layers = int(SIZES["num_hidden_layers"])
     assert report.attention == {"fused": layers, "layers": layers}
     assert report.operators["PagedAttention"] == layers

@@ -58,7 +58,7 @@ def test_the_rooms_of_encoders_say_all_that_can_be_made_of_one() -> None:
         assert room.name == name
         assert {variant.target for variant in room.variants} == set(room.called)
     names = [variant.name for variant in all_variants()]
-    assert len(names) == len(set(names)), "a rung is known by its name"
+    assert len(names) == len(set(names)), "a variant is known by its name"
 
 
 def test_the_variants_of_encoders_name_no_engine() -> None:

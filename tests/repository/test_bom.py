@@ -86,7 +86,7 @@ def test_the_licence_is_that_of_the_card(licence: str, expected: dict[str, str])
 
 
 def test_the_same_build_has_the_same_bytes_and_another_a_serial_number_of_its_own() -> None:
-    slower = replace(REPORT, ladder=(MeasuredVariant("fp32", 1, {"1x16": 3.0}),), padding=0.5)
+    slower = replace(REPORT, variants=(MeasuredVariant("fp32", 1, {"1x16": 3.0}),), padding=0.5)
     assert bom(REPORT) == bom(slower), "what was measured is not what it was made of"
     other = replace(REPORT, files={"front": {"1/model.py": "e" * 64}})
     assert json.loads(bom(REPORT))["serialNumber"] != json.loads(bom(other))["serialNumber"]

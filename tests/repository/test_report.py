@@ -46,14 +46,14 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     built = build(spec)
     report = read_report(output, "tags")
     assert report == built
-    names = [rung.name for rung in report.ladder]
+    names = [measured.name for measured in report.variants]
     assert names[0] == "PyTorch fp32"
     real = f"{openvino.arithmetic_on(cpu()['flags'])} OpenVINO"  # bf16 if this processor has it
     assert {"fp32", real, "int8", "int8-static", "int8-static OpenVINO"} <= set(names)
     assert report.samples == 50, "the other half was calibrated on"
-    assert report.ladder[0].scores["entity F1"] > 0.99
-    chosen = next(rung for rung in report.ladder if rung.name == report.chosen)
-    assert chosen.scores["entity F1"] >= 0.99 * report.ladder[0].scores["entity F1"]
+    assert report.variants[0].scores["entity F1"] > 0.99
+    chosen = next(measured for measured in report.variants if measured.name == report.chosen)
+    assert chosen.scores["entity F1"] >= 0.99 * report.variants[0].scores["entity F1"]
     assert report.choice is not None
     assert report.choice.startswith(f"chose {report.chosen}: ")
     assert list((tmp_path / "cache" / "build-repo" / "measured").glob("*.json"))
@@ -154,12 +154,12 @@ def test_report_prints_no_speed_up_of_times_from_two_builds() -> None:
     """Regression: with PyTorch's times in the cache a build printed "59x", a ratio of different moments."""
     pytorch = MeasuredVariant("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0}, timed_in="2026-11-22T10:00:00.000+00:00")
     int8 = MeasuredVariant("int8", 20, {"1x16": 2.0, "8x64": 20.0}, quality=0.997)
-    report = replace(REPORT, ladder=(pytorch, int8), chosen="int8", samples=32)
+    report = replace(REPORT, variants=(pytorch, int8), chosen="int8", samples=32)
     assert "speed_up" not in summary(report, date(2026, 11, 22))
     for shown in (_printed(report), page(report)):
         assert "4.0x" not in shown
         assert "times of an earlier build" in shown
-    together = replace(report, ladder=(replace(pytorch, timed_in=int8.timed_in), int8))
+    together = replace(report, variants=(replace(pytorch, timed_in=int8.timed_in), int8))
     for shown in (_printed(together), page(together)):
         assert "4.0x" in shown
         assert "times of an earlier build" not in shown
@@ -179,13 +179,13 @@ def test_report_page_shows_every_text_of_long_names_and_many_columns() -> None:
         "int4-weights, blocks of 128, int8 cache, 4 of 12 heads taken out, OpenVINO bf16",
     ]
     cells = [f"{batch}x{length}" for batch in (1, 8, 32) for length in (16, 64, 128, 512)]
-    ladder = tuple(
+    variants = tuple(
         MeasuredVariant(
             name, 10**9 // step, dict.fromkeys(cells, 12345.678 / step), quality=0.99 + step / 1e5, worst=0.98
         )
         for step, name in enumerate(names, 1)
     )
-    html = page(replace(REPORT, ladder=ladder, chosen="int8", samples=32, metric="cosine similarity of embeddings"))
+    html = page(replace(REPORT, variants=variants, chosen="int8", samples=32, metric="cosine similarity of embeddings"))
     stands_alone(html)
     shows_every_text(html)
     assert all(html.count(name) > 4 for name in names), "in the table and, whole, in each chart"
@@ -202,13 +202,13 @@ def test_chart_labels_of_near_points_do_not_overlap() -> None:
 def test_what_a_front_tells_of_its_build_is_small_and_of_the_variant_that_is_served() -> None:
     pytorch = MeasuredVariant("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0, "8x128": 160.0})
     int8 = MeasuredVariant("int8", 20, {"1x16": 2.04321, "8x64": 20.0, "8x128": 40.0}, quality=0.997)
-    report = replace(REPORT, ladder=(pytorch, int8), chosen="int8", samples=32, memory={"weights": 20, "cache": 5})
+    report = replace(REPORT, variants=(pytorch, int8), chosen="int8", samples=32, memory={"weights": 20, "cache": 5})
     told_of = summary(report, date(2026, 11, 22))
     assert told_of["variant"] == "int8"
     assert told_of["speed_up"] == pytest.approx(4, abs=0.05)
     assert told_of["latency_ms"] == {"1x16": 2.04, "8x128": 40.0}
     assert (told_of["quality"], told_of["memory"], told_of["measured"]) == (0.997, 25, "2026-11-22")
-    untimed = summary(replace(report, ladder=(replace(int8, latency_ms={}),)), date(2026, 11, 22))
+    untimed = summary(replace(report, variants=(replace(int8, latency_ms={}),)), date(2026, 11, 22))
     assert (untimed["latency_ms"], "speed_up" in untimed) == ({}, False), "a GPU is to serve it"
     config = Config("front", "python", 8, [], [], (), Serving(), True, parameters={"task": "fill-mask"})
     entries = [RepositoryEntry("front", config, {}), RepositoryEntry("front_model", replace(config, name="e"), {})]

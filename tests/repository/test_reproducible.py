@@ -37,9 +37,9 @@ def test_two_builds_give_the_same_files(checkpoint: Callable[[str], Path], tmp_p
     assert reports[0]["files"] == reports[1]["files"]
     assert reports[0]["checkpoint"]["source"] == "flags-checkpoint"
     assert len(reports[0]["checkpoint"]["weights_sha256"]) == 64
-    for rung in reports[0]["ladder"]:
-        assert set(rung["latency_ms"]) == {f"{b}x{n}" for b in (1, 8) for n in (16, 64, 128)}
-        assert all(ms > 0 for ms in rung["latency_ms"].values())
+    for measured in reports[0]["ladder"]:
+        assert set(measured["latency_ms"]) == {f"{b}x{n}" for b in (1, 8) for n in (16, 64, 128)}
+        assert all(ms > 0 for ms in measured["latency_ms"].values())
 
 
 def test_check_names_what_a_release_cannot_read(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Family(Protocol[Exported, Reference, Fused, Exact, Chosen]):
         """Return the fused graph after checking that it answers as PyTorch does."""
         ...
 
-    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+    def select(self, exact: Exact, stage: Stage) -> Chosen:
         """Return the variant to serve, with all that were measured for it."""
         ...
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from builder.building.families import GRAPHS, MAPPED, UNTIMED, Family, built_from, code_not_run
 from builder.building.keys import own_files
 from builder.building.variants.candidates import VariantMaker, requested_variants
-from builder.building.variants.encoder import ROUNDING, EncoderRungs
+from builder.building.variants.encoder import ROUNDING, EncoderCandidates
 from builder.building.variants.evaluator import Evaluator, make_evaluator
-from builder.building.variants.ladder import Climbed, climb
 from builder.building.variants.latency import pytorch_latencies
 from builder.building.variants.measurements import Measurements, measurements_of
+from builder.building.variants.selection import Selection, select
 from builder.building.verify.causes import cause
 from builder.building.verify.parity import TOLERANCE, Reference, long_references
 from builder.building.verify.quality import Quality
@@ -78,7 +78,7 @@ class Exact:
     fused: Fused
     evaluator: Evaluator
     pytorch: MeasuredVariant
-    rung: MeasuredVariant
+    measured: MeasuredVariant
     quality: Quality
     mapped: bool
 
@@ -88,10 +88,10 @@ class Chosen:
     """Variant that is served, of those that were measured."""
 
     exact: Exact
-    climbed: Climbed[Variant]
+    selection: Selection[Variant]
     quantised: Quantised
     quality: Quality
-    ladder: tuple[MeasuredVariant, ...]
+    variants: tuple[MeasuredVariant, ...]
     threshold: float
     pruned: Removed | None
 
@@ -143,7 +143,7 @@ class Encoder:
         return Exported(export(checkpoint, self.folder), long)
 
     def reference(self, exported: Exported) -> MeasuredVariant:
-        """Return PyTorch's `MeasuredVariant`; its answers to the samples come once the front that reads them exists."""
+        """Measure PyTorch; its answers to the samples come once the front that reads them exists."""
         latency, checkpoint = {}, self.checkpoint
         if self.spec.target == "cpu":
             module, rows = exported.export.module, rows_of(checkpoint)
@@ -166,7 +166,7 @@ class Encoder:
         name = f"{level}{'' if fused.empty is None else 'compacted '}fp32"
         return _judged(name, fused, evaluator, reference, self._mapped(fused.graph))
 
-    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+    def select(self, exact: Exact, stage: Stage) -> Chosen:
         """Choose, from PyTorch and the exact graph on, the fastest variant that keeps the requested quality."""
         exact = self._judged_on_more(self._judged_as_served(self._as_served(exact), stage), stage)
         spec, evaluator, fused = self.spec, exact.evaluator, exact.fused
@@ -179,16 +179,20 @@ class Encoder:
         maker = VariantMaker(spec, graph, self.folder, evaluator.feeds, as_verified)
         threshold = self.checkpoint.task.required(spec.quality)
         known = measurements_of(self._facts(evaluator)) if len(self.variants) > 1 else Measurements()
-        verified = (exact.rung, exact.quality)
-        rungs = EncoderRungs(evaluator, maker, pytorch, verified, threshold, known, self._prefix(exact.rung))
-        climbed = climb(rungs, self.variants, stage)
-        chosen = climbed.chosen
-        quantised = rungs.variant(chosen.option, chosen.left_alone)
+        verified = (exact.measured, exact.quality)
+        candidates = EncoderCandidates(
+            evaluator, maker, pytorch, verified, threshold, known, self._prefix(exact.measured)
+        )
+        selection = select(candidates, self.variants, stage)
+        chosen = selection.chosen
+        quantised = candidates.variant(chosen.option, chosen.left_alone)
         if spec.target != "cpu":
             weights = f"the weights of {spec.instances} instances"
             refuse_size(spec.gpu, quantised.graph.size * spec.instances, weights, "use fewer --instances")
-        ladder = (pytorch, exact.rung, *(rung for rung in climbed.rungs if rung.name != exact.rung.name))
-        return Chosen(exact, climbed, quantised, rungs.qualities[chosen.rung.name], ladder, threshold, pruned)
+        variants = (pytorch, exact.measured, *(one for one in selection.tried if one.name != exact.measured.name))
+        return Chosen(
+            exact, selection, quantised, candidates.qualities[chosen.measured.name], variants, threshold, pruned
+        )
 
     def _prefix(self, exact: MeasuredVariant) -> str:
         """Return the prefix of the names of all variants."""
@@ -243,8 +247,8 @@ class Encoder:
         graph = exact.fused.graph
         if not exact.mapped or not self._serves_fp32 or self._mapped(graph):
             return exact
-        with stage(f"judge {exact.rung.name} as served"):
-            return _judged(exact.rung.name, exact.fused, exact.evaluator, exact.pytorch, mapped=False)
+        with stage(f"judge {exact.measured.name} as served"):
+            return _judged(exact.measured.name, exact.fused, exact.evaluator, exact.pytorch, mapped=False)
 
     def _judged_on_more(self, exact: Exact, stage: Stage) -> Exact:
         """Return `exact` judged on further samples, where a variant may be served that rounds."""
@@ -256,8 +260,8 @@ class Encoder:
             if evaluator is exact.evaluator:
                 return exact
             graph = exact.fused.graph
-            rung, quality = evaluator.judged(exact.rung, graph, evaluator.opened(graph, exact.mapped))
-        return replace(exact, evaluator=evaluator, rung=rung, quality=quality)
+            measured, quality = evaluator.judged(exact.measured, graph, evaluator.opened(graph, exact.mapped))
+        return replace(exact, evaluator=evaluator, measured=measured, quality=quality)
 
     def _mapped(self, graph: Graph) -> bool:
         """Return True if it is judged over its file.
@@ -277,10 +281,10 @@ class Encoder:
     def comparison(self, chosen: Chosen) -> Comparison:
         """Compare the fused graph number by number and as it is served; then the variant by its quality."""
         exact = chosen.exact
-        quality = exact.evaluator.relative_quality(chosen.climbed.chosen.rung)
+        quality = exact.evaluator.relative_quality(chosen.selection.chosen.measured)
         return Comparison(
             (
-                Bound("the error of the fused graph", _error(exact.rung), at_most=TOLERANCE),
+                Bound("the error of the fused graph", _error(exact.measured), at_most=TOLERANCE),
                 Bound("the error of the answers in fp32", exact.quality.error, at_most=SERVED_TOLERANCE),
                 Bound(f"the {exact.evaluator.metric}", quality, at_least=chosen.threshold - ROUNDING),
             )
@@ -289,7 +293,7 @@ class Encoder:
     def report(
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
-        exact, climbed = chosen.exact, chosen.climbed
+        exact, selection = chosen.exact, chosen.selection
         exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
         untimed = None if self.spec.target == "cpu" else UNTIMED
         mapped = MAPPED if exact.mapped and untimed is None else None
@@ -302,17 +306,17 @@ class Encoder:
             operators={name: operators[name] for name in FUSED if operators[name]},
             quantised=_quantised(chosen.quantised),
             removed={name: asdict(units) for name, units in removed.items() if units is not None},
-            ladder=chosen.ladder,
+            variants=chosen.variants,
             metric=self.checkpoint.task.metric,
             gate=evaluator.metric,
             threshold=chosen.threshold,
             samples=len(evaluator.samples),
             padding=chosen.quality.padding,
             warnings=tuple(filter(None, warnings)),
-            choice=climbed.choice,
-            chosen=climbed.chosen.rung.name,
+            choice=selection.choice,
+            chosen=selection.chosen.measured.name,
             engine=chosen.graph.engine,
-            tuned_for=tuple(flag for flag in climbed.chosen.option.fast_with if flag in cpu()["flags"]),
+            tuned_for=tuple(flag for flag in selection.chosen.option.fast_with if flag in cpu()["flags"]),
             files=file_hashes(entries),
             verified_on=checks,
         )
@@ -320,9 +324,9 @@ class Encoder:
 
 def _judged(name: str, fused: Fused, evaluator: Evaluator, pytorch: MeasuredVariant, mapped: bool) -> Exact:
     """Measure the fused graph in every way. Raises VerificationError where it does not answer as PyTorch does."""
-    rung, quality = evaluator.rung(name, fused.graph, fused.exported.long, mapped)
-    _refuse_wrong_answers(evaluator, fused.graph, rung, quality)
-    return Exact(fused, evaluator, pytorch, rung, quality, mapped)
+    measured, quality = evaluator.measure(name, fused.graph, fused.exported.long, mapped)
+    _refuse_wrong_answers(evaluator, fused.graph, measured, quality)
+    return Exact(fused, evaluator, pytorch, measured, quality, mapped)
 
 
 def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: MeasuredVariant, quality: Quality) -> None:
@@ -337,8 +341,8 @@ def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: MeasuredVar
     raise VerificationError(f"{problem}. Nothing was published: {why}")
 
 
-def _error(rung: MeasuredVariant) -> float:
-    return rung.error if rung.error is not None else math.inf
+def _error(measured: MeasuredVariant) -> float:
+    return measured.error if measured.error is not None else math.inf
 
 
 def refuse_without_process(options: LayoutOptions, executor_stated: bool) -> None:

@@ -99,8 +99,8 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     return int(model.get_output_embeddings().weight.shape[0])
 
 
-def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> MeasuredVariant:
-    """Return PyTorch's own `MeasuredVariant`: the error is 0 and the agreement is 1."""
+def measured_pytorch(memory: Memory, latency: Latencies, perplexity: float) -> MeasuredVariant:
+    """Return PyTorch as a measured variant: its error is 0 and its agreement is 1."""
     return MeasuredVariant("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
 

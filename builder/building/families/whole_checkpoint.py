@@ -100,20 +100,20 @@ def unverified(
 
     `about`: what every report begins with.
     """
-    rung = MeasuredVariant(name, sum(file.stat().st_size for file in checkpoint.weights), {})
+    measured = MeasuredVariant(name, sum(file.stat().st_size for file in checkpoint.weights), {})
     report = BuildReport(
         **about,
         attention={"fused": 0, "layers": 0},
         operators={},
         quantised=None,
-        ladder=(rung,),
+        variants=(measured,),
         metric=checkpoint.task.metric,
         threshold=0.0,
         samples=0,
         padding=0.0,
         warnings=(f"nothing was run: {engine} serves the checkpoint as it is; its answers were compared with nothing",),
         files=file_hashes([entry]),
-        chosen=rung.name,
+        chosen=measured.name,
         engine=engine,
     )
     return Unverified((entry,), report)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from builder.building.variants.candidates import VariantMaker
 from builder.building.variants.evaluator import Evaluator
-from builder.building.variants.ladder import Candidate
 from builder.building.variants.measurements import Measurements
+from builder.building.variants.selection import Candidate
 from builder.building.variants.traffic import Rates
 from builder.building.verify.quality import Quality
 from builder.common.speed import Latencies, speed_up
@@ -23,8 +23,8 @@ ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
 
 
 @dataclass
-class EncoderRungs:
-    """Rungs of an encoder: how its variants are built, timed and judged.
+class EncoderCandidates:
+    """Candidates of an encoder: how its variants are built, timed and judged.
 
     `base`: PyTorch, which speeds are relative to; `exact`: the variant that was measured in every way already, and its
     quality; `prefix`: what the names of the other variants begin with.
@@ -48,12 +48,12 @@ class EncoderRungs:
     def time(self, option: Variant, left_alone: int) -> MeasuredVariant:
         """Return the times, remembered or measured."""
         name = self.name(option) + (f", {left_alone} layers fp32" if left_alone else "")
-        rung = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
-        if rung is None:
+        measured = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
+        if measured is None:
             graph = self.variant(option, left_alone).graph
-            rung = MeasuredVariant(name, graph.size, self.evaluator.latency(graph))
-            self.known.remember(rung)
-        return rung
+            measured = MeasuredVariant(name, graph.size, self.evaluator.latency(graph))
+            self.known.remember(measured)
+        return measured
 
     def speed(self, latency: Latencies) -> float:
         return speed_up(latency, self.base.latency_ms)
@@ -63,22 +63,22 @@ class EncoderRungs:
 
         A variant remembered as too bad is not built again; one that is served always is.
         """
-        rung, exact = candidate.rung, self.exact
-        if rung is exact[0]:
-            self.qualities[rung.name] = exact[1]
-            return rung
-        if rung.quality is not None and not self.keeps(rung):
-            return rung
+        measured, exact = candidate.measured, self.exact
+        if measured is exact[0]:
+            self.qualities[measured.name] = exact[1]
+            return measured
+        if measured.quality is not None and not self.keeps(measured):
+            return measured
         graph = self.variant(candidate.option, candidate.left_alone).graph
-        rung, self.qualities[rung.name] = self.evaluator.judged(rung, graph, self.evaluator.opened(graph))
-        self.known.remember(rung)
-        return rung
+        measured, self.qualities[measured.name] = self.evaluator.judged(measured, graph, self.evaluator.opened(graph))
+        self.known.remember(measured)
+        return measured
 
-    def keeps(self, rung: MeasuredVariant) -> bool:
-        return self.quality(rung) >= self.threshold - ROUNDING
+    def keeps(self, measured: MeasuredVariant) -> bool:
+        return self.quality(measured) >= self.threshold - ROUNDING
 
-    def quality(self, rung: MeasuredVariant) -> float:
-        return self.evaluator.relative_quality(rung)
+    def quality(self, measured: MeasuredVariant) -> float:
+        return self.evaluator.relative_quality(measured)
 
     def leave_more(self, candidate: Candidate[Variant]) -> int | None:
         """Return twice as many layers, at most half of them."""
@@ -94,11 +94,11 @@ class EncoderRungs:
     def served(self, candidates: Sequence[Candidate[Variant]]) -> Mapping[str, Rates]:
         """Measure the emitted front's own traffic over each."""
         return self.evaluator.traffic(
-            {one.rung.name: self.variant(one.option, one.left_alone).graph for one in candidates}
+            {one.measured.name: self.variant(one.option, one.left_alone).graph for one in candidates}
         )
 
-    def reached(self, rung: MeasuredVariant) -> str:
-        return f"{self.evaluator.metric} of {self.quality(rung):.4f}"
+    def reached(self, measured: MeasuredVariant) -> str:
+        return f"{self.evaluator.metric} of {self.quality(measured):.4f}"
 
     def requirement(self) -> str:
         return f"{self.threshold:.4f}"

@@ -78,12 +78,12 @@ class Evaluator:
         """PyTorch's answers to the rows that every graph is compared on."""
         return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
-    def relative_quality(self, rung: MeasuredVariant) -> float:
+    def relative_quality(self, measured: MeasuredVariant) -> float:
         """Return the quality of a variant, as `metric` defines it."""
         if not self.labels:
-            return rung.quality or 0.0
+            return measured.quality or 0.0
         name, score = next(iter(self.reference_scores.items()))
-        return rung.scores[name] / max(score, 1e-9) if rung.scores else 0.0
+        return measured.scores[name] / max(score, 1e-9) if measured.scores else 0.0
 
     def _score(self, answers: Sequence[Answer]) -> Mapping[str, float]:
         if not self.labels:
@@ -136,22 +136,24 @@ class Evaluator:
             front.warm_up()
         return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
 
-    def rung(self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool) -> tuple[MeasuredVariant, Quality]:
+    def measure(
+        self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool
+    ) -> tuple[MeasuredVariant, Quality]:
         """Measure `graph` in every way, on `more` rows than usual; `mapped`: with its weights left in their file."""
         infer = self.opened(graph, mapped)
-        rung, quality = self.judged(MeasuredVariant(name, graph.size, {}), graph, infer, more)
-        return replace(rung, latency_ms=self.latency(graph, infer)), quality
+        measured, quality = self.judged(MeasuredVariant(name, graph.size, {}), graph, infer, more)
+        return replace(measured, latency_ms=self.latency(graph, infer)), quality
 
     def judged(
-        self, rung: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[Reference] = ()
+        self, measured: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[Reference] = ()
     ) -> tuple[MeasuredVariant, Quality]:
-        """Return `rung`, which has a size, with its quality and its largest relative error against PyTorch.
+        """Return `measured`, which has a size, with its quality and its largest relative error against PyTorch.
 
         Its graph is open as `infer`.
         """
         quality, per_token = self.quality(graph, infer), encoder_task(self.checkpoint.task).per_token
         judged = replace(
-            rung,
+            measured,
             error=max(error_at(infer, graph, reference, per_token) for reference in (*self.usual, *more)),
             quality=quality.mean,
             worst=quality.worst,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from builder.building.variants.ladder import Candidate
+from builder.building.variants.selection import Candidate
 from builder.common.speed import Latencies, speed_up
 from builder.graphs.onnx.graph import Graph, remove_graph
 from builder.repository.report.record import MeasuredVariant
@@ -22,28 +22,29 @@ class Required:
     quality: float
     perplexity: float
 
-    def bounds(self, rung: MeasuredVariant, base: MeasuredVariant, metric: str) -> tuple[Bound, ...]:
-        """Return the bounds that `rung` must keep. `metric`: the name of its `quality`."""
+    def bounds(self, measured: MeasuredVariant, base: MeasuredVariant, metric: str) -> tuple[Bound, ...]:
+        """Return the bounds that `measured` must keep. `metric`: the name of its `quality`."""
         return (
-            Bound(f"the {metric} of {rung.name}", rung.quality or 0.0, at_least=self.quality),
-            Bound(f"the perplexity of {rung.name} to PyTorch's", growth(rung, base), at_most=self.perplexity),
+            Bound(f"the {metric} of {measured.name}", measured.quality or 0.0, at_least=self.quality),
+            Bound(f"the perplexity of {measured.name} to PyTorch's", growth(measured, base), at_most=self.perplexity),
         )
 
-    def keeps(self, rung: MeasuredVariant, base: MeasuredVariant) -> bool:
-        return all(bound.holds for bound in self.bounds(rung, base, ""))
+    def keeps(self, measured: MeasuredVariant, base: MeasuredVariant) -> bool:
+        return all(bound.holds for bound in self.bounds(measured, base, ""))
 
-    def refusal(self, rung: MeasuredVariant, base: MeasuredVariant, metric: str) -> str:
+    def refusal(self, measured: MeasuredVariant, base: MeasuredVariant, metric: str) -> str:
         """Return why a variant that loses too much is not served, and what to do."""
         return (
-            f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is required) "
-            f"and its perplexity is {growth(rung, base):.4f} of PyTorch's (at most {self.perplexity:.4f}). "
-            "Nothing was published: use another --precision or --cache, or accept less with --quality and --perplexity"
+            f"{measured.name} has a {metric} of {measured.quality:.4f} against PyTorch "
+            f"({self.quality:.4f} is required) and its perplexity is {growth(measured, base):.4f} of PyTorch's "
+            f"(at most {self.perplexity:.4f}). Nothing was published: use another --precision or --cache, or accept "
+            "less with --quality and --perplexity"
         )
 
 
 @dataclass
-class PrecisionRungs(Generic[Variant]):
-    """Ladder of precisions. `exact`: the verified variant in fp32, and its graphs; `base`: PyTorch's `MeasuredVariant`.
+class PrecisionCandidates(Generic[Variant]):
+    """Precisions to select from. `exact`: the verified variant in fp32, and its graphs; `base`: PyTorch's measurements.
 
     The family gives four functions: `make` builds the graphs of a precision, `timed` makes its variant, with size and
     latencies, `judged` adds the quality, and `graphs` says which there are, so that those that lost can be removed.
@@ -72,14 +73,14 @@ class PrecisionRungs(Generic[Variant]):
         return speed_up(latency, tokens)
 
     def judge(self, candidate: Candidate[str]) -> MeasuredVariant:
-        rung = candidate.rung
-        return rung if rung is self.exact[0] else self.judged(rung, self.variant(candidate.option))
+        measured = candidate.measured
+        return measured if measured is self.exact[0] else self.judged(measured, self.variant(candidate.option))
 
-    def keeps(self, rung: MeasuredVariant) -> bool:
-        return rung is self.exact[0] or self.required.keeps(rung, self.base)
+    def keeps(self, measured: MeasuredVariant) -> bool:
+        return measured is self.exact[0] or self.required.keeps(measured, self.base)
 
-    def quality(self, rung: MeasuredVariant) -> float:
-        return rung.quality or 0.0
+    def quality(self, measured: MeasuredVariant) -> float:
+        return measured.quality or 0.0
 
     def leave_more(self, candidate: Candidate[str]) -> int | None:
         return None
@@ -89,8 +90,9 @@ class PrecisionRungs(Generic[Variant]):
             for graph in self.graphs(self._variants.pop(candidate.option)):
                 remove_graph(graph)
 
-    def reached(self, rung: MeasuredVariant) -> str:
-        return f"{self.metric} of {rung.quality or 0.0:.4f} and {growth(rung, self.base):.4f} of PyTorch's perplexity"
+    def reached(self, measured: MeasuredVariant) -> str:
+        perplexity = f"{growth(measured, self.base):.4f} of PyTorch's perplexity"
+        return f"{self.metric} of {measured.quality or 0.0:.4f} and {perplexity}"
 
     def requirement(self) -> str:
         return f"at least {self.required.quality:.4f}, and at most {self.required.perplexity:.4f},"
@@ -107,6 +109,6 @@ class PrecisionRungs(Generic[Variant]):
         return self._variants[option]
 
 
-def growth(rung: MeasuredVariant, base: MeasuredVariant) -> float:
+def growth(measured: MeasuredVariant, base: MeasuredVariant) -> float:
     """Return the perplexity as a ratio to PyTorch's; 1 where there is none."""
-    return (rung.perplexity or 1.0) / (base.perplexity or 1.0)
+    return (measured.perplexity or 1.0) / (base.perplexity or 1.0)

@@ -20,26 +20,26 @@ from builder.repository.report.record import MeasuredVariant
 
 
 class Measurements:
-    """Rungs by name. Without a `path` they are forgotten at the end."""
+    """Measured variants by name. Without a `path` they are forgotten at the end."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.rungs: dict[str, MeasuredVariant] = {}
+        self.variants: dict[str, MeasuredVariant] = {}
         if path is not None and path.is_file():
             with suppress(OSError, ValueError, TypeError):  # a damaged file is as good as none
-                self.rungs = {
-                    name: MeasuredVariant(**rung) for name, rung in json.loads(path.read_text("utf-8")).items()
+                self.variants = {
+                    name: MeasuredVariant(**measured) for name, measured in json.loads(path.read_text("utf-8")).items()
                 }
 
     def recall(self, name: str) -> MeasuredVariant | None:
-        return self.rungs.get(name)
+        return self.variants.get(name)
 
-    def remember(self, rung: MeasuredVariant) -> None:
-        self.rungs[rung.name] = rung
+    def remember(self, measured: MeasuredVariant) -> None:
+        self.variants[measured.name] = measured
         if self.path is None:
             return
         with suppress(OSError):  # a full or read-only disk
-            document = {name: asdict(known) for name, known in self.rungs.items()}
+            document = {name: asdict(known) for name, known in self.variants.items()}
             write_whole(self.path, json.dumps(document).encode())
 
 

@@ -19,7 +19,7 @@ from builder.graphs.export.rows import Rows
 from builder.graphs.onnx.graph import Graph
 
 TOLERANCE = 1e-4  # relative to the largest value of an output
-USUAL = 300  # tokens: every graph of the ladder is compared up to here, where memory stays small
+USUAL = 300  # tokens: every variant is compared up to here, where memory stays small
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Decoding(OnnxRuntime):
         gpu = self.spec.gpu
         return Session(device="cuda", device_id=gpu.devices[0], provider_options=provider_options(gpu))
 
-    def rung(self, precision: str) -> str:
+    def variant_name(self, precision: str) -> str:
         return f"{precision} CUDA"
 
     def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:

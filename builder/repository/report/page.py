@@ -29,14 +29,16 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 def page(report: BuildReport) -> str:
     """Return the whole page of a build's report."""
-    base = report.ladder[0]
-    speeds = {rung.name: speed for rung in report.ladder if (speed := rung.speed_up(base)) is not None}
+    base = report.variants[0]
+    speeds = {variant.name: speed for variant in report.variants if (speed := variant.speed_up(base)) is not None}
     pictures = {
         **(_against_speed(report, speeds) if len(speeds) > 1 else {}),
-        "Size, MB": charts.bars({rung.name: rung.size / 1e6 for rung in report.ladder}, "{:.1f}", report.chosen),
+        "Size, MB": charts.bars(
+            {variant.name: variant.size / 1e6 for variant in report.variants}, "{:.1f}", report.chosen
+        ),
         **_by_length(report),
     }
-    scores = list(dict.fromkeys(name for rung in report.ladder for name in rung.scores))
+    scores = list(dict.fromkeys(name for variant in report.variants for name in variant.scores))
     cells = list(base.latency_ms)
     return render_page(
         "report.html.j2",
@@ -51,7 +53,9 @@ def page(report: BuildReport) -> str:
 
 def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[str, str]:
     """Return the charts of quality and speed of the variants that have a speed-up."""
-    judged = {r.name: (speeds[r.name], r.quality) for r in report.ladder if r.name in speeds and r.quality is not None}
+    judged = {
+        r.name: (speeds[r.name], r.quality) for r in report.variants if r.name in speeds and r.quality is not None
+    }
     return {
         f"{report.metric.capitalize()} against speed": charts.points(
             judged, ("times PyTorch's speed", report.metric), report.chosen
@@ -62,16 +66,16 @@ def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[
 
 def _by_length(report: BuildReport) -> Mapping[str, str]:
     """Return charts of latency by sequence length, one per batch size; none for a model that is measured by token."""
-    batches = sorted({int(match[1]) for cell in report.ladder[0].latency_ms if (match := SHAPE.fullmatch(cell))})
+    batches = sorted({int(match[1]) for cell in report.variants[0].latency_ms if (match := SHAPE.fullmatch(cell))})
     return {
         f"Milliseconds by sequence length, batch of {batch}": charts.lines(
             {
-                rung.name: {
+                variant.name: {
                     float(match[2]): ms
-                    for cell, ms in rung.latency_ms.items()
+                    for cell, ms in variant.latency_ms.items()
                     if (match := SHAPE.fullmatch(cell)) and int(match[1]) == batch
                 }
-                for rung in report.ladder
+                for variant in report.variants
             },
             ("tokens", "ms"),
             report.chosen,

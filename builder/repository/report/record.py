@@ -20,7 +20,7 @@ NOT_COMPARED = (
 
 @dataclass(frozen=True)
 class MeasuredVariant:
-    """Variant that was built and measured. None: not judged, because a faster variant was good enough."""
+    """One variant that was built and measured. None: not judged, because a faster variant was good enough."""
 
     name: str
     """Precision and engine, such as "int8-static OpenVINO"."""
@@ -96,7 +96,7 @@ class BuildReport:
     """Fused operators that a call runs, by name; of two branches, those of one."""
     quantised: dict[str, Any] | None
     """Quantised operators, and those left in fp32."""
-    ladder: tuple[MeasuredVariant, ...]
+    variants: tuple[MeasuredVariant, ...]
     """Every variant that was measured; PyTorch first."""
     metric: str
     """Name of the measure that a variant's `quality` is in."""
@@ -146,9 +146,14 @@ class BuildReport:
     """Settings that `build-repo tune` changed after the build, without another one, and why."""
 
     @property
+    def ladder(self) -> tuple[MeasuredVariant, ...]:
+        """The variants, by their name in build.json."""
+        return self.variants
+
+    @property
     def has_times_of_other_builds(self) -> bool:
         """Return True if the cache gave times of a variant or of PyTorch, so that some have no speed-up."""
-        return len({rung.timed_in for rung in self.ladder if rung.latency_ms}) > 1
+        return len({variant.timed_in for variant in self.variants if variant.latency_ms}) > 1
 
     @property
     def verdict(self) -> str:
@@ -159,42 +164,44 @@ class BuildReport:
         return f"verified: {self.chosen} against PyTorch {self.versions['torch']} on {on}"
 
     def document(self) -> dict[str, Any]:
-        """Return the report as JSON.
+        """Return the report as JSON, in which the variants are called `ladder`.
 
         It does not name the folder it was published into, because a repository may be moved.
         """
-        return asdict(self)
+        return {"ladder" if name == "variants" else name: value for name, value in asdict(self).items()}
 
     def table(self) -> Table:
         """Return a table with a row per variant: size, speed over PyTorch, two latencies, quality.
 
         The served one is bold.
         """
-        base = self.ladder[0]
+        base = self.variants[0]
         timed = list(base.latency_ms)  # empty if another machine serves
         cells = list(dict.fromkeys([*timed[:1], *timed[-1:]]))
         columns: dict[str, list[str]] = {
-            "MB": [f"{rung.size / 1e6:.1f}" for rung in self.ladder],
-            "speed": ["-" if (speed := rung.speed_up(base)) is None else f"{speed:.1f}x" for rung in self.ladder],
-            **{f"{cell}, ms": [f"{rung.latency_ms[cell]:.2f}" for rung in self.ladder] for cell in cells},
-            "error": [_number(rung.error, ".0e") for rung in self.ladder],
-            self.metric: [_number(rung.quality, ".4f") for rung in self.ladder],
-            f"worst of {self.samples}": [_number(rung.worst, ".4f") for rung in self.ladder],
-            "batched": [_number(rung.batch_agreement, ".4f") for rung in self.ladder],
-            "perplexity": [_number(rung.perplexity, ".4f") for rung in self.ladder],
-            "next token": [_number(rung.tokens, ".4f") for rung in self.ladder],
-            "same answer": [_number(rung.answers, ".4f") for rung in self.ladder],
+            "MB": [f"{variant.size / 1e6:.1f}" for variant in self.variants],
+            "speed": [
+                "-" if (speed := variant.speed_up(base)) is None else f"{speed:.1f}x" for variant in self.variants
+            ],
+            **{f"{cell}, ms": [f"{variant.latency_ms[cell]:.2f}" for variant in self.variants] for cell in cells},
+            "error": [_number(variant.error, ".0e") for variant in self.variants],
+            self.metric: [_number(variant.quality, ".4f") for variant in self.variants],
+            f"worst of {self.samples}": [_number(variant.worst, ".4f") for variant in self.variants],
+            "batched": [_number(variant.batch_agreement, ".4f") for variant in self.variants],
+            "perplexity": [_number(variant.perplexity, ".4f") for variant in self.variants],
+            "next token": [_number(variant.tokens, ".4f") for variant in self.variants],
+            "same answer": [_number(variant.answers, ".4f") for variant in self.variants],
         }
         for name in base.scores:
-            columns[name] = [_number(rung.scores.get(name), ".4f") for rung in self.ladder]
+            columns[name] = [_number(variant.scores.get(name), ".4f") for variant in self.variants]
         shown = {title: values for title, values in columns.items() if set(values[1:] or values) != {"-"}}
         table = Table(title=f"{self.name}: {self.task}, {self.samples} samples", title_justify="left")
         table.add_column("", no_wrap=True)
         for title in shown:
             table.add_column(title, justify="right")
-        for rung, *values in zip(self.ladder, *shown.values(), strict=True):
-            style = "bold" if rung.name == self.chosen else None
-            table.add_row(rung.name, *values, style=style)
+        for variant, *values in zip(self.variants, *shown.values(), strict=True):
+            style = "bold" if variant.name == self.chosen else None
+            table.add_row(variant.name, *values, style=style)
         notes = [NOT_COMPARED] if self.has_times_of_other_builds else []
         table.caption, table.caption_justify = "\n".join(map(str, (self.verdict, *self.verified_on, *notes))), "left"
         return table
@@ -223,10 +230,10 @@ def parse_report(text: bytes, where: str) -> BuildReport:
     try:
         document = json.loads(text)
         tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}
-        rungs = tuple(MeasuredVariant(**rung) for rung in document["ladder"])
+        variants = tuple(MeasuredVariant(**variant) for variant in document.pop("ladder"))
         if type(document["verified"]) is not bool:
             raise TypeError("verified is not true or false")
         checks = tuple(EngineCheck(**check) for check in document["verified_on"])
-        return BuildReport(**{**document, **tuples, "ladder": rungs, "verified_on": checks})
+        return BuildReport(**{**document, **tuples, "variants": variants, "verified_on": checks})
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RepositoryError(f"{where} is not a report of this version ({error}); build the model again") from error

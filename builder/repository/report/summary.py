@@ -19,7 +19,7 @@ REPORT = "report"
 
 def summary(report: BuildReport, day: date) -> dict[str, Any]:
     """Return the served variant beside PyTorch. Times are medians in milliseconds by shape, sizes in bytes."""
-    pytorch, served = report.ladder[0], next(rung for rung in report.ladder if rung.name == report.chosen)
+    pytorch, served = report.variants[0], next(variant for variant in report.variants if variant.name == report.chosen)
     cells = list(served.latency_ms)
     shown = dict.fromkeys([*cells[:1], *cells[-1:]])
     speed = served.speed_up(pytorch)

@@ -67,15 +67,15 @@ def published(repository: Path, name: str) -> Needs:
     report = read_report(repository, name)
     folder = served_version(repository / name)
     serving = load(folder)
-    rung = next(rung for rung in report.ladder if rung.name == report.chosen)
-    better = min(report.ladder, key=lambda other: sum(other.latency_ms.values()), default=rung)
+    variant = next(variant for variant in report.variants if variant.name == report.chosen)
+    better = min(report.variants, key=lambda other: sum(other.latency_ms.values()), default=variant)
     needs = Needs(
         "encoder" if isinstance(serving, EncoderServing) else "generation",
-        weights=rung.size,
+        weights=variant.size,
         length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
-        latency=rung.latency_ms or None,
+        latency=variant.latency_ms or None,
         measured=f"{report.chosen}, measured by its build on {report.cpu['model']}",
-        faster="" if better is rung or not better.latency_ms else better.name,
+        faster="" if better is variant or not better.latency_ms else better.name,
         answer_bytes=_answer_bytes(repository / name),
         draft=(report.memory or {}).get("draft", 0),
     )

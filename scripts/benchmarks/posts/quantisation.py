@@ -33,7 +33,7 @@ ARITHMETIC = (
     Variant("int8-static", "onnxruntime"),
     Variant("int8-static", "openvino"),
 )
-RUNGS: tuple[tuple[str, dict[str, Any]], ...] = (
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bf16 OpenVINO", {"precision": "bf16"}),
     ("dynamic int8", {"precision": "int8"}),
     ("static int8, not smoothed", {"precision": "int8-static", "calibration": {"smooth": 0.0}}),
@@ -46,9 +46,9 @@ RUNGS: tuple[tuple[str, dict[str, Any]], ...] = (
 def static_and_dynamic(folder: Path, environments: Path) -> list[Row]:
     """Measure the real MiniLM on 8 texts of 128 tokens: milliseconds and mean cosine to PyTorch."""
     rows: list[Row] = []
-    for title, options in RUNGS:
+    for title, options in VARIANTS:
         spec = make_spec(model=str(minilm()), name="minilm", output=folder / "minilm", quality=0.9, **options)
-        base, exact, *rest = alone(build, spec).ladder
+        base, exact, *rest = alone(build, spec).variants
         if not rows:
             rows.append(Row("PyTorch", f"{base.latency_ms['8x128']:.0f} ms, cosine 1", 1.0))
             ratio = base.latency_ms["8x128"] / exact.latency_ms["8x128"]

@@ -164,7 +164,7 @@ def _small_f1(folder: Path, options: dict[str, Any] | None) -> float:
     with tempfile.TemporaryDirectory(dir=folder) as output:
         spec = make_spec(model=str(model), name="small", output=Path(output), quality=0.0, **wanted)
         report = alone(build, spec)
-    return float(report.ladder[0 if options is None else -1].scores["F1"])
+    return float(report.variants[0 if options is None else -1].scores["F1"])
 
 
 def _few_samples(folder: Path) -> Path:

@@ -78,4 +78,4 @@ def _f1(scratch: Path, bits: int, steps: int) -> float:
         tokenizer.save_pretrained(rounded)
         options = {"precision": "int8-static", "samples": samples, "quality": 0.0}
         report = build(make_spec(model=str(rounded), name="small", output=Path(folder) / "repository", **options))
-        return float(report.ladder[-1].scores["F1"])
+        return float(report.variants[-1].scores["F1"])

@@ -171,10 +171,10 @@ def test_each_is_kept_for_itself(folder: Path, tmp_path: Path, monkeypatch: pyte
     build(make_spec(model=str(folder / "large"), name="writes", max_length=LENGTH, slots=8, output=tmp_path / "before"))
     first = built(tmp_path, folder / "large", folder / "small")
     assert first.draft is not None
-    assert (list(first.kept), first.draft["kept"]) == (["climb"], {})
+    assert (list(first.kept), first.draft["kept"]) == (["select"], {})
     again = built(tmp_path / "again", folder / "large", folder / "small", serving={"prefill_tokens": 64})
     assert again.draft is not None
-    assert (list(again.kept), list(again.draft["kept"])) == (["climb"], ["climb"])
+    assert (list(again.kept), list(again.draft["kept"])) == (["select"], ["select"])
     assert again.files["writes"][f"1/{DRAFT}/model.onnx"] == first.files["writes"][f"1/{DRAFT}/model.onnx"]
     assert {entry.model for entry, _ in Entries(tmp_path / "cache").all()} == {"writes", "small"}
 

@@ -183,7 +183,7 @@ def test_fp32_is_judged_over_its_file_and_anew_where_it_is_served(
     assert list(exact.kept) == ["verify"]
     assert {from_file for _, from_file in sessions} == {False}
     assert MAPPED not in exact.warnings
-    assert exact.ladder[1].latency_ms != small.ladder[1].latency_ms, "timed as it is served"
+    assert exact.variants[1].latency_ms != small.variants[1].latency_ms, "timed as it is served"
 
 
 @pytest.mark.parametrize(("free", "mapped"), [(1 << 62, False), (0, True)])
@@ -215,7 +215,7 @@ def test_a_large_graph_that_is_served_in_fp32_is_judged_once(
     assert not [name for name in stages if name.startswith("judge") and name.endswith("as served")]
     monkeypatch.setattr("builder.engines.available_memory", lambda: 1 << 62)
     again = build(asked)
-    assert list(again.kept) == ["verify" if mapped else "climb"]
+    assert list(again.kept) == ["verify" if mapped else "select"]
     assert MAPPED not in again.warnings
 
 

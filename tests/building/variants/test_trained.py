@@ -65,11 +65,11 @@ def test_a_trained_classifier_keeps_its_accuracy_in_int8(tmp_path: Path) -> None
     report = build(
         make_spec(model=str(tmp_path / "topics"), precision="int8", samples=samples, output=tmp_path / "repository")
     )
-    rung = report.ladder[-1]
-    assert rung.name == "int8"
-    assert rung.quality is not None
-    assert rung.quality >= 0.99
-    assert rung.error is not None
-    assert rung.error > 1e-4, "int8 is not fp32 under another name"
+    measured = report.variants[-1]
+    assert measured.name == "int8"
+    assert measured.quality is not None
+    assert measured.quality >= 0.99
+    assert measured.error is not None
+    assert measured.error > 1e-4, "int8 is not fp32 under another name"
     assert report.quantised is not None
     assert report.quantised["matmuls"] >= 6

@@ -129,18 +129,18 @@ def test_numbers_stay_right_in_every_precision(tmp_path: Path) -> None:
     once, accuracy = VerifiedOnce(spec, tmp_path), {}
     for precision in ("fp32", "int8", "int8-weights", "int4-weights"):
         report = once.build(spec.model_copy(update={"name": precision, "precision": precision}))
-        rung = report.ladder[-1]
+        measured = report.variants[-1]
         folder = tmp_path / "repository" / precision / "1"
         for beams in (1, 2):
             said = served(folder, kept_back, beams)
             right = [text == words(number) for number, text in zip(kept_back, said, strict=True)]
             accuracy[precision, beams] = float(np.mean(right))
-        assert rung.quality is not None
-        assert rung.quality >= 0.9
+        assert measured.quality is not None
+        assert measured.quality >= 0.9
         if precision != "fp32":
-            assert rung.error is not None
-            assert rung.error > 1e-4, "a rounded model is not fp32 under another name"
-            assert rung.size < report.ladder[1].size * 0.6
+            assert measured.error is not None
+            assert measured.error > 1e-4, "a rounded model is not fp32 under another name"
+            assert measured.size < report.variants[1].size * 0.6
             assert report.quantised is not None
             assert report.quantised["matmuls"] >= 20
     assert min(accuracy["fp32", 1], accuracy["fp32", 2]) >= 0.97, accuracy

@@ -59,7 +59,7 @@ def _publish(repository: Path, name: str, serving: str) -> None:
         REPORT,
         name=name,
         chosen="fp32",
-        ladder=(MeasuredVariant("fp32", WEIGHTS, {}),),
+        variants=(MeasuredVariant("fp32", WEIGHTS, {}),),
         memory={"cache": CACHE, "weights": WEIGHTS},
         files=file_hashes(entries),
     )

@@ -93,7 +93,7 @@ def test_the_stages_of_a_build_push_older_ones_out(
     os.utime(entries.stages / "old.json", (0, 0))
     build(make_spec(model=str(checkpoint("topics")), name="m", output=tmp_path / "repository"))
     assert {(entry.stage, entry.model) for entry, _ in entries.all()} == {
-        (stage, "m") for stage in ("export", "reference", "fuse", "verify", "climb")
+        (stage, "m") for stage in ("export", "reference", "fuse", "verify", "select")
     }
 
 

@@ -28,7 +28,7 @@ from builder.options import BuildSpec, Serving, make_spec
 from builder.repository.report.record import BuildReport
 from tests.models import GENERATORS, READERS
 
-STAGES = ("export", "reference", "fuse", "verify", "climb")
+STAGES = ("export", "reference", "fuse", "verify", "select")
 Counted = Callable[..., tuple[BuildReport, list[str]]]
 
 
@@ -74,9 +74,11 @@ def test_nothing_is_done_again_for_the_same(again: Counted, first: Path) -> None
     report, done = again()
     assert done == []
     assert report.verified
-    assert list(report.kept) == ["climb"]
+    assert list(report.kept) == ["select"]
     assert report.files["topics"]["1/model.onnx"] == before["files"]["topics"]["1/model.onnx"]
-    assert report.ladder == tuple(type(report.ladder[0])(**rung) for rung in before["ladder"]), "as it was measured"
+    assert report.variants == tuple(type(report.variants[0])(**measured) for measured in before["ladder"]), (
+        "as it was measured"
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,9 +89,9 @@ def test_nothing_is_done_again_for_the_same(again: Counted, first: Path) -> None
             (),
         ),
         ({"name": "other"}, ()),
-        ({"precision": "int8"}, ("climb",)),
-        ({"level": "O1"}, ("fuse", "verify", "climb")),
-        ({"serving": {"token_budget": 512}}, ("reference", "fuse", "verify", "climb")),
+        ({"precision": "int8"}, ("select",)),
+        ({"level": "O1"}, ("fuse", "verify", "select")),
+        ({"serving": {"token_budget": 512}}, ("reference", "fuse", "verify", "select")),
         ({"max_length": 32}, STAGES),
     ],
 )
@@ -111,7 +113,7 @@ def test_what_is_chosen_by_time_is_not_compared_with_a_time_of_a_build_that_chos
     chosen, stated = ({**options, "precision": one} for one in ("auto", "int8-static"))
     for engine in ({}, {"engine": "auto"}):
         of_chosen, of_stated = (stage_keys(make_spec(**one, **engine)) for one in (chosen, stated))
-        assert [stage for stage in STAGES if of_chosen[stage] != of_stated[stage]] == ["verify", "climb"]
+        assert [stage for stage in STAGES if of_chosen[stage] != of_stated[stage]] == ["verify", "select"]
 
 
 def test_other_weights_are_another_checkpoint(
@@ -146,7 +148,7 @@ def test_what_is_damaged_is_made_again(again: Counted, tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     graph.write_bytes(content)
     report, done = again()
-    assert "climb" in done
+    assert "select" in done
     assert report.files["topics"]["1/model.onnx"] == again(name="sound")[0].files["sound"]["1/model.onnx"]
     for path in (tmp_path / "cache" / "stages").iterdir():
         path.write_text("{")
@@ -198,7 +200,7 @@ def test_a_stage_reads_no_option_that_its_key_leaves_out(
     exact = family.verify(fused, reference)
     fitted = {"precision", "prune"}  # of which the key has `fits`
     assert unseen((*EXACT, "samples")) <= {*fitted, "max_batch_size", "name", "model"}
-    family.climb(exact, lambda stage: nullcontext())
+    family.select(exact, lambda stage: nullcontext())
     assert unseen(tuple(BuildSpec.model_fields)) <= {"max_batch_size", "name"}
 
 
@@ -240,7 +242,7 @@ def test_models_that_generate_are_kept_too(
     spec = {"model": str(checkpoint(name)), "name": name, **options}
     first = build(make_spec(**spec, output=tmp_path / "first"))
     again = build(make_spec(**spec, output=tmp_path / "again"))
-    assert list(again.kept) == ["climb"]
+    assert list(again.kept) == ["select"]
     assert again.files == first.files
     smaller = {"precision": "int8", "quality": 0.0, "perplexity": 1e9}
     assert list(build(make_spec(**spec, **smaller, output=tmp_path / "int8")).kept) == ["verify"]

@@ -72,10 +72,10 @@ def test_a_checkpoint_with_nothing_empty_stays_as_it_is(tmp_path: Path) -> None:
 def test_a_build_says_what_was_empty(tmp_path: Path) -> None:
     spec = make_spec(model=str(emptied(tmp_path / "pruned")), task="feature-extraction", output=tmp_path / "repository")
     report = build(spec)
-    assert [rung.name for rung in report.ladder] == ["PyTorch fp32", "compacted fp32"]
+    assert [measured.name for measured in report.variants] == ["PyTorch fp32", "compacted fp32"]
     assert report.removed["empty"]["heads"] == 2
-    assert report.ladder[1].error is not None
-    assert report.ladder[1].error < 1e-4
+    assert report.variants[1].error is not None
+    assert report.variants[1].error < 1e-4
 
 
 def test_rotated_heads_are_left_alone(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ def test_the_gate_and_auto(tmp_path: Path) -> None:
     assert report.choice is not None
     assert report.choice.startswith(f"chose {report.chosen}: ")
     assert "of PyTorch's perplexity" in report.choice
-    assert len(report.ladder) == 5
-    assert {rung.name for rung in report.ladder if rung.quality is None} == _slower(report.choice)
+    assert len(report.variants) == 5
+    assert {measured.name for measured in report.variants if measured.quality is None} == _slower(report.choice)
     assert report.memory is not None
     assert report.memory["cache"] == 2 * 2 * 2 * 8 * 4 * 2 * 256
 

@@ -117,9 +117,9 @@ class Drafted:
     def verify(self, fused: Both, reference: Both) -> Both:
         return self._each(self.target.verify, self.draft.verify, fused, reference)
 
-    def climb(self, exact: Both, stage: Stage) -> Both:
-        target = self.target.climb(exact.target, stage)
-        return Both(target, self._of_draft(self.draft.climb, exact.draft, lambda name: stage(f"{name} of the draft")))
+    def select(self, exact: Both, stage: Stage) -> Both:
+        target = self.target.select(exact.target, stage)
+        return Both(target, self._of_draft(self.draft.select, exact.draft, lambda name: stage(f"{name} of the draft")))
 
     def lasts(self, chosen: Both) -> bool:
         return self.target.lasts(chosen.target) and self.draft.lasts(chosen.draft)
@@ -144,7 +144,7 @@ class Drafted:
     def report(self, chosen: Both, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]) -> BuildReport:
         """Return the target's report, with the facts about its draft."""
         own, draft = self.target.report(chosen.target, entries, checks), self.draft.report(chosen.draft, (), ())
-        served = next(rung for rung in draft.ladder if rung.name == draft.chosen)
+        served = next(measured for measured in draft.variants if measured.name == draft.chosen)
         return replace(
             own,
             draft={"checkpoint": draft.checkpoint, "served": asdict(served), "kept": draft.kept},

@@ -46,7 +46,7 @@ class Engines(Generic[After]):
 
 @dataclass(frozen=True)
 class Picked:
-    """Choice of `engine`, with the variants of all engines in its ladder; `choice`: what was measured, in words."""
+    """Choice of `engine`, with the variants of all engines in its choice; `choice`: what was measured, in words."""
 
     engine: str
     chosen: Chosen
@@ -73,14 +73,14 @@ class FastestEngine:
     def verify(self, fused: Engines[Fused], reference: Measured) -> Engines[Exact]:
         return of_each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
 
-    def climb(self, exact: Engines[Exact], stage: Stage) -> Picked:
+    def select(self, exact: Engines[Exact], stage: Stage) -> Picked:
         """Choose the precision that each engine would serve, then the engine that generates most tokens a second."""
-        chosen = of_each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
+        chosen = of_each(exact, lambda engine: partial(self._select, engine, stage=stage), (*UNABLE, VerificationError))
         rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
         engine = fastest(rates) if rates else next(iter(chosen.by_engine))
-        ladder = [rung for one in chosen.by_engine.values() for rung in one.ladder[1:]]
+        others = [measured for one in chosen.by_engine.values() for measured in one.variants[1:]]
         picked = chosen.by_engine[engine]
-        return Picked(engine, replace(picked, ladder=(picked.ladder[0], *ladder)), _choice(engine, rates, chosen))
+        return Picked(engine, replace(picked, variants=(picked.variants[0], *others)), _choice(engine, rates, chosen))
 
     def lasts(self, picked: Picked) -> bool:
         return self.decoders[picked.engine].lasts(picked.chosen)
@@ -104,15 +104,18 @@ class FastestEngine:
     def _first(self) -> Decoder:
         return next(iter(self.decoders.values()))
 
-    def _climb(self, engine: str, exact: Exact, stage: Stage) -> Chosen:
+    def _select(self, engine: str, exact: Exact, stage: Stage) -> Chosen:
         """Return the choice of `engine`, with the engine's name in its variants."""
-        chosen = self.decoders[engine].climb(exact, stage)
-        named = {id(rung): _named(rung, engine) for rung in (*chosen.ladder[1:], chosen.exact.rung, chosen.rung)}
+        chosen = self.decoders[engine].select(exact, stage)
+        named = {
+            id(measured): _named(measured, engine)
+            for measured in (*chosen.variants[1:], chosen.exact.measured, chosen.measured)
+        }
         return replace(
             chosen,
-            exact=replace(chosen.exact, rung=named[id(chosen.exact.rung)]),
-            ladder=(chosen.ladder[0], *(named[id(rung)] for rung in chosen.ladder[1:])),
-            rung=named[id(chosen.rung)],
+            exact=replace(chosen.exact, measured=named[id(chosen.exact.measured)]),
+            variants=(chosen.variants[0], *(named[id(measured)] for measured in chosen.variants[1:])),
+            measured=named[id(chosen.measured)],
         )
 
     def _rates(self, chosen: Mapping[str, Chosen], stage: Stage) -> dict[str, Rates]:
@@ -164,7 +167,7 @@ def of_each(
 def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[Chosen]) -> str:
     words = f"chose {title(fastest)}"
     if rates:
-        named = {chosen.by_engine[engine].rung.name: rate for engine, rate in rates.items()}
+        named = {chosen.by_engine[engine].measured.name: rate for engine, rate in rates.items()}
         words += f": answers of {ANSWER} tokens a second as served, {in_words(named)}{remark_on_noise(rates, 'engine')}"
     return words + (f"; not possible: {_reasons(chosen.refused)}" if chosen.refused else "")
 
@@ -173,5 +176,5 @@ def _reasons(refused: Mapping[str, str]) -> str:
     return ", ".join(f"{title(engine)} ({reason})" for engine, reason in refused.items())
 
 
-def _named(rung: MeasuredVariant, engine: str) -> MeasuredVariant:
-    return replace(rung, name=f"{rung.name} {title(engine)}")
+def _named(measured: MeasuredVariant, engine: str) -> MeasuredVariant:
+    return replace(measured, name=f"{measured.name} {title(engine)}")

@@ -16,16 +16,16 @@ from builder.building.families.generating import (
     exact_bound,
     kept_bounds,
     larger_than_stored,
+    measured_pytorch,
     precisions,
-    pytorch_rung,
     quantised_parts,
     report_of,
     serving_document,
     vocabulary_of,
 )
 from builder.building.variants import steps
-from builder.building.variants.generating import PrecisionRungs, Required
-from builder.building.variants.ladder import Climbed, climb
+from builder.building.variants.generating import PrecisionCandidates, Required
+from builder.building.variants.selection import Selection, select
 from builder.building.verify.generation import (
     EXACT,
     TOKEN_BY_TOKEN,
@@ -75,7 +75,7 @@ class Measured:
 
     answers: Reference
     long: LongAnswers
-    rung: MeasuredVariant
+    measured: MeasuredVariant
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Exact:
 
     fused: Fused
     pytorch: Measured
-    rung: MeasuredVariant
+    measured: MeasuredVariant
     long_error: float
     mapped: bool
 
@@ -112,10 +112,10 @@ class Chosen:
     exact: Exact
     own: Graph
     graph: Graph
-    ladder: tuple[MeasuredVariant, ...]
-    rung: MeasuredVariant
+    variants: tuple[MeasuredVariant, ...]
+    measured: MeasuredVariant
     quantised: tuple[Quantised, ...]
-    climbed: Climbed[str]
+    selection: Selection[str]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Decoder:
         model = self.checkpoint.model
         answers, long = make_reference(model, self.rows), ask_long_row(model, self.checkpoint.max_length)
         latency = steps.pytorch_decoder(model, self.spec.build_threads) if self.engine.timed else {}
-        return Measured(answers, long, pytorch_rung(self.memory, latency, answers.perplexity))
+        return Measured(answers, long, measured_pytorch(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: DecoderExport) -> Fused:
         """Return the fused graph. Raises an error where the release's engine would not run it."""
@@ -152,40 +152,44 @@ class Decoder:
         The texts come last, when no engine has its weights open.
         """
         mapped = self._mapped(fused.graph)
-        rung, agreement, long_error = self._compared(fused, reference, mapped)
+        measured, agreement, long_error = self._compared(fused, reference, mapped)
         let_go(fused.graph)
         refuse_wrong_text(self.checkpoint.model, reference.answers, agreement)
-        return Exact(fused, reference, rung, long_error, mapped)
+        return Exact(fused, reference, measured, long_error, mapped)
 
-    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+    def select(self, exact: Exact, stage: Stage) -> Chosen:
         """Choose the precision, requested or fastest within the quality; then the cache; then the release's form."""
         exact, checkpoint = self._as_served(exact, stage), self.checkpoint
         metric, first = checkpoint.task.metric, exact.fused.exact
-        rungs = PrecisionRungs(
-            exact.pytorch.rung,
-            (exact.rung, first),
+        candidates = PrecisionCandidates(
+            exact.pytorch.measured,
+            (exact.measured, first),
             self._required,
             metric,
             make=lambda precision: self.engine.lower(exact.fused.graph, precision, self.folder, checkpoint.grids),
-            timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
-            judged=lambda rung, form: self._judged(rung, exact.fused, exact.pytorch, form, self._open(form))[0],
+            timed=lambda precision, lowered: self._timed(self.engine.variant_name(precision), exact.fused, lowered),
+            judged=lambda measured, form: self._judged(measured, exact.fused, exact.pytorch, form, self._open(form))[0],
             graphs=lambda form: (form.graph, form.judged),
         )
-        climbed = climb(rungs, self._precisions, stage)
-        rung, lowered = climbed.chosen.rung, rungs.variant(climbed.chosen.option)
+        selection = select(candidates, self._precisions, stage)
+        measured, lowered = selection.chosen.measured, candidates.variant(selection.chosen.option)
         graph = lowered.graph
-        ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
+        variants = (
+            exact.pytorch.measured,
+            exact.measured,
+            *(one for one in selection.tried if one is not exact.measured),
+        )
         if self.spec.cache != "fp32":
-            name = f"{rung.name}, {self.spec.cache} cache"
+            name = f"{measured.name}, {self.spec.cache} cache"
             with stage(name):
                 graph = self.engine.shrink_cache(graph, lambda: self._largest_values(exact), self.folder)
                 small = Lowered(graph, graph, self.engine.cache_type)
-                rung, _ = self._rung(name, exact.fused, exact.pytorch, small, self._open(small))
-            ladder = (*ladder, rung)
-            if not self._required.keeps(rung, exact.pytorch.rung):
-                raise VerificationError(self._required.refusal(rung, exact.pytorch.rung, metric))
+                measured, _ = self._measure(name, exact.fused, exact.pytorch, small, self._open(small))
+            variants = (*variants, measured)
+            if not self._required.keeps(measured, exact.pytorch.measured):
+                raise VerificationError(self._required.refusal(measured, exact.pytorch.measured, metric))
         own, served = self.engine.for_release(graph, self.folder)
-        return Chosen(exact, own, served, ladder, rung, lowered.quantised, climbed)
+        return Chosen(exact, own, served, variants, measured, lowered.quantised, selection)
 
     def lasts(self, chosen: Chosen) -> bool:
         """Return False if fp32 may be served and was not judged as served: the next build may have the memory."""
@@ -240,14 +244,14 @@ class Decoder:
         """Compare log-probabilities of the fused graph, on a long row too, and what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
         long = Bound("the same on a long row", exact.long_error, at_most=TOLERANCE)
-        bounds = kept_bounds(self._required, exact.rung, chosen.rung, exact.pytorch.rung, metric)
-        return Comparison((exact_bound(exact.rung), long, *bounds))
+        bounds = kept_bounds(self._required, exact.measured, chosen.measured, exact.pytorch.measured, metric)
+        return Comparison((exact_bound(exact.measured), long, *bounds))
 
     def report(
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
         exported, checkpoint, operators = chosen.exact.fused.exported, self.checkpoint, chosen.graph.operators
-        climbed = chosen.climbed
+        selection = chosen.selection
         return report_of(
             built_from(self.spec.layout, self.spec.samples, checkpoint),
             checkpoint.task,
@@ -257,8 +261,8 @@ class Decoder:
             entries,
             checks,
             attention={"fused": operators[self.engine.attention], "layers": len(exported.caches)},
-            quantised=quantised_parts(climbed.chosen.option, chosen.quantised),
-            ladder=chosen.ladder,
+            quantised=quantised_parts(selection.chosen.option, chosen.quantised),
+            variants=chosen.variants,
             samples=len(chosen.exact.pytorch.answers.rows),
             warnings=(
                 *(() if self.engine.timed else (UNTIMED,)),
@@ -275,8 +279,8 @@ class Decoder:
                 ),
                 *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
             ),
-            choice=climbed.choice,
-            chosen=chosen.rung.name,
+            choice=selection.choice,
+            chosen=chosen.measured.name,
         )
 
     @property
@@ -304,9 +308,9 @@ class Decoder:
         if not exact.mapped or FP32 not in self._precisions or self._mapped(lowered.graph):
             return exact
         with stage(f"judge {FP32} as served"):
-            rung, agreement = self._rung(FP32, exact.fused, exact.pytorch, lowered, self._open(lowered))
+            measured, agreement = self._measure(FP32, exact.fused, exact.pytorch, lowered, self._open(lowered))
         refuse_wrong_probabilities(agreement)
-        return replace(exact, rung=rung, mapped=False)
+        return replace(exact, measured=measured, mapped=False)
 
     @property
     def _required(self) -> Required:
@@ -316,21 +320,21 @@ class Decoder:
         """Measure the graph in fp32 in every way, and its error on a long row; the weights are in memory once."""
         lowered, long = fused.exact, reference.long
         executors = judging(fused.graph, self.spec.build_threads, mapped)
-        rung, agreement = self._rung(FP32, fused, reference, lowered, executors)
+        measured, agreement = self._measure(FP32, fused, reference, lowered, executors)
         refuse_wrong_probabilities(agreement)
         vocabulary = vocabulary_of(self.checkpoint.model)
         geometry = geometry_of(fused.exported.caches, 1, len(long.row.tokens), vocabulary)
-        return rung, agreement, refuse_wrong_long_row(long, executors(geometry))
+        return measured, agreement, refuse_wrong_long_row(long, executors(geometry))
 
     def _open(self, lowered: Lowered) -> Executors:
         return opened(lowered.judged, self.spec.build_threads)
 
-    def _rung(
+    def _measure(
         self, name: str, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
     ) -> tuple[MeasuredVariant, Agreement]:
         """Measure `lowered`, over which `executors` run, in every way."""
-        rung = MeasuredVariant(name, lowered.graph.size, {})
-        judged, agreement = self._judged(rung, fused, reference, lowered, executors)
+        measured = MeasuredVariant(name, lowered.graph.size, {})
+        judged, agreement = self._judged(measured, fused, reference, lowered, executors)
         return replace(judged, latency_ms=self._latency(fused, lowered, executors)), agreement
 
     def _timed(self, name: str, fused: Fused, lowered: Lowered) -> MeasuredVariant:
@@ -350,16 +354,16 @@ class Decoder:
         return steps.decoder(executors, fused.exported.caches, vocabulary, lowered.cache, choosing)
 
     def _judged(
-        self, rung: MeasuredVariant, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
+        self, measured: MeasuredVariant, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
     ) -> tuple[MeasuredVariant, Agreement]:
-        """Return `rung` with its measures against PyTorch's answers."""
+        """Return `measured` with its measures against PyTorch's answers."""
         vocabulary = vocabulary_of(self.checkpoint.model)
         course = EXACT if lowered == fused.exact else TOKEN_BY_TOKEN
         if lowered.graph.size >= LARGE:  # its cache for many rows is large too
             course = replace(course, rows=TOKEN_BY_TOKEN.rows)
         agreement = measure(executors, fused.exported.caches, vocabulary, reference.answers, lowered.cache, course)
         judged = replace(
-            rung, error=agreement.error, quality=agreement.mean, worst=agreement.worst,
+            measured, error=agreement.error, quality=agreement.mean, worst=agreement.worst,
             batch_agreement=agreement.same_alone, perplexity=agreement.perplexity,
         )  # fmt: skip
         return judged, agreement

@@ -13,8 +13,8 @@ from builder.building.families import GRAPHS, Family, built_from, code_not_run
 from builder.building.families.generating import (
     exact_bound,
     kept_bounds,
+    measured_pytorch,
     precisions,
-    pytorch_rung,
     quantised_parts,
     refuse_options,
     report_of,
@@ -24,8 +24,8 @@ from builder.building.families.generating import (
 from builder.building.families.seq2seq.settings import Settings, read_settings, source_of
 from builder.building.families.seq2seq.texts import texts_to_judge, token_rows, verified_beginning
 from builder.building.variants import steps
-from builder.building.variants.generating import PrecisionRungs, Required
-from builder.building.variants.ladder import Climbed, climb
+from builder.building.variants.generating import PrecisionCandidates, Required
+from builder.building.variants.selection import Selection, select
 from builder.building.verify.recording import Case
 from builder.building.verify.runtimes import Replay
 from builder.building.verify.seq2seq import (
@@ -71,7 +71,7 @@ class Measured:
     """PyTorch's answers to the samples, and its `MeasuredVariant`."""
 
     answers: Reference
-    rung: MeasuredVariant
+    measured: MeasuredVariant
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Exact:
 
     fused: Fused
     pytorch: Measured
-    rung: MeasuredVariant
+    measured: MeasuredVariant
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Chosen:
     exact: Exact
     graphs: Graphs
     quantised: tuple[Quantised, ...]
-    ladder: tuple[MeasuredVariant, ...]
-    climbed: Climbed[str]
+    variants: tuple[MeasuredVariant, ...]
+    selection: Selection[str]
 
 
 def begin(
@@ -155,7 +155,7 @@ class Seq2Seq:
         rows = token_rows(self.samples, self.checkpoint, self.source)
         answers = make_reference(model, rows, *verified_beginning(self.source), self._ends, beams)
         latency = steps.pytorch_seq2seq(model, self.spec.build_threads)
-        return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
+        return Measured(answers, measured_pytorch(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: Seq2SeqExport) -> Fused:
         """Fuse both graphs and add to the decoder's what beam search and batching beside it need.
@@ -171,28 +171,34 @@ class Seq2Seq:
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
         """Compare probabilities and answers."""
-        reference = replace(reference, rung=replace(reference.rung, scores=self._scores(reference.answers.greedy)))
-        rung, agreement = self._rung("fp32", fused.graphs, reference.answers)
+        reference = replace(
+            reference, measured=replace(reference.measured, scores=self._scores(reference.answers.greedy))
+        )
+        measured, agreement = self._measure("fp32", fused.graphs, reference.answers)
         refuse_wrong_answers(self.checkpoint.model, reference.answers, agreement)
-        return Exact(fused, reference, rung)
+        return Exact(fused, reference, measured)
 
-    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+    def select(self, exact: Exact, stage: Stage) -> Chosen:
         """Choose the requested weights, or the fastest that keep the quality."""
         graphs, none = exact.fused.graphs, tuple[Quantised, ...]()
-        rungs = PrecisionRungs(
-            exact.pytorch.rung,
-            (exact.rung, none),
+        candidates = PrecisionCandidates(
+            exact.pytorch.measured,
+            (exact.measured, none),
             self._required,
             self.checkpoint.task.metric,
             make=lambda precision: self._quantised(graphs, precision),
             timed=lambda precision, parts: self._timed(precision, _with(graphs, parts)),
-            judged=lambda rung, parts: self._judged(rung, _with(graphs, parts), exact.pytorch.answers)[0],
+            judged=lambda measured, parts: self._judged(measured, _with(graphs, parts), exact.pytorch.answers)[0],
             graphs=lambda parts: [part.graph for part in parts],
         )
-        climbed = climb(rungs, precisions(self.spec.precision, self.spec.triton, in_process=True), stage)
-        quantised = rungs.variant(climbed.chosen.option)
-        ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
-        return Chosen(exact, _with(graphs, quantised), quantised, ladder, climbed)
+        selection = select(candidates, precisions(self.spec.precision, self.spec.triton, in_process=True), stage)
+        quantised = candidates.variant(selection.chosen.option)
+        variants = (
+            exact.pytorch.measured,
+            exact.measured,
+            *(one for one in selection.tried if one is not exact.measured),
+        )
+        return Chosen(exact, _with(graphs, quantised), quantised, variants, selection)
 
     def lasts(self, chosen: Chosen) -> bool:
         """Return True: its graphs are always judged as they are served."""
@@ -231,13 +237,15 @@ class Seq2Seq:
     def comparison(self, chosen: Chosen) -> Comparison:
         """Compare log-probabilities of the fused graphs, and what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
-        bounds = kept_bounds(self._required, exact.rung, chosen.climbed.chosen.rung, exact.pytorch.rung, metric)
-        return Comparison((exact_bound(exact.rung), *bounds))
+        bounds = kept_bounds(
+            self._required, exact.measured, chosen.selection.chosen.measured, exact.pytorch.measured, metric
+        )
+        return Comparison((exact_bound(exact.measured), *bounds))
 
     def report(
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
-        graphs, climbed = chosen.graphs, chosen.climbed
+        graphs, selection = chosen.graphs, chosen.selection
         operators = operators_of_a_call(graphs.encoder) + operators_of_a_call(graphs.decoder)
         encoder_attentions = chosen.exact.fused.exported.encoder_attentions
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
@@ -253,15 +261,15 @@ class Seq2Seq:
                 "fused": operators[ATTENTION] + operators[CACHED_ATTENTION],
                 "layers": len(graphs.caches) + len(graphs.cross) + encoder_layers,
             },
-            quantised=quantised_parts(climbed.chosen.option, chosen.quantised),
-            ladder=chosen.ladder,
+            quantised=quantised_parts(selection.chosen.option, chosen.quantised),
+            variants=chosen.variants,
             samples=len(chosen.exact.pytorch.answers.sources),
             warnings=(
                 *filter(None, [code_not_run(self.checkpoint)]),
                 *_unfused(encoder_attentions, encoder_layers),
             ),
-            choice=climbed.choice,
-            chosen=climbed.chosen.rung.name,
+            choice=selection.choice,
+            chosen=selection.chosen.measured.name,
         )
 
     @property
@@ -281,7 +289,7 @@ class Seq2Seq:
         targets = [str(sample[key]) for sample in self.samples for key in labels if key in sample]
         return texts_against(targets, [self._decode(answer) for answer in answers]) if targets else {}
 
-    def _rung(self, name: str, graphs: Graphs, reference: Reference) -> tuple[MeasuredVariant, Agreement]:
+    def _measure(self, name: str, graphs: Graphs, reference: Reference) -> tuple[MeasuredVariant, Agreement]:
         """Measure `graphs` in every way."""
         judged, agreement = self._judged(
             MeasuredVariant(name, graphs.size, {}), graphs, reference
@@ -294,12 +302,14 @@ class Seq2Seq:
             name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads, self.spec.chooses_by_time)
         )
 
-    def _judged(self, rung: MeasuredVariant, graphs: Graphs, reference: Reference) -> tuple[MeasuredVariant, Agreement]:
-        """Return `rung` with its measures against PyTorch's answers."""
+    def _judged(
+        self, measured: MeasuredVariant, graphs: Graphs, reference: Reference
+    ) -> tuple[MeasuredVariant, Agreement]:
+        """Return `measured` with its measures against PyTorch's answers."""
         agreement = measure(graphs, reference, self.spec.build_threads)
         texts = text_agreement(reference.greedy, agreement.greedy, self._decode)
         judged = replace(
-            rung,
+            measured,
             error=agreement.error,
             quality=float(np.mean(texts)),
             worst=min(texts),

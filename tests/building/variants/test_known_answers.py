@@ -1,4 +1,4 @@
-"""Each rung on models with a right answer: the true score that it keeps, its refusals, and its report."""
+"""Each variant on models with a right answer: the true score that it keeps, its refusals, and its report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.trained import language_model, question_answering, token_classificati
 from tests.verified_once import VerifiedOnce
 
 NO_BF16 = pytest.mark.skipif(not set(BF16) & set(cpu()["flags"]), reason="this CPU cannot multiply in bf16")
-RUNGS = (
+OPTIONS = (
     {"precision": "fp16"},
     pytest.param({"precision": "bf16"}, marks=NO_BF16),
     {"precision": "int8"},
@@ -40,19 +40,19 @@ RUNGS = (
 
 @pytest.fixture(scope="module")
 def questions(module_folder: Callable[[str], Path]) -> VerifiedOnce:
-    """Return the trained model of questions; its samples are split, as for the rungs that fit to some of them."""
+    """Return the trained model of questions; its samples are split, as variants that are fitted need it."""
     model, samples = question_answering()
     spec = make_spec(model=str(model), name="qa", samples=samples, precision="int8-static")
     return VerifiedOnce(spec, module_folder("questions"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: "-".join(map(str, rung.values())))
-def test_answers_to_questions_stay_right(rung: dict[str, object], questions: VerifiedOnce, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
+def test_answers_to_questions_stay_right(options: dict[str, object], questions: VerifiedOnce, tmp_path: Path) -> None:
     _, samples = question_answering()
-    spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", **rung)
+    spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", **options)
     report = questions.build(spec)
-    base, exact, *_, served = report.ladder
+    base, exact, *_, served = report.variants
     assert base.scores["F1"] >= 0.97
     assert exact.scores == base.scores
     assert served.scores["F1"] >= 0.99 * base.scores["F1"]
@@ -60,16 +60,16 @@ def test_answers_to_questions_stay_right(rung: dict[str, object], questions: Ver
     assert served.error is not None
     assert exact.error is not None
     assert served.error > exact.error, "it is not fp32 under another name"
-    if "prune" in rung:
+    if "prune" in options:
         assert report.removed["pruned"]["neurons"] > 0
         assert served.size < 0.85 * base.size
-    if "precision" in rung and "prune" not in rung:
+    if "precision" in options and "prune" not in options:
         assert served.size < 0.6 * base.size
 
 
 @pytest.mark.slow
 def test_a_rung_that_loses_the_task_is_not_published(questions: VerifiedOnce, tmp_path: Path) -> None:
-    """Nine tenths of the layers are too many for these questions: the true score shows it, and no rung is left."""
+    """Nine tenths of the layers are too many for these questions: the true score shows it, and no variant is left."""
     _, samples = question_answering()
     spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", prune=0.9)
     with pytest.raises(VerificationError, match=r"reaches a share of PyTorch's F1 of 0\.\d+ .* a smaller --prune"):
@@ -82,8 +82,8 @@ def test_entities_stay_right(tmp_path: Path) -> None:
     model, samples = token_classification()
     spec = make_spec(model=str(model), name="tags", samples=samples, precision="int8-static", output=tmp_path / "r")
     report = build(spec)
-    assert report.ladder[0].scores["entity F1"] >= 0.99
-    assert report.ladder[-1].scores["entity F1"] >= 0.99
+    assert report.variants[0].scores["entity F1"] >= 0.99
+    assert report.variants[-1].scores["entity F1"] >= 0.99
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_language_model_keeps_its_perplexity(tmp_path: Path) -> None:
     spec = make_spec(model=str(model), task="text-generation", samples=samples, output=tmp_path / "r", **limits)
     once, perplexity = VerifiedOnce(spec, tmp_path), {}
     for precision in ("int8", "int4-weights"):
-        base, exact, rounded = once.build(spec.model_copy(update={"precision": precision})).ladder
+        base, exact, rounded = once.build(spec.model_copy(update={"precision": precision})).variants
         assert base.perplexity is not None
         assert base.perplexity < 60, "it learned something: 600 tokens are possible"
         assert exact.perplexity == pytest.approx(base.perplexity, rel=1e-4)
@@ -124,7 +124,7 @@ def test_samples_that_do_not_fit_are_named_by_their_line(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_graph_in_qdq_form_is_served_as_it_is(tmp_path: Path) -> None:
-    """As quantisation-aware training leaves one: made by another tool here, gated like every rung, on both engines."""
+    """As quantisation-aware training leaves one: made by another tool here, judged like others, on both engines."""
     model, samples = question_answering()
     spec = make_spec(model=str(model), name="qa", samples=samples, output=tmp_path / "repository", engine="auto")
     graph = export(resolve(spec), tmp_path).graph
@@ -141,7 +141,7 @@ def test_a_graph_in_qdq_form_is_served_as_it_is(tmp_path: Path) -> None:
     feeds = [{name: encoded[name] for name in plain.inputs}]
     own = quantise_statically(plain, tmp_path / "qat" / "model.onnx", Calibration(), feeds).graph
     report = build(spec.model_copy(update={"graph": own.path}))
-    assert {rung.name for rung in report.ladder} == {"PyTorch fp32", "fp32", "as given", "as given OpenVINO"}
+    assert {measured.name for measured in report.variants} == {"PyTorch fp32", "fp32", "as given", "as given OpenVINO"}
     assert report.chosen in ("as given", "as given OpenVINO")
     published = tmp_path / "repository" / "qa" / str(report.version) / "model.onnx"
     if report.engine == "onnxruntime":

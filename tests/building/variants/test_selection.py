@@ -1,4 +1,4 @@
-"""The ladder: it finds the fastest rung that keeps the quality, and judges as few as possible."""
+"""Selection: it finds the fastest variant that keeps the quality, and judges as few as possible."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 from builder.building.variants import contention
 from builder.building.variants.candidates import VariantMaker
-from builder.building.variants.encoder import EncoderRungs
+from builder.building.variants.encoder import EncoderCandidates
 from builder.building.variants.evaluator import Evaluator
-from builder.building.variants.generating import PrecisionRungs, Required
-from builder.building.variants.ladder import Climbed, climb
+from builder.building.variants.generating import PrecisionCandidates, Required
 from builder.building.variants.measurements import Measurements
+from builder.building.variants.selection import Selection, select
 from builder.building.variants.traffic import Rates
 from builder.building.verify.parity import Reference
 from builder.building.verify.quality import Quality
@@ -38,7 +38,7 @@ SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
 
 @pytest.fixture(autouse=True)
 def _twice_as_slow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.building.variants.ladder.WITHIN", 1.9)
+    monkeypatch.setattr("builder.building.variants.selection.WITHIN", 1.9)
 
 
 def graph_of(variant: Variant, left_alone: int) -> Graph:
@@ -80,14 +80,14 @@ class FakeEvaluator(Evaluator):
         return {name: Rates(dict.fromkeys((1, 16), self.rates.get(name, (10.0, 10.0, 10.0)))) for name in graphs}
 
     def judged(
-        self, rung: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[Reference] = ()
+        self, measured: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[Reference] = ()
     ) -> tuple[MeasuredVariant, Quality]:
         self.scored.append(made_of(graph))
         quality = quality_of(self.qualities.get(made_of(graph), 1.0))
-        return replace(rung, quality=quality.mean), quality
+        return replace(measured, quality=quality.mean), quality
 
-    def relative_quality(self, rung: MeasuredVariant) -> float:
-        return rung.quality or 0.0
+    def relative_quality(self, measured: MeasuredVariant) -> float:
+        return measured.quality or 0.0
 
 
 class FakeMaker(VariantMaker):
@@ -128,37 +128,37 @@ def search(
     options: Sequence[Variant],
     known: Measurements | None = None,
     maker: FakeMaker | None = None,
-) -> Climbed[Variant]:
+) -> Selection[Variant]:
     base = MeasuredVariant("PyTorch fp32", 1, {"1x16": 2.0})
     exact = MeasuredVariant("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
-    rungs = EncoderRungs(evaluator, maker or a_maker(), base, exact, 0.99, known or Measurements(), "")
-    return climb(rungs, options, lambda name: nullcontext())
+    candidates = EncoderCandidates(evaluator, maker or a_maker(), base, exact, 0.99, known or Measurements(), "")
+    return select(candidates, options, lambda name: nullcontext())
 
 
 def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
     evaluator = FakeEvaluator({})
-    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
-    assert climbed.chosen.rung.name == "int8"
+    selection = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert selection.chosen.measured.name == "int8"
     assert evaluator.scored == [("int8", 0)]
-    assert [rung.name for rung in climbed.rungs] == ["fp32", "int8-static", "int8"]
-    assert climbed.choice is not None
-    assert "chose int8: 8.0x PyTorch's speed" in climbed.choice
-    assert "slower: int8-static (4.0x), fp32 (2.0x)" in climbed.choice
+    assert [measured.name for measured in selection.tried] == ["fp32", "int8-static", "int8"]
+    assert selection.choice is not None
+    assert "chose int8: 8.0x PyTorch's speed" in selection.choice
+    assert "slower: int8-static (4.0x), fp32 (2.0x)" in selection.choice
 
 
 def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
     exact = Variant("exact", "onnxruntime")
-    climbed = search(evaluator, (exact, FAST))
-    assert climbed.chosen.rung.name == "exact"
+    selection = search(evaluator, (exact, FAST))
+    assert selection.chosen.measured.name == "exact"
     assert ("exact", 0) not in evaluator.timed + evaluator.scored
 
 
-def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None:
+def test_layers_are_left_alone_while_that_is_faster_than_the_next_variant() -> None:
     """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
     evaluator = FakeEvaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
-    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
-    assert climbed.chosen.rung.name == "int8, 2 layers fp32"
+    selection = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert selection.chosen.measured.name == "int8, 2 layers fp32"
     assert evaluator.scored == [("int8", 0), ("int8", 1), ("int8", 2), ("int8-static", 0)], "the last is nearly as fast"
 
 
@@ -170,25 +170,27 @@ def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(mo
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({})
     evaluator.rates = {"int8": (10.0, 11.0, 10.5), "int8-dynamic": (12.0, 12.5, 11.5)}
-    climbed = search(evaluator, (SLOW, FAST, NEAR))
-    assert climbed.chosen.rung.name == "int8-dynamic"
+    selection = search(evaluator, (SLOW, FAST, NEAR))
+    assert selection.chosen.measured.name == "int8-dynamic"
     assert evaluator.served == [["int8", "int8-dynamic"]]
-    assert climbed.choice is not None
-    assert "chose int8-dynamic: 4.4x PyTorch's speed over fixed shapes" in climbed.choice
-    assert "requests a second as served, at 1 and at 16 clients: int8 10 (10 to 11) and 10 (10 to 11)" in climbed.choice
-    assert "equally fast" not in climbed.choice
-    assert "busy" not in climbed.choice
+    assert selection.choice is not None
+    assert "chose int8-dynamic: 4.4x PyTorch's speed over fixed shapes" in selection.choice
+    assert (
+        "requests a second as served, at 1 and at 16 clients: int8 10 (10 to 11) and 10 (10 to 11)" in selection.choice
+    )
+    assert "equally fast" not in selection.choice
+    assert "busy" not in selection.choice
 
 
 def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
     evaluator.rates = {"int8": (20.0, 11.0, 30.0), "int8-dynamic": (19.0, 12.0, 20.0)}
-    climbed = search(evaluator, (FAST, NEAR))
-    assert climbed.chosen.rung.name == "int8-dynamic"
-    assert climbed.choice is not None
-    assert "equally fast within the noise, and int8-dynamic has the better quality" in climbed.choice
-    assert "the machine was busy: the rounds of one variant are 95% apart" in climbed.choice
+    selection = search(evaluator, (FAST, NEAR))
+    assert selection.chosen.measured.name == "int8-dynamic"
+    assert selection.choice is not None
+    assert "equally fast within the noise, and int8-dynamic has the better quality" in selection.choice
+    assert "the machine was busy: the rounds of one variant are 95% apart" in selection.choice
 
 
 def test_one_that_lost_is_not_chosen_for_its_quality(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,15 +198,15 @@ def test_one_that_lost_is_not_chosen_for_its_quality(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
     evaluator.rates = {"int8": (71.0, 60.0, 55.0), "int8-dynamic": (65.0, 65.0)}
-    assert search(evaluator, (FAST, NEAR)).chosen.rung.name == "int8"
+    assert search(evaluator, (FAST, NEAR)).chosen.measured.name == "int8"
 
 
-def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
+def test_a_variant_that_leaving_alone_makes_slow_gives_way() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
-    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
-    assert climbed.chosen.rung.name == "int8-static"
-    assert climbed.choice is not None
-    assert "missed it: int8 (8.0x, cosine of 0.9000)" in climbed.choice
+    selection = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert selection.chosen.measured.name == "int8-static"
+    assert selection.choice is not None
+    assert "missed it: int8 (8.0x, cosine of 0.9000)" in selection.choice
 
 
 def test_nothing_good_enough_says_how_near_it_came() -> None:
@@ -216,10 +218,10 @@ def test_nothing_good_enough_says_how_near_it_came() -> None:
 
 def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
     half = Variant("fp16", "onnxruntime")
-    climbed = search(FakeEvaluator({}), (SLOW, half))
-    assert climbed.chosen.rung.name == "fp32"
-    assert climbed.choice is not None
-    assert "not possible: fp16 (no fp16 here)" in climbed.choice
+    selection = search(FakeEvaluator({}), (SLOW, half))
+    assert selection.chosen.measured.name == "fp32"
+    assert selection.choice is not None
+    assert "not possible: fp16 (no fp16 here)" in selection.choice
     with pytest.raises(ExportError, match="no fp16 here"):
         search(FakeEvaluator({}), (half,))
 
@@ -229,17 +231,17 @@ def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_
     quality = {("int8", left): 0.9 for left in range(9)}
     search(FakeEvaluator(quality), (SLOW, FAST, MIDDLE), Measurements(path))
     evaluator = FakeEvaluator(quality)
-    climbed = search(evaluator, (SLOW, FAST, MIDDLE), Measurements(path))
-    assert climbed.chosen.rung.name == "int8-static"
+    selection = search(evaluator, (SLOW, FAST, MIDDLE), Measurements(path))
+    assert selection.chosen.measured.name == "int8-static"
     assert evaluator.timed == []
     assert evaluator.scored == [("int8-static", 0)]
     path.write_text("{broken")
-    assert search(FakeEvaluator({}), (FAST,), Measurements(path)).chosen.rung.name == "int8"
+    assert search(FakeEvaluator({}), (FAST,), Measurements(path)).chosen.measured.name == "int8"
 
 
 def test_what_is_not_served_is_dropped_as_soon_as_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph below the quality is dropped before another is made of it; a slower one before the rest is measured."""
-    monkeypatch.setattr("builder.building.variants.ladder.WITHIN", 3.0)
+    monkeypatch.setattr("builder.building.variants.selection.WITHIN", 3.0)
     evaluator, maker = FakeEvaluator({("int8", 0): 0.9}), a_maker()
     gone: list[list[tuple[str, int]]] = []
     measured = evaluator.traffic
@@ -250,19 +252,19 @@ def test_what_is_not_served_is_dropped_as_soon_as_that_is_known(monkeypatch: pyt
 
     monkeypatch.setattr(evaluator, "traffic", traffic)
     evaluator.rates = {"int8, 1 layers fp32": (20.0, 20.0, 20.0)}
-    climbed = search(evaluator, (SLOW, FAST, MIDDLE), maker=maker)
-    assert climbed.chosen.rung.name == "int8, 1 layers fp32"
+    selection = search(evaluator, (SLOW, FAST, MIDDLE), maker=maker)
+    assert selection.chosen.measured.name == "int8, 1 layers fp32"
     assert gone == [[("int8", 0), ("fp32", 0)]]
     assert maker._discarded == [("int8", 0), ("fp32", 0), ("int8-static", 0)]
 
 
 def test_the_files_of_a_precision_that_lost_are_removed(tmp_path: Path) -> None:
-    rungs = replace(precisions({"int4-weights": (0.95, 1.06), "int8": (0.99, 1.0)}, []), graphs=_files(tmp_path))
+    candidates = replace(precisions({"int4-weights": (0.95, 1.06), "int8": (0.99, 1.0)}, []), graphs=_files(tmp_path))
     for name in SPEEDS:
         (tmp_path / name).mkdir()
         for file in ("model.onnx", "model.onnx.data", "encoder.onnx"):
             (tmp_path / name / file).touch()
-    assert climb(rungs, SPEEDS, lambda name: nullcontext()).chosen.option == "int8"
+    assert select(candidates, SPEEDS, lambda name: nullcontext()).chosen.option == "int8"
     left = {name: sorted(file.name for file in (tmp_path / name).iterdir()) for name in SPEEDS}
     every = ["encoder.onnx", "model.onnx", "model.onnx.data"]
     assert left == {"fp32": every, "int8": every, "int4-weights": ["encoder.onnx"]}
@@ -272,19 +274,19 @@ def _files(folder: Path) -> Callable[[str], list[Graph]]:
     return lambda name: [replace(graph_of(SLOW, 0), path=folder / name / "model.onnx")]
 
 
-def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[str]) -> PrecisionRungs[str]:
-    """Return the rungs of a generating model: the kept share of PyTorch's tokens, and the perplexity.
+def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[str]) -> PrecisionCandidates[str]:
+    """Return the candidates of a generating model: the kept share of PyTorch's tokens, and the perplexity.
 
     The judged names are appended to `judged_names`.
     """
     base = MeasuredVariant("PyTorch fp32", 1, {"token, 1 rows": 4.0, "prompt of 128": 1.0}, perplexity=20.0)
     speed = {"fp32": 2.0, "int8": 1.0, "int4-weights": 0.5}
 
-    def judged(rung: MeasuredVariant, name: str) -> MeasuredVariant:
+    def judged(measured: MeasuredVariant, name: str) -> MeasuredVariant:
         judged_names.append(name)
-        return replace(rung, quality=figures[name][0], perplexity=figures[name][1] * 20.0)
+        return replace(measured, quality=figures[name][0], perplexity=figures[name][1] * 20.0)
 
-    return PrecisionRungs(
+    return PrecisionCandidates(
         base,
         (
             MeasuredVariant("fp32", 1, {"token, 1 rows": 2.0, "prompt of 128": 9.0}, quality=1.0, perplexity=20.0),
@@ -309,27 +311,27 @@ def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[st
         ((0.85, 1.01), (0.89, 1.0), "fp32", ["int4-weights", "int8"]),
     ],
 )
-def test_precisions_climb_the_same_ladder(
+def test_precisions_are_selected_by_the_same_rules(
     int4: tuple[float, float], int8: tuple[float, float], chosen: str, judged: list[str]
 ) -> None:
     """By tokens, not by prompts; the tokens and the perplexity both have to be kept; fp32 always is."""
     judged_names: list[str] = []
-    rungs = precisions({"int4-weights": int4, "int8": int8}, judged_names)
-    climbed = climb(rungs, ("fp32", "int8", "int4-weights"), lambda name: nullcontext())
-    assert (climbed.chosen.rung.name, judged_names) == (chosen, judged)
-    assert climbed.choice is not None
-    assert f"chose {chosen}: {dict(zip(SPEEDS, (2, 4, 8), strict=True))[chosen]}.0x" in climbed.choice
+    candidates = precisions({"int4-weights": int4, "int8": int8}, judged_names)
+    selection = select(candidates, ("fp32", "int8", "int4-weights"), lambda name: nullcontext())
+    assert (selection.chosen.measured.name, judged_names) == (chosen, judged)
+    assert selection.choice is not None
+    assert f"chose {chosen}: {dict(zip(SPEEDS, (2, 4, 8), strict=True))[chosen]}.0x" in selection.choice
     if chosen == "int8":
         assert (
-            "missed it: int4-weights (8.0x, agreement of 0.9500 and 1.0600 of PyTorch's perplexity)" in climbed.choice
+            "missed it: int4-weights (8.0x, agreement of 0.9500 and 1.0600 of PyTorch's perplexity)" in selection.choice
         )
-        assert "slower: fp32 (2.0x)" in climbed.choice
+        assert "slower: fp32 (2.0x)" in selection.choice
 
 
 def test_a_precision_that_loses_too_much_is_refused_with_both_measures() -> None:
-    rungs = precisions({"int8": (0.85, 1.2)}, [])
+    candidates = precisions({"int8": (0.85, 1.2)}, [])
     with pytest.raises(VerificationError, match=r"int8 has a agreement of 0\.8500 .* perplexity is 1\.2000 of PyTorch"):
-        climb(rungs, ("int8",), lambda name: nullcontext())
+        select(candidates, ("int8",), lambda name: nullcontext())
 
 
 @pytest.mark.parametrize(("waited", "message"), [(9, "threads waited for one 90% of the time"), (0, None)])

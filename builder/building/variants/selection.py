@@ -1,10 +1,10 @@
-"""The ladder selects the variant of a model to serve: the fastest that keeps the requested quality.
+"""Select the variant of a model to serve: the fastest that keeps the requested quality.
 
 Every option is built and timed over fixed shapes; then their quality is judged, the fastest first. The first that keeps
 the quality is served. Where the family measures traffic, the first and those nearly as fast are measured as they will
 be served, and the best of them is served. A variant that misses the quality may leave layers in fp32 and is queued
 again, at the speed that it then has. Variants that can no longer be served are dropped, since their files are large.
-Knows times and qualities; the family's `Rungs` builds and judges a variant.
+Knows times and qualities; the family's `Candidates` builds and judges a variant.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Candidate(Generic[Option]):
 
     option: Option
     left_alone: int
-    rung: MeasuredVariant
+    measured: MeasuredVariant
     order: int
 
-    def judged(self, rung: MeasuredVariant) -> Candidate[Option]:
-        return replace(self, rung=rung)
+    def judged(self, measured: MeasuredVariant) -> Candidate[Option]:
+        return replace(self, measured=measured)
 
 
 Served = Callable[[Sequence[Candidate[Option]]], Mapping[str, Rates]]  # requests a second by the name of the variant
 
 
-class Rungs(Protocol[Option]):
+class Candidates(Protocol[Option]):
     """Interface by which a family names, times and judges its variants."""
 
     @property
@@ -77,11 +77,11 @@ class Rungs(Protocol[Option]):
         """Return the variant with its quality."""
         ...
 
-    def keeps(self, rung: MeasuredVariant) -> bool:
+    def keeps(self, measured: MeasuredVariant) -> bool:
         """Return True if a variant that was judged keeps the requested quality."""
         ...
 
-    def quality(self, rung: MeasuredVariant) -> float:
+    def quality(self, measured: MeasuredVariant) -> float:
         """Return the number by which judged variants are compared; more is better."""
         ...
 
@@ -93,7 +93,7 @@ class Rungs(Protocol[Option]):
         """Remove the files of a candidate that is not served."""
         ...
 
-    def reached(self, rung: MeasuredVariant) -> str:
+    def reached(self, measured: MeasuredVariant) -> str:
         """Return the quality of a variant in words, for example "cosine of 0.9981"."""
         ...
 
@@ -107,49 +107,49 @@ class Rungs(Protocol[Option]):
 
 
 @dataclass(frozen=True)
-class Climbed(Generic[Option]):
+class Selection(Generic[Option]):
     """Variant that is served, all that were tried (the slowest first), and the reason if there was a choice."""
 
     chosen: Candidate[Option]
-    rungs: tuple[MeasuredVariant, ...]
+    tried: tuple[MeasuredVariant, ...]
     choice: str | None
 
 
-def climb(rungs: Rungs[Option], options: Sequence[Option], stage: Stage) -> Climbed[Option]:
+def select(candidates: Candidates[Option], options: Sequence[Option], stage: Stage) -> Selection[Option]:
     """Select the fastest of `options` that keeps the quality. Raises VerificationError where there is none."""
-    return _Climb(rungs, stage).run(options)
+    return _Selector(candidates, stage).run(options)
 
 
-class _Climb(Generic[Option]):
-    def __init__(self, rungs: Rungs[Option], stage: Stage) -> None:
-        self.rungs = rungs
+class _Selector(Generic[Option]):
+    def __init__(self, candidates: Candidates[Option], stage: Stage) -> None:
+        self.candidates = candidates
         self.stage = stage
         self.queue: list[tuple[float, int, Candidate[Option]]] = []  # the fastest first
         self.judged: list[Candidate[Option]] = []
         self.impossible: dict[str, str] = {}
         self.waited = 0.0  # share of the timing in which threads waited for a core
 
-    def run(self, options: Sequence[Option]) -> Climbed[Option]:
+    def run(self, options: Sequence[Option]) -> Selection[Option]:
         self._time_all(options)
         finalists = self._finalists()
         if not self.judged:
             reasons = "; ".join(self.impossible.values())
             raise VerificationError(f"no variant of this checkpoint could be built: {reasons}")
         if not finalists:
-            raise VerificationError(self.rungs.refusal([candidate.rung for candidate in self.judged]))
+            raise VerificationError(self.candidates.refusal([candidate.measured for candidate in self.judged]))
         chosen, why = self._final(finalists)
-        rest = [candidate.rung for _, _, candidate in sorted(self.queue)]
+        rest = [candidate.measured for _, _, candidate in sorted(self.queue)]
         self._drop(one for one in finalists if one is not chosen)
-        tried = sorted([*(c.rung for c in self.judged), *rest], key=self._slowness, reverse=True)
-        choice = self._explain(chosen.rung, rest) + why if len(options) > 1 else None
-        return Climbed(chosen, tuple(tried), choice)
+        tried = sorted([*(c.measured for c in self.judged), *rest], key=self._slowness, reverse=True)
+        choice = self._explain(chosen.measured, rest) + why if len(options) > 1 else None
+        return Selection(chosen, tuple(tried), choice)
 
     def _time_all(self, options: Sequence[Option]) -> None:
         begun, waiting = time.perf_counter(), Waiting()
         for number, option in enumerate(options, 1):
             left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(options) - number + 1)
             progress = f", {number} of {len(options)}" + (f", about {left_s:.0f} s left" if number > 1 else "")
-            name = self.rungs.name(option)
+            name = self.candidates.name(option)
             with self.stage(name + progress * (len(options) > 1)):
                 try:
                     self._push(option, 0, number)
@@ -160,21 +160,21 @@ class _Climb(Generic[Option]):
         self.waited = waiting.share
 
     def _push(self, option: Option, left_alone: int, order: int) -> None:
-        rung = self.rungs.time(option, left_alone)
-        heapq.heappush(self.queue, (self._slowness(rung), order, Candidate(option, left_alone, rung, order)))
+        measured = self.candidates.time(option, left_alone)
+        heapq.heappush(self.queue, (self._slowness(measured), order, Candidate(option, left_alone, measured, order)))
 
     def _finalists(self) -> list[Candidate[Option]]:
         """Return the fastest that keep the quality and those nearly as fast; the others stay in the queue."""
-        most = 1 if self.rungs.served is None else FINALISTS
+        most = 1 if self.candidates.served is None else FINALISTS
         finalists: list[Candidate[Option]] = []
         while self.queue and len(finalists) < most:
-            if finalists and self.queue[0][0] > WITHIN * self._slowness(finalists[0].rung):
+            if finalists and self.queue[0][0] > WITHIN * self._slowness(finalists[0].measured):
                 break
             _, _, candidate = heapq.heappop(self.queue)
-            with self.stage(f"judge {candidate.rung.name}"):
-                candidate = candidate.judged(self.rungs.judge(candidate))
+            with self.stage(f"judge {candidate.measured.name}"):
+                candidate = candidate.judged(self.candidates.judge(candidate))
             self.judged.append(candidate)
-            if self.rungs.keeps(candidate.rung):
+            if self.candidates.keeps(candidate.measured):
                 finalists.append(candidate)
                 continue
             self._drop([candidate])
@@ -185,45 +185,47 @@ class _Climb(Generic[Option]):
 
     def _drop(self, candidates: Iterable[Candidate[Option]]) -> None:
         for candidate in candidates:
-            self.rungs.drop(candidate)
+            self.candidates.drop(candidate)
 
     def _leave_more(self, candidate: Candidate[Option]) -> None:
-        left_alone = self.rungs.leave_more(candidate)
+        left_alone = self.candidates.leave_more(candidate)
         if left_alone is not None:
-            with self.stage(f"{self.rungs.name(candidate.option)}, {left_alone} layers left in fp32"):
+            with self.stage(f"{self.candidates.name(candidate.option)}, {left_alone} layers left in fp32"):
                 self._push(candidate.option, left_alone, candidate.order)
 
     def _final(self, finalists: Sequence[Candidate[Option]]) -> tuple[Candidate[Option], str]:
         """Return the one that answers most requests (of equals, the best in quality), and the measurements in words."""
-        if len(finalists) == 1 or self.rungs.served is None:
+        if len(finalists) == 1 or self.candidates.served is None:
             return finalists[0], ""
         with self.stage("measure as served"):
-            rates = self.rungs.served(finalists)
+            rates = self.candidates.served(finalists)
         best = rates[fastest(rates)]
-        measured = [one for one in finalists if len(rates[one.rung.name].rounds) == len(best.rounds)]  # to the end
-        equals = [one for one in measured if rates[one.rung.name].equals(best)]
-        chosen = max(equals, key=lambda one: (self.rungs.quality(one.rung), rates[one.rung.name].typical))
+        measured = [one for one in finalists if len(rates[one.measured.name].rounds) == len(best.rounds)]  # to the end
+        equals = [one for one in measured if rates[one.measured.name].equals(best)]
+        chosen = max(equals, key=lambda one: (self.candidates.quality(one.measured), rates[one.measured.name].typical))
         words = f"; requests a second as served, {in_words(rates)}"
         if len(equals) > 1:
-            names = " and ".join(one.rung.name for one in equals)
-            words += f"; {names} are equally fast within the noise, and {chosen.rung.name} has the better quality"
+            names = " and ".join(one.measured.name for one in equals)
+            words += f"; {names} are equally fast within the noise, and {chosen.measured.name} has the better quality"
         return chosen, words + remark_on_noise(rates, "variant")
 
-    def _slowness(self, rung: MeasuredVariant) -> float:
-        return 1 / self.rungs.speed(rung.latency_ms)
+    def _slowness(self, measured: MeasuredVariant) -> float:
+        return 1 / self.candidates.speed(measured.latency_ms)
 
     def _explain(self, chosen: MeasuredVariant, slower: Sequence[MeasuredVariant]) -> str:
-        missed = [candidate.rung for candidate in self.judged if not self.rungs.keeps(candidate.rung)]
+        missed = [candidate.measured for candidate in self.judged if not self.candidates.keeps(candidate.measured)]
         speed = self._times(chosen)
         if speed != NOT_COMPARED:
             speed += " PyTorch's speed over fixed shapes"
-        reached, required = self.rungs.reached(chosen), self.rungs.requirement()
+        reached, required = self.candidates.reached(chosen), self.candidates.requirement()
         words = f"chose {chosen.name}: {speed}, with a {reached} where {required} is asked"
         if missed:
             words += "; missed it: "
-            words += ", ".join(f"{rung.name} ({self._times(rung)}, {self.rungs.reached(rung)})" for rung in missed)
+            words += ", ".join(
+                f"{measured.name} ({self._times(measured)}, {self.candidates.reached(measured)})" for measured in missed
+            )
         if slower:
-            words += "; slower: " + ", ".join(f"{rung.name} ({self._times(rung)})" for rung in slower)
+            words += "; slower: " + ", ".join(f"{measured.name} ({self._times(measured)})" for measured in slower)
         if self.impossible:
             words += "; not possible: "
             words += ", ".join(f"{name} ({reason})" for name, reason in self.impossible.items())
@@ -234,8 +236,8 @@ class _Climb(Generic[Option]):
             )
         return words
 
-    def _times(self, rung: MeasuredVariant) -> str:
+    def _times(self, measured: MeasuredVariant) -> str:
         """Return the speed-up in words, if one build timed the variant and PyTorch."""
-        if rung.timed_in != self.rungs.base.timed_in:
+        if measured.timed_in != self.candidates.base.timed_in:
             return NOT_COMPARED
-        return f"{self.rungs.speed(rung.latency_ms):.1f}x"
+        return f"{self.candidates.speed(measured.latency_ms):.1f}x"
