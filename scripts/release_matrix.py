@@ -40,7 +40,7 @@ from builder.graphs.onnx.graph import Graph, operator_needs
 from builder.graphs.onnx.searches import for_searches
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from tests.decoders import DECODERS, make_decoder

@@ -57,7 +57,7 @@ class Session:
     of OpenVINO's CPU plugin.
     """
 
-    engine: str = "onnxruntime"  # in process: the module in generation/executors/
+    engine: str = "onnxruntime"  # in process
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 0
     entries: Mapping[str, str] = field(default_factory=dict)
@@ -229,6 +229,22 @@ class GenerationServing:
     fill: str | None = None  # the mark at which the tokeniser splits a text to be filled in, if it has one
     clean_up: bool = False  # True if answers lose the spaces before punctuation that their tokens have (spaces.py)
     limits: RequestLimits = RequestLimits()
+
+    @property
+    def executor_module(self) -> str:
+        """Module in generation/executors/ that runs the graph: named after the engine, its device and its cache."""
+        if self.executor == "bls":
+            return "bls" if self.session.device == "cpu" else f"bls_{self.session.device}"
+        if self.source is not None:
+            return f"{self.session.engine}_seq2seq"
+        if self.session.device == "cpu":
+            return self.session.engine
+        return f"{self.session.engine}_{self.session.device}" + ("" if self.arena.blocks is None else "_blocks")
+
+    @property
+    def prompts_module(self) -> str:
+        """Module in generation/ that reads the input of a request."""
+        return "decoder_prompts" if self.source is None else "source_texts"
 
 
 @dataclass(frozen=True)

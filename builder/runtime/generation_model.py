@@ -23,7 +23,6 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .fields import CANCEL, InputError, named_to_end, read_parameters, readable
 from .generation.errors import DeadlineExceeded, QueueFull
-from .generation.executors.cuda import copy_to_host
 from .generation.memory import Housekeeping
 from .generation.responses import Answer
 from .generation.sequences import Request
@@ -188,7 +187,7 @@ class TritonPythonModel:
         self.metrics.publish(values(engine.stats))
 
     def _infer(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "dict[str, Any]":
-        """Call the engine's model; pass a cache that stays on its device on as the tensor that it is.
+        """Call the engine's model; return arrays, and Triton's own tensor for a cache or what else is on a device.
 
         `outputs`: the requested ones; if empty, all.
         """
@@ -202,8 +201,9 @@ class TritonPythonModel:
         if response.has_error():
             raise RuntimeError(f"{self.engine_name}: {response.error().message()}")
         tensors = {name: pb_utils.get_output_tensor_by_name(response, name) for name in names}
-        stays = "present_" if self.service.serving.session.device == "cuda" else None
-        return {n: t if stays is not None and n.startswith(stays) else _array(t) for n, t in tensors.items()}
+        on_gpu = self.service.serving.session.device == "cuda"
+        handles = {n for n, tensor in tensors.items() if (on_gpu and n.startswith("present_")) or not tensor.is_cpu()}
+        return {n: tensor if n in handles else tensor.as_numpy() for n, tensor in tensors.items()}
 
 
 def _tensor(name: str, value: Any) -> Any:
@@ -214,14 +214,6 @@ def _tensor(name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return pb_utils.Tensor(name, value)
     return pb_utils.Tensor.from_dlpack(name, value.to_dlpack())
-
-
-def _array(tensor: Any) -> np.ndarray:
-    """Return the contents of a tensor as an array, wherever it is."""
-    if tensor.is_cpu():
-        array: np.ndarray = tensor.as_numpy()
-        return array
-    return copy_to_host(tensor.to_dlpack())
 
 
 def _error(error: BaseException) -> "tuple[str, int]":

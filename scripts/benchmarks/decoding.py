@@ -32,7 +32,7 @@ from builder.engines.onnxruntime import run_with
 from builder.options import make_spec
 from builder.runtime.contract import Session, load_generation
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.sessions import open_session
 from builder.serving.server.triton import running
 from scripts.benchmarks.circumstances import circumstances

@@ -48,7 +48,8 @@ from builder.graphs.onnx.slots import slot_copier
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import Part
-from builder.runtime.generation.executors.cuda import ELEMENTS, PROVIDERS, Cuda
+from builder.runtime.generation.executors.cuda import ELEMENTS, PROVIDERS
+from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
 from scripts.benchmarks.generators import make_checkpoint
 from scripts.benchmarks.posts import alone, median_ms
 from tests.models import minilm

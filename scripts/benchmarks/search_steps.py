@@ -24,7 +24,7 @@ from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.searches import for_searches
 from builder.options import WeightOptions
 from builder.runtime.generation.executors.base import Likeliest, Part
-from builder.runtime.generation.executors.cross_attending import CrossAttending
+from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttending
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from scripts.benchmarks.search_side import BEAMS

@@ -28,7 +28,7 @@ import onnxruntime
 
 from builder.engines.cuda.on_cpu import on_cpu
 from builder.graphs.onnx.graph import read_graph
-from builder.runtime.generation.executors.cuda_blocks import TABLES
+from builder.runtime.generation.executors.onnxruntime_cuda_blocks import TABLES
 from tests.generation.blocks_of_the_device import refuse_blocks
 from tests.generation.device_fault import DeviceFault
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from builder.runtime.generation.executors.base import (
-    CrossGeometry,
-    EncodingExecutor,
     Executor,
     Geometry,
     Likeliest,
@@ -16,7 +14,8 @@ from builder.runtime.generation.executors.base import (
     copy_slot,
     last_of_rows,
 )
-from builder.runtime.generation.executors.cross_attending import TextArena
+from builder.runtime.generation.executors.encoding import CrossGeometry, EncodingExecutor
+from builder.runtime.generation.executors.onnxruntime_seq2seq import TextArena
 from builder.runtime.generation.executors.paged import Paged, Rows
 
 VOCABULARY, BLOCK = 50, 32

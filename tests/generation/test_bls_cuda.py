@@ -26,7 +26,7 @@ from builder.graphs.onnx.slots import choose_rows
 from builder.repository.check import check
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.bls_cuda import BlsCuda
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.generation.test_cuda_executor import SAMPLED, generated
 from tests.graphs.test_decoders import prompts

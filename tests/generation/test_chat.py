@@ -19,8 +19,8 @@ from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import sandbox
 from builder.runtime.generation.chat import ChatTemplate
+from builder.runtime.generation.decoder_prompts import DecoderPrompts
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.prompts import DecoderPrompts
 from tests.decoders import CHAT
 from tests.servings import decoder_serving
 from tests.tiny_encoders import make_tokenizer

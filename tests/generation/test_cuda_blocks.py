@@ -32,11 +32,11 @@ from builder.repository.report.record import read_report
 from builder.runtime.contract import LayerShape, Session, load_generation
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors import cuda as device_module
-from builder.runtime.generation.executors import cuda_blocks
+from builder.runtime.generation.executors import onnxruntime_cuda_blocks as cuda_blocks
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cuda import ELEMENTS
-from builder.runtime.generation.executors.cuda_blocks import CudaBlocks, block_tokens, feeds_of
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
+from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks, block_tokens, feeds_of
 from builder.runtime.generation.executors.paged import Rows
 from builder.runtime.generation.scheduler import Limits
 from tests.decoders import SIZES, make_decoder, make_decoder_checkpoint

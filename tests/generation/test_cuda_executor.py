@@ -38,8 +38,9 @@ from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors import cuda as device_module
 from builder.runtime.generation.executors.base import Candidates, Executor, Geometry
 from builder.runtime.generation.executors.candidates import MOST, in_order
-from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_host
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.cuda import ELEMENTS, copy_to_host
+from builder.runtime.generation.executors.onnxruntime import InProcess
+from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler

@@ -19,7 +19,7 @@ from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.bls import Bls
 from builder.runtime.generation.executors.bls_cuda import BlsCuda
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from tests.decoders import make_decoder
 from tests.graphs.test_decoders import prompts
 from tests.tiny_encoders import VOCABULARY

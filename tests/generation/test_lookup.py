@@ -13,7 +13,7 @@ from builder.graphs.export.decoder import export_decoder
 from builder.runtime.contract import Session
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.base import last_of_rows
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.lookup import LEAST, MOST, Lookup
 from builder.runtime.generation.scheduler import FEW, Limits
 from builder.runtime.generation.sequences import SequenceStatus

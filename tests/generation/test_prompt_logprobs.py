@@ -21,7 +21,7 @@ from builder.runtime.generation import responses
 from builder.runtime.generation import service as service_module
 from builder.runtime.generation.calls import SCORED_TOKENS
 from builder.runtime.generation.engine import Engine
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.responses import Answer
 from builder.runtime.generation.scheduler import Limits

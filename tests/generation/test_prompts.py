@@ -14,8 +14,10 @@ from builder.checkpoints.languages import languages, nearest
 from builder.checkpoints.resolve import tokenizer_json
 from builder.runtime.contract import Chat, Source
 from builder.runtime.fields import InputError
+from builder.runtime.generation.decoder_prompts import DecoderPrompts
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.prompts import DecoderPrompts, SourceTexts, token_ids
+from builder.runtime.generation.prompts import token_ids
+from builder.runtime.generation.source_texts import SourceTexts
 from builder.runtime.panics import TokenizerError
 from tests.seq2seqs import make_multilingual_tokenizer
 from tests.tiny_encoders import make_tokenizer

@@ -14,8 +14,8 @@ from builder.runtime.contract import Chat, Thinking, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import service as service_module
 from builder.runtime.generation.chat import ChatTemplate
+from builder.runtime.generation.decoder_prompts import DecoderPrompts
 from builder.runtime.generation.options import COMMON, PROMPT, Options
-from builder.runtime.generation.prompts import DecoderPrompts
 from builder.runtime.generation.service import Service
 from tests.generation.executors import SumExecutor
 from tests.servings import answered, decoder_serving

@@ -27,9 +27,10 @@ from builder.options import WeightOptions
 from builder.runtime.contract import Session
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.base import Executor
-from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda
-from builder.runtime.generation.executors.cuda_blocks import CudaBlocks
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.cuda import ELEMENTS
+from builder.runtime.generation.executors.onnxruntime import InProcess
+from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
+from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.stats import Stats
 from tests.decoders import make_decoder

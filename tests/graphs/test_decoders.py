@@ -29,7 +29,7 @@ from builder.graphs.onnx.searches import finding_likeliest
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import Part
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from tests.decoders import DECODERS, SIZES, WINDOW, make_decoder

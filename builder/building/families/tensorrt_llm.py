@@ -13,7 +13,6 @@ from builder.common.folders import RUNTIME
 from builder.engines.placement import InstanceGroup
 from builder.engines.tensorrt_llm import DTYPES, INPUTS, MODEL_FILE, NAME, OUTPUTS, model_document
 from builder.options import LayoutOptions, TensorRTLLM, WholeCheckpoint
-from builder.repository.layout.emitted import RUNTIME_FILES
 from builder.repository.verdict import Unverified
 
 
@@ -31,7 +30,7 @@ def hand_over(
     model, files = place_checkpoint(options.name, tensorrt_llm.models_folder, checkpoint)
     document = model_document(tensorrt_llm, whole, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = yaml.safe_dump(document, sort_keys=False).encode()
-    files["1/model.py"] = RUNTIME / RUNTIME_FILES[NAME]["model.py"]
+    files["1/model.py"] = RUNTIME / "tensorrt_llm_model.py"
     group = InstanceGroup(1)  # as in its template: TensorRT-LLM chooses the devices
     entry = front(options.name, "python", group, (INPUTS, OUTPUTS), options.serving, files)
     return unverified(about, NAME, checkpoint, f"{DTYPES[whole.precision]} TensorRT-LLM", entry)

@@ -17,7 +17,7 @@ from builder.common.errors import VerificationError
 from builder.engines.decoding import Executors
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.in_process import InPlace
+from builder.runtime.generation.executors.onnxruntime import InPlace
 
 TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
 TIE = 1e-3  # two logits this close may change places

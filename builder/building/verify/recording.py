@@ -20,7 +20,7 @@ from builder.engines import Infer, engine, infer_with
 from builder.engines.decoding import session_here
 from builder.graphs.onnx.graph import Graph, nodes_of
 from builder.runtime.generation.executors.base import Executor, Part
-from builder.runtime.generation.executors.cross_attending import CrossAttending
+from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttending
 
 RECORDED = ("run", "likeliest", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32

@@ -21,8 +21,9 @@ from builder.building.verify.recording import Case, Recorder
 from builder.common.errors import VerificationError, first_line
 from builder.graphs.onnx.graph import Graph
 from builder.runtime.contract import LayerShape, Session
-from builder.runtime.generation.executors.base import CrossGeometry, Geometry
-from builder.runtime.generation.executors.cross_attending import CrossAttending
+from builder.runtime.generation.executors.base import Geometry
+from builder.runtime.generation.executors.encoding import CrossGeometry
+from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttending
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 

@@ -48,7 +48,7 @@ from builder.graphs.onnx.operators import CACHED_ATTENTION, DOMAIN
 from builder.graphs.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.cuda_blocks import TABLES, block_tokens, cache_name
+from builder.runtime.generation.executors.onnxruntime_cuda_blocks import TABLES, block_tokens, cache_name
 from builder.runtime.generation.executors.paged import OPERATOR
 
 ADVICE = "leave --cache-gb out"

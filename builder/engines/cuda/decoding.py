@@ -33,7 +33,7 @@ from builder.graphs.onnx.slots import choose_rows, slot_copier
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
-from builder.runtime.generation.executors.cuda_blocks import CudaBlocks, block_tokens
+from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks, block_tokens
 from builder.runtime.generation.executors.paged import OPERATOR
 
 ROOM = "cuda"

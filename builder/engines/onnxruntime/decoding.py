@@ -21,7 +21,7 @@ from builder.graphs.onnx.operators import CACHED_ATTENTION
 from builder.graphs.onnx.searches import finding_likeliest
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.fields import Field
-from builder.runtime.generation.executors.in_process import InPlace
+from builder.runtime.generation.executors.onnxruntime import InPlace
 from builder.runtime.sessions import open_session
 
 # Inputs of a step, other than its caches: builder/graphs/export/decoder.py and, the last three,

@@ -22,10 +22,11 @@ def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dic
 def open_executor(case: "dict[str, Any]") -> Any:
     """Open the emitted executor: one whose steps are calls of the graph, or one in process that may attend to texts."""
     from runtime.contract import Session  # type: ignore[import-not-found]
-    from runtime.generation.executors.base import CrossGeometry, Geometry  # type: ignore[import-not-found]
+    from runtime.generation.executors.base import Geometry  # type: ignore[import-not-found]
     from runtime.generation.executors.bls import Bls  # type: ignore[import-not-found]
-    from runtime.generation.executors.cross_attending import CrossAttending  # type: ignore[import-not-found]
-    from runtime.generation.executors.in_process import InProcess  # type: ignore[import-not-found]
+    from runtime.generation.executors.encoding import CrossGeometry  # type: ignore[import-not-found]
+    from runtime.generation.executors.onnxruntime import InProcess  # type: ignore[import-not-found]
+    from runtime.generation.executors.onnxruntime_seq2seq import CrossAttending  # type: ignore[import-not-found]
 
     geometry, paths, options = Geometry(**case["geometry"]), map(Path, case["models"]), Session(**case["session"])
     if case["remote"]:

@@ -1,71 +1,69 @@
-"""Files of builder/runtime that each kind of model gets, and their places in its version folder."""
+"""Find the files of builder/runtime that a model needs: model.py, modules named in serving.json, and their imports."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
 
 from builder.common.folders import RUNTIME
-
-TASKS = "encoder/tasks"
-EXECUTORS = "encoder/executors"
-EVERYWHERE = ("contract.py", "fields.py", "metrics.py", "tensors_check.py", "typed_json.py")
-WITH_TEXT = (*EVERYWHERE, "panics.py", "tokens.py")
+from builder.runtime.contract import EncoderServing, GenerationServing
 
 
-def with_imports(file: str) -> tuple[str, ...]:
-    """Return `file` of builder/runtime and the modules there that it imports through relative imports."""
-    files = [file]
-    for node in ast.walk(ast.parse((RUNTIME / file).read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level and node.module:
-            folder = Path(file).parents[node.level - 1]
-            files.extend(with_imports(f"{folder / node.module.replace('.', '/')}.py"))
-    return tuple(dict.fromkeys(files))
+def encoder_files(serving: EncoderServing) -> dict[str, Path]:
+    """Return the emitted Python of an encoder, by its place in the model's folder."""
+    modules = f"encoder/executors/{serving.executor}.py", f"encoder/tasks/{serving.task}.py"
+    return emitted_files("encoder_model.py", *modules)
 
 
-EXECUTOR_FILES = {  # by EncoderServing.executor
-    file.stem: with_imports(f"{EXECUTORS}/{file.name}")
-    for file in sorted((RUNTIME / EXECUTORS).glob("*.py"))
-    if file.stem != "__init__"
-}
-# Files of every encoder: all but the tasks and the executors, of which an encoder gets one each.
-ENCODER = (
-    *sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "encoder").glob("*.py")),
-    f"{TASKS}/__init__.py",
-    f"{EXECUTORS}/__init__.py",
-)
-GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
-GENERATING = {
-    **{name: name for name in (*WITH_TEXT, "sessions.py", "onnx_runtime.py", "spaces.py", "cores.py")},
-    "model.py": "generation_model.py",
-    **{name: name for name in GENERATION},
-}
-WAITING = ("encoder/__init__.py", "encoder/waiting.py")  # the queue of its front
-SHARED = {
-    **{name: name for name in (*EVERYWHERE, "cores.py", *WAITING)},
-    "model.py": "shared_model.py",
-    **{name: name for name in sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "shared").rglob("*.py"))},
-}
-RUNTIME_FILES: Mapping[
-    str, Mapping[str, str]
-] = {  # kind of model -> file in the version folder -> file in builder/runtime
-    **{
-        f"encoder, {executor}": {"model.py": "encoder_model.py"}
-        | {name: name for name in (*WITH_TEXT, *ENCODER, *files)}
-        for executor, files in EXECUTOR_FILES.items()
-    },
-    "generating": GENERATING,
-    "shared": SHARED,
-    "tensorrt-llm": {"model.py": "tensorrt_llm_model.py"},
-}
+def generation_files(serving: GenerationServing) -> dict[str, Path]:
+    """Return the emitted Python of a decode loop, by its place in the model's folder."""
+    modules = f"generation/executors/{serving.executor_module}.py", f"generation/{serving.prompts_module}.py"
+    return emitted_files("generation_model.py", *modules)
 
 
-def runtime_files(kind: str) -> dict[str, bytes | Path]:
-    """Return the emitted Python of a kind of model, in version 1."""
-    return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
+def emitted_files(model: str, *modules: str) -> dict[str, Path]:
+    """Return `model` of builder/runtime, emitted as model.py, with every file that it or `modules` import.
+
+    `modules` are the files that the emitted code imports by a name in serving.json.
+    """
+    reached: set[str] = set()
+    found = [model, *modules]
+    while found:
+        file = found.pop()
+        if file not in reached:
+            reached.add(file)
+            found += imported_files(file)
+    files = {f"1/{file}": RUNTIME / file for file in sorted(reached - {model})}
+    return {**files, "1/model.py": RUNTIME / model}
 
 
-def task_files(module: str) -> tuple[str, ...]:
-    """Return the file of the emitted task and of the modules that it imports."""
-    return with_imports(f"{TASKS}/{module}.py")
+@cache
+def imported_files(file: str) -> tuple[str, ...]:
+    """Return the files of builder/runtime that `file` imports, also inside functions, and its package's __init__.py.
+
+    Imports that only type checkers read, under `if TYPE_CHECKING`, do not count.
+    """
+    tree = ast.parse((RUNTIME / file).read_text("utf-8"))
+    imports = [node for node in _run_by(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    packages = [folder / "__init__.py" for folder in PurePosixPath(file).parents[:-1]]
+    return tuple(map(str, (*packages, *(target for node in imports for target in _targets(file, node)))))
+
+
+def _run_by(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"):
+            yield from _run_by(child)
+
+
+def _targets(file: str, node: ast.ImportFrom) -> Iterator[PurePosixPath]:
+    """Yield the files of a relative import: a module, or modules of a package."""
+    package = PurePosixPath(file).parents[node.level - 1]
+    if node.module is not None:
+        package /= node.module.replace(".", "/")
+        if not (RUNTIME / package).is_dir():
+            yield package.with_suffix(".py")
+            return
+    yield from (package / f"{alias.name}.py" for alias in node.names)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builder.common.folders import RUNTIME
 from builder.common.releases import SENDERS_SINCE, version_tuple
 from builder.engines import engine
 from builder.engines.placement import InstanceGroup, Placement, graph_buckets, place
@@ -22,7 +21,7 @@ from builder.engines.profiles import Calls
 from builder.graphs.onnx.graph import Graph
 from builder.options import FrontOptions, LayoutOptions, RequestLimitOptions
 from builder.repository.config.entries import Config, RepositoryEntry, WarmUp
-from builder.repository.layout.emitted import runtime_files, task_files
+from builder.repository.layout.emitted import encoder_files
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.fields import Field
 
@@ -97,8 +96,7 @@ def lay_out(
         serving = in_process(options, serving, graph, warm_up_rows if options.serving.warm_up else ())
     else:
         serving = replace(serving, not_on_cpus_with=engine(graph.engine).wrong_cpus(graph))
-    files = runtime_files(f"encoder, {serving.executor}")
-    files.update({f"1/{name}": RUNTIME / name for name in task_files(serving.task)})
+    files: dict[str, bytes | Path] = {**encoder_files(serving)}
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     if options.in_process:

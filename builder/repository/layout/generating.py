@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from builder.engines import engine
 from builder.engines.placement import InstanceGroup, place, version_files
 from builder.graphs.onnx.graph import Graph
 from builder.options import LayoutOptions
 from builder.repository.config.entries import Config, RepositoryEntry
-from builder.repository.layout.emitted import runtime_files
+from builder.repository.layout.emitted import generation_files
 from builder.runtime.contract import FILE, GenerationServing, dump
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.candidates import MOST, TOP_LOGITS, TOP_TOKENS
@@ -46,7 +47,7 @@ def lay_out_generating(
         decoupled=True,
         parameters={**_generating_parameters(serving), **dict(sorted(options.serving.metadata.items()))},
     )
-    files = runtime_files("generating")
+    files: dict[str, bytes | Path] = {**generation_files(serving)}
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     weights = {name: file for graph in graphs for name, file in version_files(graph).items()}

@@ -24,7 +24,7 @@ from builder.options.names import misnamed
 from builder.repository.check import check
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.config.render import parse, render
-from builder.repository.layout.emitted import runtime_files
+from builder.repository.layout.emitted import emitted_files
 from builder.repository.publish import move_in
 from builder.repository.report.record import read_report
 from builder.repository.sharing.hosting import (
@@ -150,7 +150,7 @@ def _entry(front: Path, configs: Sequence[Any], memory_mb: int | None) -> Reposi
             refuse_misfit(parsed, other)
     queue = config.serving.queue
     serving = SharedServing(config.parameters["task"], MODELS, memory_mb or memory, queue.size, queue.waiting_ms)
-    files = {**runtime_files("shared"), f"1/{FILE}": dump(serving).encode()}
+    files: dict[str, bytes | Path] = {**emitted_files("shared_model.py"), f"1/{FILE}": dump(serving).encode()}
     return RepositoryEntry(front.name, config, files)
 
 

@@ -21,9 +21,8 @@ from .cache import SlotCache
 from .calls import Call, Guess
 from .drafting import Drafter
 from .errors import EngineFailed
-from .executors.base import Candidates, EncodingExecutor, Executor, Likeliest, Part
+from .executors.base import Candidates, Executor, Likeliest, Part
 from .executors.candidates import MOST
-from .reading import Reader
 from .sampling import Choice, Sampler, choose
 from .scheduler import Limits, Scheduler
 from .sequences import Beams, GeneratedSequence, Piece, Request, RequestStatus, Running, SequenceStatus
@@ -46,7 +45,7 @@ class Engine:
         drafter = None if draft is None else Drafter(draft, geometry.vocabulary)
         self.executor = executor
         self.stats = Stats(slots=geometry.slots)
-        self.reader = Reader(executor, limits.prefill_tokens) if isinstance(executor, EncodingExecutor) else None
+        self.reader = executor.reader(limits.prefill_tokens)
         reuse = reuse_prefixes and self.reader is None
         self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks)
         guesses, joins = executor.guesses, executor.joins

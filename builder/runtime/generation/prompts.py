@@ -1,21 +1,14 @@
-"""Turn a request's input into tokens: a prompt or a chat that a decoder continues, or a text that an encoder reads.
-
-Knows the tokeniser, chat templates and languages; does not know how an answer is generated.
-"""
+"""Define what a model starts an answer from; decoder_prompts.py and source_texts.py make it of a request's input."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from ..contract import Chat, Language, Source
-from ..fields import InputError
 from ..panics import survived
-from ..tokens import tokens_of, tokens_of_ids
-from .chat import ChatTemplate
-from .checking import refuse_half_characters
 from .options import Options
 
 
@@ -47,145 +40,9 @@ def token_ids(tokenizer: Tokenizer, texts: "Sequence[str]", special: bool) -> "l
     return [encoding.ids for encoding in encodings]
 
 
-class DecoderPrompts:
-    """Prompts of a decoder: a text, or messages rendered with the checkpoint's chat template."""
+class Prompts(Protocol):
+    """Maker of prompts; `tokens` belongs to decoders alone, whose requests have the option `tokenize`."""
 
-    def __init__(self, length: int, chat: "Chat | None", tokenizer: Tokenizer, fill: "str | None" = None) -> None:
-        """Prepare prompts for a cache of `length` tokens, prompt and answer together; `fill` marks a gap to fill in."""
-        self.tokenizer = tokenizer
-        self.fill = fill
-        self.longest = length - 1
-        self.chat = None
-        self.thinking = None if chat is None else chat.thinking
-        if chat is not None:
-            self.chat = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
+    def __call__(self, options: Options) -> Prompt: ...
 
-    def __call__(self, options: Options) -> Prompt:
-        """Return the prompt. Raises InputError if it has a gap or leaves no room, or for a chat without a template."""
-        if options.input_ids:  # their text is needed only where it is repeated
-            return self._fitting(self._decoded(options, False) if options.echo else "", options.input_ids)
-        text, special = self._text(options)
-        prompt = self._fitting(text, token_ids(self.tokenizer, [text], special)[0])
-        return replace(prompt, thinking=self._ends_in_thought(text, options))
-
-    def tokens(self, options: Options) -> "tuple[str, str]":
-        """Return the text of a prompt of any length, and its tokens as JSON. Raises InputError without a template."""
-        if options.input_ids:
-            text = self._decoded(options, options.skip_special_tokens)
-            return text, tokens_of_ids(self.tokenizer, options.input_ids)
-        text, special = self._text(options)
-        return text, tokens_of(self.tokenizer, [text], special)[0]
-
-    def _text(self, options: Options) -> "tuple[str, bool]":
-        """Return a prompt's text, and True if the tokeniser adds its special tokens; a rendered chat has them."""
-        text, special = self._rendered(options)
-        if self.fill is not None and self.fill in text:
-            raise InputError(
-                f"the prompt has {self.fill}, at which this checkpoint's tokeniser parts a text to be filled in, which "
-                "is not supported; send the tokens that it makes of it as input_ids"
-            )
-        return text, special
-
-    def _rendered(self, options: Options) -> "tuple[str, bool]":
-        if options.messages is None:
-            return options.prompt, True
-        if self.chat is None:
-            raise InputError("this checkpoint has no chat template; send the prompt as text_input")
-        if options.tools and not (self.chat.takes_tools or self.chat.problem):
-            raise InputError("this checkpoint's chat template does not know tools; describe them in a message")
-        variables = self.chat.variables(options.chat_template_kwargs, options.reasoning_effort)
-        if options.guide and self.thinking is not None:
-            variables = {**self.chat.without_thinking, **variables}
-        text = self.chat(options.messages, options.tools, variables, continues=options.continue_final_message)
-        refuse_half_characters("messages", text)
-        if options.guide and self.thinking is not None and self._ends_in_thought(text, options):
-            text = (
-                f"{text.rstrip()}\n\n{self.thinking.end}\n\n"  # a guide says what comes first, which is not reasoning
-            )
-        return text, False
-
-    def _ends_in_thought(self, text: str, options: Options) -> bool:
-        """Return whether a rendered chat ends within reasoning: begun by the template, or by a message that goes on."""
-        if self.thinking is None or options.messages is None:
-            return False
-        if not options.continue_final_message:
-            return text.rstrip().endswith(self.thinking.begin)
-        said = str(options.messages[-1].get("content"))
-        return said.rfind(self.thinking.begin) > said.rfind(self.thinking.end)
-
-    def _decoded(self, options: Options, skip_special: bool) -> str:
-        text: str = survived(self.tokenizer.decode, list(options.input_ids), skip_special_tokens=skip_special)
-        return text
-
-    def _fitting(self, text: str, tokens: "Sequence[int]") -> Prompt:
-        if not 1 <= len(tokens) <= self.longest:
-            raise InputError(
-                f"the prompt has {len(tokens)} tokens; this model takes 1 to {self.longest}, so that one can follow"
-            )
-        return Prompt(text, tuple(tokens))
-
-
-class SourceTexts:
-    """Prompts of an encoder-decoder: a text with the checkpoint's task prefix, or its language's tokens."""
-
-    def __init__(self, source: Source, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.source = source
-
-    def __call__(self, options: Options) -> Prompt:
-        """Return the prompt. Raises InputError if it exceeds the encoder's limit or names an unknown language."""
-        source = self.source
-        target: "Language | None" = None
-        spoken = options.source_language or source.source_language
-        wanted = options.target_language or source.target_language
-        text = source.prefix + options.prompt
-        if source.pairs:
-            text = self._pair(spoken, wanted) + options.prompt
-        if source.languages:
-            language = self._language("source_language", spoken)
-            ids = token_ids(self.tokenizer, [text], special=False)[0]
-            tokens = [*language.before, *ids, *language.after]
-            target = self._language("target_language", wanted)
-        else:
-            tokens = token_ids(self.tokenizer, [text], special=True)[0]
-        if len(tokens) > source.max_length:
-            raise InputError(
-                f"the text has {len(tokens)} tokens; this model reads at most {source.max_length}. Send less of it, "
-                "or build the model with a larger --max-length, where its positions allow it"
-            )
-        start, first = beginning(source, target)
-        return Prompt(options.prompt, (start,), tuple(tokens), first)
-
-    def _language(self, name: str, code: "str | None") -> Language:
-        known = self.source.languages
-        if code is None or code not in known:
-            reason = f"{name} is {code!r}" if code else f"{name} is missing"
-            raise InputError(f"{reason}; this model knows {', '.join(known)}")
-        return known[code]
-
-    def _pair(self, spoken: "str | None", wanted: "str | None") -> str:
-        """Return the instruction for a pair of languages. Raises InputError for a pair that the model lacks."""
-        pairs = self.source.pairs
-        pair = f"{spoken} to {wanted}"
-        if pair in pairs:
-            return pairs[pair]
-        missing = [name for name, code in (("source_language", spoken), ("target_language", wanted)) if code is None]
-        found = (
-            f"{missing[0]} is missing"
-            if missing
-            else f"source_language is {spoken!r} and target_language is {wanted!r}"
-        )
-        raise InputError(f"{found}; this model knows {', '.join(pairs)}")
-
-
-def beginning(source: Source, target: "Language | None") -> "tuple[int, int | None]":
-    """Return the token that an answer starts from and the one forced after it: one of the two names the language.
-
-    It is the first if the checkpoint's own start is a language's token: such answers have no other token before their
-    text.
-    """
-    if target is None:
-        return source.start, source.first
-    if source.start in [language.first for language in source.languages.values()]:
-        return target.first, source.first
-    return source.start, target.first
+    def tokens(self, options: Options) -> "tuple[str, str]": ...

@@ -7,9 +7,12 @@ executor; knows no threads and no queue.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from .executors.base import EncodingExecutor
 from .sequences import Request, Running
+
+if TYPE_CHECKING:
+    from .executors.encoding import EncodingExecutor
 
 SIMILAR = 1.3  # texts of one encoder call differ in length by no more than this factor
 

@@ -16,14 +16,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .cache import SlotCache
 from .calls import Call, PromptPiece, growth, growths, guess, joined, piece, prefill, step
 from .drafting import Drafter
 from .errors import DeadlineExceeded, QueueFull
-from .reading import Reader
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 from .stats import Stats
+
+if TYPE_CHECKING:
+    from .reading import Reader
 
 FEW = 8  # tokens of a call with guesses: with 16, guesses took longer than they saved (GPT-2 on OpenVINO, two cores)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,10 @@ from .beams import BeamSearch
 from .checking import read_options
 from .engine import Engine
 from .executors.base import EngineModel, Executor, Geometry
-from .executors.bls import Bls
-from .executors.bls_cuda import BlsCuda
-from .executors.cuda import load_cuda
 from .guides import Guides
 from .options import LISTS, Options
 from .processors import rules_of
-from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
+from .prompts import Prompt, Prompts, token_ids
 from .responses import Respond, StreamedAnswer, WholeAnswer
 from .sampling import Choice, Sampler
 from .scheduler import Limits
@@ -49,14 +46,11 @@ class Service:
         self.hidden = frozenset(self.special.values())
         serving = self.serving
         self.guides = Guides(folder / "tokenizer.json", serving.vocabulary, serving.end_ids)
-        self.prompt: "Callable[[Options], Prompt]"
-        if serving.source is not None:
-            self.prompt = SourceTexts(serving.source, self.tokenizer)
-            limits = Limits(serving.queue, serving.source.token_budget, serving.queue_timeout_ms / 1000)
-        else:
-            self.prompt = DecoderPrompts(serving.arena.length, serving.chat, self.tokenizer, serving.fill)
-            assert serving.prefill_tokens is not None
-            limits = Limits(serving.queue, serving.prefill_tokens, serving.queue_timeout_ms / 1000)
+        prompts = importlib.import_module(f".{serving.prompts_module}", __package__)
+        self.prompt: Prompts = prompts.open_prompts(serving, self.tokenizer)
+        token_budget = serving.prefill_tokens if serving.source is None else serving.source.token_budget
+        assert token_budget is not None
+        limits = Limits(serving.queue, token_budget, serving.queue_timeout_ms / 1000)
         executor, draft = make_executor(folder, serving, infer), make_draft(folder, serving)
         self.engine = Engine(executor, limits, serving.prefix_cache, draft)
 
@@ -85,7 +79,7 @@ class Service:
         for name in (*LISTS, "logit_bias"):
             refuse_long(name, len(getattr(options, name)), limits)
         self._refuse_strange(options)
-        if options.tokenize and isinstance(self.prompt, DecoderPrompts):
+        if options.tokenize:
             answer = dict(zip(("text_output", "tokens"), self.prompt.tokens(options)))
             texts = {name: np.array([text.encode("utf-8")], np.object_) for name, text in answer.items()}
             later(partial(respond, texts, True))
@@ -213,13 +207,8 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel 
     geometry = Geometry(
         arena.slots, arena.length, serving.vocabulary, Geometry.pairs(arena.layers), arena.dtype, arena.blocks
     )
-    if serving.executor == "bls":
-        assert infer is not None
-        if serving.session.device == "cpu":
-            return Bls(infer, serving.inputs, geometry)
-        load_cuda()  # logits may come on the GPU, and are copied from there
-        return BlsCuda(infer, serving.inputs, serving.outputs, geometry)
-    executor: Executor = _engine(serving.session.engine).open_executor(folder, serving, geometry)
+    opened = folder if serving.executor == "in-process" else infer
+    executor: Executor = _executor_module(serving).open_executor(opened, serving, geometry)
     return executor
 
 
@@ -234,10 +223,14 @@ def make_draft(folder: Path, serving: GenerationServing) -> "Executor | None":
     return make_executor(beside, replace(load_generation(beside), session=serving.session), None)
 
 
-def _engine(name: str) -> Any:
-    """Import the module in executors/ of an engine, present where it serves. Raises ContractError if it is not."""
+def _executor_module(serving: GenerationServing) -> Any:
+    """Import the module in executors/ that serving.json names. Raises ContractError if it is not in this package."""
+    name = serving.executor_module
     if Path(__file__).with_name("executors").joinpath(f"{name}.py").is_file():
         module = importlib.import_module(f".executors.{name}", __package__)
         if hasattr(module, "open_executor"):
             return module
-    raise ContractError(f"serving.json.session.engine is {name!r}, which is not here. Build the model again")
+    raise ContractError(
+        f"serving.json.session.engine is {serving.session.engine!r}, which is not here: executors has no {name}.py. "
+        "Build the model again"
+    )

@@ -16,7 +16,7 @@ from builder.engines.cuda.blocks import block_bytes
 from builder.engines.gpu import HEADROOM, refuse_card
 from builder.options import BuildSpec, Card, Load
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.cuda_blocks import block_tokens
+from builder.runtime.generation.executors.onnxruntime_cuda_blocks import block_tokens
 from builder.serving.plan.encoder import response_cache
 from builder.serving.plan.generating import slot_length
 from builder.serving.plan.lines import Line, Plan, megabytes

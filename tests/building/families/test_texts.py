@@ -20,7 +20,7 @@ from builder.common.errors import BuilderError, SpecError
 from builder.options import make_spec
 from builder.runtime.fields import InputError
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.prompts import SourceTexts
+from builder.runtime.generation.source_texts import SourceTexts
 from tests.decoders import make_decoder_checkpoint
 from tests.seq2seqs import make_seq2seq_checkpoint
 

@@ -31,7 +31,7 @@ from builder.graphs.onnx.searches import finding_likeliest
 from builder.options import WeightOptions
 from builder.repository.report.record import EngineCheck
 from builder.runtime.contract import LayerShape, Session
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from tests.decoders import make_decoder
 from tests.tiny_encoders import VOCABULARY
 

@@ -24,7 +24,7 @@ from builder.graphs.export.decoder import export_decoder
 from builder.graphs.onnx.graph import Graph, check_release, operator_needs, save_graph
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import LayerShape, Session
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.onnxruntime import InProcess
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.graphs.test_decoders import prompts
 from tests.tiny_encoders import VOCABULARY

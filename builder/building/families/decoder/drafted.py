@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from builder.building.families import Family
@@ -17,20 +18,19 @@ from builder.building.verify.runtimes import Replay
 from builder.checkpoints.resolve import Checkpoint, locate, resolve
 from builder.checkpoints.same_tokens import difference
 from builder.common.errors import BuilderError, CheckpointError, SpecError
+from builder.common.folders import RUNTIME
 from builder.common.memory import refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.engines.decoding import engine_of
 from builder.graphs.export.decoder import cache_shapes
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.layout.emitted import runtime_files
 from builder.repository.report.record import BuildReport, EngineCheck
 from builder.repository.verdict import Comparison
 from builder.runtime.contract import DRAFT
 from builder.runtime.generation.scheduler import FEW
 
 SLOTS = FEW // 2  # sequences that guess in one step, at most: each has its own token and a guess
-ITS_TARGETS = ("1/tokenizer.json", *runtime_files("generating"))  # files that both share in a version folder
 
 Value = TypeVar("Value")
 Steps = Family[Any, Any, Any, Any, Any]
@@ -74,6 +74,11 @@ def _cache(spec: BuildSpec, checkpoint: Checkpoint) -> int:
     """Return the bytes of the keys and values."""
     shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
     return engine_of(spec).plan_memory(shapes, weights, checkpoint.max_length).cache
+
+
+def _is_shared(path: str, content: bytes | Path) -> bool:
+    """Return True for a file of the version folder that a draft has in common with its target."""
+    return path == "1/tokenizer.json" or (isinstance(content, Path) and content.is_relative_to(RUNTIME))
 
 
 def _in_its_folder(case: Case) -> Case:
@@ -132,7 +137,7 @@ class Drafted:
     def lay_out(self, chosen: Both, stage: Stage) -> tuple[RepositoryEntry, ...]:
         """Return the target's entry, with the draft's own files in a folder of it."""
         (entry,), (beside,) = self.target.lay_out(chosen.target, stage), self.draft.lay_out(chosen.draft, stage)
-        own = {path: content for path, content in beside.files.items() if path not in ITS_TARGETS}
+        own = {path: content for path, content in beside.files.items() if not _is_shared(path, content)}
         files = {f"1/{DRAFT}/{path.removeprefix('1/')}": content for path, content in own.items()}
         return (replace(entry, files={**entry.files, **files}),)
 

@@ -14,7 +14,7 @@ from builder.checkpoints.resolve import Checkpoint, tokenizer_json
 from builder.common.errors import CheckpointError
 from builder.runtime.contract import Source
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.prompts import SourceTexts, beginning
+from builder.runtime.generation.source_texts import SourceTexts, beginning
 
 
 def texts_to_judge(path: Path | None, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:

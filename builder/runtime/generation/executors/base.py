@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ...contract import CacheType, LayerShape
 from ..blocks import Blocks
+
+if TYPE_CHECKING:
+    from ..reading import Reader
 
 Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
 
@@ -47,18 +50,6 @@ class Geometry:
             for index, (heads, size) in enumerate(self.layers)
             for kind in ("key", "value")
         }
-
-
-@dataclass(frozen=True)
-class CrossGeometry:
-    """Shape of the encoded texts: (heads, head size) of each layer that attends to them.
-
-    `max_length`: tokens of a text at most; `beams`: how many slots may attend to one text.
-    """
-
-    max_length: int
-    beams: int
-    layers: tuple[tuple[int, int], ...]
 
 
 class Part(NamedTuple):
@@ -144,25 +135,13 @@ class Executor(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
+    def reader(self, token_budget: int) -> "Reader | None":
+        """Return what encodes the sources of requests, `token_budget` padded tokens a call; None for a decoder."""
+        return None
+
     @abstractmethod
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy positions `start` to `length` of a slot to another."""
-
-
-class EncodingExecutor(Executor):
-    """Executor whose rows also attend to a text, which is encoded once, for all beams that answer it."""
-
-    @abstractmethod
-    def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
-        """Return keys and values of each text, a tensor for each layer and kind: (heads, length, size)."""
-
-    @abstractmethod
-    def attach(self, position: int, encoded: list[np.ndarray]) -> None:
-        """Copy what `encode` returned for one text to a place of the arena."""
-
-    @abstractmethod
-    def assign(self, slot: int, position: int, beam: int) -> None:
-        """Let `slot` attend to `position`, as the `beam`-th of those that do; to none for -1."""
 
 
 def copy_slot(arena: Mapping[str, np.ndarray], source: int, target: int, length: int, start: int) -> None:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...contract import GenerationServing
 from .base import Executor, Geometry, Infer, Step, copy_slot, last_of_rows
+
+
+def open_executor(infer: Infer, serving: GenerationServing, geometry: Geometry) -> "Bls":
+    """Return the executor of the model behind `infer`."""
+    return Bls(infer, serving.inputs, geometry)
 
 
 class Bls(Executor):

@@ -15,13 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from ...contract import GenerationServing
 from .base import Candidates, EngineModel, Executor, Geometry, Part, Step
 from .beginnings import padded, places, wanted_of
 from .candidates import MOST, TOP_LOGITS, TOP_TOKENS, in_order
+from .cuda import copy_to_host, load_cuda
+
+
+def open_executor(infer: EngineModel, serving: GenerationServing, geometry: Geometry) -> "BlsCuda":
+    """Return the executor of the model behind `infer`."""
+    load_cuda()  # logits may come on the GPU, and are copied from there
+    return BlsCuda(infer, serving.inputs, serving.outputs, geometry)
 
 
 class BlsCuda(Executor):
-    """Decoder behind `infer`, which takes arrays and handles, and returns every present as a handle.
+    """Decoder behind `infer`, which takes arrays and handles, and returns a handle for every tensor on the device.
 
     `inputs` and `outputs`: those of the graph, `cache_rows`, `cache_slots` and `new_cache_length` among them
     (builder/graphs/onnx/slots.py) and, where it finds candidates, `top_logits` and `top_tokens`
@@ -79,4 +87,9 @@ class BlsCuda(Executor):
         outputs = self.infer(feeds, [*names, *(f"present_{name}" for name in self.cache)])
         self.cache = {name: outputs[f"present_{name}"] for name in self.cache}
         self.rows, self.new_length = np.arange(self.geometry.slots), 0
-        return [outputs[name] for name in names]
+        return [_array(outputs[name]) for name in names]
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return an output as an array; copy it from its device if it is a handle."""
+    return value if isinstance(value, np.ndarray) else copy_to_host(value.to_dlpack())

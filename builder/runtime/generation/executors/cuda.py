@@ -1,13 +1,9 @@
-"""Run the decoder's graph with its cache on a GPU: ONNX Runtime in this process, the cache bound in place there.
-
-Only a step's tokens cross to the device, and only the requested logits cross back: all of them, or the highest, which
-the graph finds where it runs. Knows nothing about requests.
-"""
+"""Open ONNX Runtime's sessions on a GPU, and keep a cache there. Knows nothing about requests."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,8 @@ import numpy as np
 from ...contract import Session
 from ...onnx_runtime import onnxruntime
 from ...sessions import refuse_other_meaning
-from .base import Candidates, Geometry, Part, Step
-from .beginnings import padded, places
-from .candidates import TOP_TOKENS, in_order
-from .in_process import Answer, Bound, bind_best
+from .base import Geometry
+from .candidates import TOP_TOKENS
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -109,49 +103,6 @@ class DeviceCache:
         binding.synchronize_inputs()
         self.copier.run_with_iobinding(binding)
         binding.synchronize_outputs()
-
-
-class Cuda(Bound):
-    """Slots of a cache on a device."""
-
-    joins = True
-
-    def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
-        device = Device(options)
-        super().__init__(geometry, device.open(model))
-        self.candidates = candidates_of(self.session)
-        self.cache = DeviceCache(device, copier, geometry, geometry.slots, geometry.max_length)
-
-    def _run(self, step: Step, binding: Any) -> None:
-        run_bound(self.session, binding, {name: array for name, array in step.feeds.items() if name in self.inputs})
-
-    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
-        logits = self._answer_together(parts, self._bind_logits)
-        return [logits[rows] for rows in places(parts)]
-
-    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
-        candidates = in_order(self._answer_together(parts, self._bind_best))
-        return [candidates[rows] for rows in places(parts)]
-
-    def _answer_together(self, parts: "Sequence[Part]", bind: "Callable[[Any, int], Answer]") -> Answer:
-        part, counts = padded(parts)
-        return self._answer(part, bind, counts)
-
-    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
-        """Copy a whole slot: both are equal before `start`, and positions after `length` are unused."""
-        self.cache.copy(source, target)
-
-    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> "tuple[Step, Any]":
-        """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
-        step, binding = Step(rows, new, wanted), self.session.io_binding()
-        for name, shape in self.cache.shapes.items():
-            region = self.cache.region(name, first, (rows, *shape))
-            binding.bind_input(f"past_{name}", *region)
-            binding.bind_output(f"present_{name}", *region)
-        return step, binding
-
-    def _bind_best(self, binding: Any, wanted: int) -> Candidates:
-        return bind_best(binding, wanted, self.candidates)
 
 
 def run_bound(session: onnxruntime.InferenceSession, binding: Any, feeds: "Mapping[str, np.ndarray]") -> None:

@@ -1,31 +1,142 @@
-"""Open the executor that serving.json describes, for ONNX Runtime in this process."""
+"""Run ONNX Runtime in this process with cache inputs and outputs bound to the same buffers.
+
+A step so writes one position and moves nothing else. Knows nothing about requests.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
-from ...contract import GenerationServing
-from .base import CrossGeometry, Executor, Geometry
-from .cross_attending import CrossAttending
-from .cuda import Cuda
-from .cuda_blocks import CudaBlocks
-from .in_process import InProcess
+import numpy as np
+
+from ...contract import GenerationServing, Session
+from ...onnx_runtime import onnxruntime
+from ...sessions import open_session
+from .base import Candidates, Executor, Geometry, Likeliest, Part, Step, copy_slot, last_of_rows
+from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
+
+Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache
+MOST_BOUND = 256  # combinations of slots and positions whose bindings are kept
 
 
-def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> Executor:
-    """Open the graphs in `folder`: an encoder-decoder's, a decoder's on the CPU, or a decoder's on a GPU.
-
-    On a GPU the cache is in slots or in blocks.
-    """
+def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "InProcess":
+    """Open the graph in `folder` that serving.json names."""
     assert serving.model is not None
-    model, source, session = folder / serving.model, serving.source, serving.session
-    if source is not None:
-        shape = CrossGeometry(source.max_length, serving.beams, Geometry.pairs(source.layers))
-        return CrossAttending(model, folder / source.encoder, geometry, shape, session)
-    if session.device == "cpu":
-        return InProcess(model, geometry, session)
-    assert serving.copier is not None
-    copier = folder / serving.copier
-    if geometry.blocks is not None:
-        return CudaBlocks(model, copier, geometry, session)
-    return Cuda(model, copier, geometry, session)
+    return InProcess(folder / serving.model, geometry, serving.session)
+
+
+class Bound(Executor):
+    """Runs `session` over bindings of the cache, which are created once for a range of slots and kept."""
+
+    guesses = True
+
+    def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
+        super().__init__(geometry)
+        self.session = session
+        self.inputs = {value.name for value in session.get_inputs()}
+        self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)  # every call writes its logits here
+        # by first slot, rows, logits, what is bound and how many of the best: the inputs of one new token a row, their
+        # binding, its outputs
+        self.decoding: dict[tuple[int, int, int, str, int], tuple[Step, Any, Any]] = {}
+
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+    ) -> np.ndarray:
+        return self._answer(Part(first, tokens, lengths, wanted), self._bind_logits)
+
+    def _answer(
+        self, part: Part, bind: "Callable[[Any, int], Answer]", counts: "np.ndarray | None" = None, best: int = 0
+    ) -> Answer:
+        """Run `part`, with outputs bound to what `bind` returns for the number of wanted places.
+
+        `counts`: see Step; `best`: how many of the most probable tokens the graph finds.
+        """
+        rows, new = part.tokens.shape
+        wanted = last_of_rows(part.tokens) if part.wanted is None else part.wanted
+        key = (part.first, rows, len(wanted), bind.__name__, best)
+        prepared = self.decoding.get(key) if new == 1 else None
+        if prepared is None:
+            step, binding = self._bind(part.first, rows, new, len(wanted), best)
+            prepared = step, binding, bind(binding, len(wanted))
+            if new == 1:
+                if len(self.decoding) >= MOST_BOUND:
+                    self.decoding.clear()
+                self.decoding[key] = prepared
+        step, binding, answer = prepared
+        step.fill(part.tokens, part.lengths, wanted, counts)
+        self._run(step, binding)
+        typed: Answer = answer
+        return typed
+
+    def _run(self, step: Step, binding: Any) -> None:
+        self.session.run_with_iobinding(binding)
+
+    @abstractmethod
+    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> tuple[Step, Any]:
+        """Return the inputs of `new` tokens of each of `rows` slots, and their binding with the cache."""
+
+    def _bind_logits(self, binding: Any, wanted: int) -> np.ndarray:
+        """Bind logits, (wanted, vocabulary), to memory that all calls share, or to new memory if that is too small."""
+        room = self.logits if wanted <= len(self.logits) else np.zeros((wanted, self.geometry.vocabulary), np.float32)
+        logits = room[:wanted]
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        return logits
+
+
+class InPlace(Bound):
+    """Runs an open session with a cache of its own, bound in place."""
+
+    def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
+        super().__init__(geometry, session)
+        self.arena = geometry.allocate()
+        self.searches = TOP_COUNT in self.inputs
+
+    def likeliest(self, part: Part, count: int) -> Likeliest:
+        count = min(count, self.geometry.vocabulary)
+
+        def likeliest(binding: Any, wanted: int) -> Likeliest:
+            return bind_likeliest(binding, wanted, count)
+
+        return self._answer(Part(*part), likeliest, best=count)
+
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        copy_slot(self.arena, source, target, length, start)
+
+    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> tuple[Step, Any]:
+        step, binding = Step(rows, new, wanted), self.session.io_binding()
+        step.feeds[TOP_COUNT] = np.array([best], np.int64)
+        for name, array in step.feeds.items():
+            if name in self.inputs:
+                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, tensor in self.arena.items():
+            view = tensor[first : first + rows]
+            kind = view.dtype.type
+            binding.bind_input(f"past_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
+            binding.bind_output(f"present_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
+        return step, binding
+
+
+class InProcess(InPlace):
+    """Opens a session of its own."""
+
+    def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
+        super().__init__(geometry, open_session(model, session))
+
+
+def bind_best(binding: Any, wanted: int, count: int) -> Candidates:
+    """Bind outputs for the `count` highest logits of each of `wanted` places."""
+    shape = (wanted, count)
+    best = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+    for name, array in ((TOP_TOKENS, best.tokens), (TOP_LOGITS, best.logits)):
+        binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+    return best
+
+
+def bind_likeliest(binding: Any, wanted: int, count: int) -> Likeliest:
+    """Bind those outputs, and the totals that make them log-probabilities."""
+    best, totals = bind_best(binding, wanted, count), np.zeros((wanted, 1), np.float32)
+    binding.bind_output(TOP_TOTALS, "cpu", 0, np.float32, totals.shape, totals.ctypes.data)
+    return Likeliest(best.tokens, best.logits, totals)

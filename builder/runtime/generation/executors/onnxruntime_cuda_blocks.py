@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ...contract import Session
+from ...contract import GenerationServing, Session
 from .base import Candidates, Geometry, Part
 from .candidates import in_order
 from .cuda import Device, DeviceCache, candidates_of, run_bound
-from .in_process import bind_best
+from .onnxruntime import bind_best
 from .paged import Paged, Rows
 
 # Tokens of a block by the largest head size: what a tile of FlashAttention covers, which must lie in one block.
@@ -36,6 +36,13 @@ TABLES: "dict[str, tuple[int | str, ...]]" = {
 def block_tokens(layers: "Sequence[tuple[int, int]]") -> int:
     """Return how many tokens a block of these layers, (heads, head size), has."""
     return max(next(tokens for most, tokens in BLOCKS.items() if size <= most) for _, size in layers)
+
+
+def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "CudaBlocks":
+    """Open the graphs in `folder` that serving.json names."""
+    assert serving.model is not None
+    assert serving.copier is not None
+    return CudaBlocks(folder / serving.model, folder / serving.copier, geometry, serving.session)
 
 
 class CudaBlocks(Paged):

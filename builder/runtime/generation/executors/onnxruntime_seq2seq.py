@@ -9,10 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from ...contract import Session
+from ...contract import GenerationServing, Session
 from ...sessions import open_session
-from .base import CrossGeometry, EncodingExecutor, Geometry, Likeliest, Part, last_of_rows
-from .in_process import MOST_BOUND, InProcess, bind_likeliest
+from .base import Geometry, Likeliest, Part, last_of_rows
+from .encoding import CrossGeometry, EncodingExecutor
+from .onnxruntime import MOST_BOUND, InProcess, bind_likeliest
+
+
+def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "CrossAttending":
+    """Open the graphs of encoder and decoder in `folder` that serving.json names."""
+    assert serving.model is not None
+    assert serving.source is not None
+    source = serving.source
+    cross = CrossGeometry(source.max_length, serving.beams, Geometry.pairs(source.layers))
+    return CrossAttending(folder / serving.model, folder / source.encoder, geometry, cross, serving.session)
 
 
 class TextArena:

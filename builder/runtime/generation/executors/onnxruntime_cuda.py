@@ -1,0 +1,70 @@
+"""Run the decoder's graph with its cache on a GPU: ONNX Runtime in this process, the cache bound in place there.
+
+Only a step's tokens cross to the device, and only the requested logits cross back: all of them, or the highest, which
+the graph finds where it runs. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...contract import GenerationServing, Session
+from .base import Candidates, Geometry, Part, Step
+from .beginnings import padded, places
+from .candidates import in_order
+from .cuda import Device, DeviceCache, candidates_of, run_bound
+from .onnxruntime import Answer, Bound, bind_best
+
+
+def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "Cuda":
+    """Open the graphs in `folder` that serving.json names."""
+    assert serving.model is not None
+    assert serving.copier is not None
+    return Cuda(folder / serving.model, folder / serving.copier, geometry, serving.session)
+
+
+class Cuda(Bound):
+    """Slots of a cache on a device."""
+
+    joins = True
+
+    def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
+        device = Device(options)
+        super().__init__(geometry, device.open(model))
+        self.candidates = candidates_of(self.session)
+        self.cache = DeviceCache(device, copier, geometry, geometry.slots, geometry.max_length)
+
+    def _run(self, step: Step, binding: Any) -> None:
+        run_bound(self.session, binding, {name: array for name, array in step.feeds.items() if name in self.inputs})
+
+    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+        logits = self._answer_together(parts, self._bind_logits)
+        return [logits[rows] for rows in places(parts)]
+
+    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
+        candidates = in_order(self._answer_together(parts, self._bind_best))
+        return [candidates[rows] for rows in places(parts)]
+
+    def _answer_together(self, parts: "Sequence[Part]", bind: "Callable[[Any, int], Answer]") -> Answer:
+        part, counts = padded(parts)
+        return self._answer(part, bind, counts)
+
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy a whole slot: both are equal before `start`, and positions after `length` are unused."""
+        self.cache.copy(source, target)
+
+    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> "tuple[Step, Any]":
+        """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
+        step, binding = Step(rows, new, wanted), self.session.io_binding()
+        for name, shape in self.cache.shapes.items():
+            region = self.cache.region(name, first, (rows, *shape))
+            binding.bind_input(f"past_{name}", *region)
+            binding.bind_output(f"present_{name}", *region)
+        return step, binding
+
+    def _bind_best(self, binding: Any, wanted: int) -> Candidates:
+        return bind_best(binding, wanted, self.candidates)
