@@ -138,7 +138,9 @@ def test_every_path_that_a_page_names_exists(page: str) -> None:
 
 
 def test_the_tree_of_the_project_is_true() -> None:
-    tree = PAGES["docs/architecture.md"].split("## Where things are")[1].split("```text\n")[1].split("```")[0]
+    tree = (
+        PAGES["docs/explanation/architecture.md"].split("## Where things are")[1].split("```text\n")[1].split("```")[0]
+    )
     folders: list[str] = []
     shown = set()
     for line in tree.splitlines():
@@ -156,7 +158,7 @@ def test_the_tree_of_the_project_is_true() -> None:
 
 
 def test_what_the_python_page_says_can_be_imported_can_be() -> None:
-    page = PAGES["docs/python.md"]
+    page = PAGES["docs/reference/python.md"]
     elsewhere = set(re.findall(r"`(\w+)`", page.split("except", 1)[1].split("Importing", 1)[0]))
     described = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE)} - {"errors"}
     assert described - elsewhere == set(builder.__all__) & described, "from builder"

@@ -26,7 +26,7 @@ def _ran(bench: str, figures: dict[str, Any], name: str | None = None, options: 
     command = f"scripts/bench {bench} {options}--output docs/{name}.json"
     when = f" on {figures['date']}" if "date" in figures else ""
     where = f"on {figures['cores']} cores of an {figures['cpu']}"
-    return f"Recorded by `{command}`{when} {where} ([figures]({name}.json))."
+    return f"Recorded by `{command}`{when} {where} ([figures](../{name}.json))."
 
 
 def results() -> str:
@@ -224,7 +224,7 @@ def soak() -> str:
     lost = f["running_at_the_end"] + f["waiting_at_the_end"]
     return (
         f"Recorded by `{command} --output docs/soak.json` on {f['date']} on {f['cores']} cores of an {f['cpu']} "
-        f"([figures](soak.json)): {f['streamed']:,} streams and {f['whole']:,} whole answers, {f['left']:,} clients "
+        f"([figures](../soak.json)): {f['streamed']:,} streams and {f['whole']:,} whole answers, {f['left']:,} clients "
         f"that left early, {f['bad']:,} bad requests. {f['cut_by_a_kill_or_a_flood']:,} requests were cut by a kill or "
         f"refused in a flood, and {f['refused_in_a_flood']:,} of the floods themselves. Wrong answers, and failures "
         f"without such a reason: {len(f['wrong'])}. Slots lost: {lost:.0f}. The model answered again "
@@ -245,8 +245,8 @@ def fleet_builds() -> str:
     command = f"scripts/bench fleet builds --models {f['models']} --executors {','.join(f['builds'])}"
     return (
         f"Recorded by `{command} --output docs/fleet.json` on {f['date']} on {f['cores']} cores of an {f['cpu']} "
-        f"([figures](fleet.json)): {f['models']} tiny models; the seconds of the whole command, in brackets those of "
-        "the processor, and the memory of all its processes.\n\n"
+        f"([figures](../fleet.json)): {f['models']} tiny models; the seconds of the whole command, in brackets those "
+        "of the processor, and the memory of all its processes.\n\n"
     ) + table(("", *phases), rows)
 
 

@@ -41,7 +41,7 @@ def every_architecture() -> str:
         return "Not recorded yet: run `scripts/architectures`."
     parts = [
         f"Recorded by `scripts/architectures` with transformers {document['transformers']} "
-        "([data](architectures.json))."
+        "([data](../architectures.json))."
     ]
     for head, title in HEADS.items():
         rows = [row for row in document["rows"] if row["head"] == head]
@@ -88,7 +88,7 @@ def release_matrix() -> str:
     rows = [(f"`{key[0]}`", ", ".join(precisions), *key[1:]) for key, precisions in groups.items()]
     legend = "".join(f"\n{number}. {reason}" for number, reason in enumerate(reasons, 1))
     return (
-        "Recorded by `scripts/releases` ([data](releases.json)). ✓: verified; a number: see the list below; "
+        "Recorded by `scripts/releases` ([data](../releases.json)). ✓: verified; a number: see the list below; "
         f"empty: not tried.\n\n{table(('model type', 'precision', *versions), rows)}\n{legend}"
     )
 

@@ -144,7 +144,7 @@ def test_the_image_of_the_gateway_has_what_the_gateway_imports() -> None:
 
 
 def test_the_page_names_what_an_image_is_built_with() -> None:
-    page = (ROOT / "docs" / "deployment.md").read_text()
+    page = (ROOT / "docs" / "guides" / "deployment.md").read_text()
     taken = set(re.findall(r"^ARG (\w+)=", DOCKERFILE, re.MULTILINE))
     assert set(re.findall(r"--build-arg (\w+)=", page)) == taken
     for name, service in SERVICES.items():
@@ -235,7 +235,7 @@ def test_every_option_is_one_that_the_release_knows() -> None:
     """The server's own help, or a table of first releases, knows the options of docker-compose.yml and the page."""
     written = " ".join(word.replace("$$", "$") for name in SERVERS for word in SERVICES[name]["command"])
     written = written.replace(WATCH, "")  # those of curl
-    page = (ROOT / "docs" / "deployment.md").read_text()
+    page = (ROOT / "docs" / "guides" / "deployment.md").read_text()
     written += " ".join(re.findall(r"^  tritonserver .*?(?=^```)", page, re.MULTILINE | re.DOTALL))
     used = set(re.findall(r"--([a-z-]+)", written))
     assert len(used) >= 7

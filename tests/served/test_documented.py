@@ -1,4 +1,4 @@
-"""The requests of docs/serving.md and docs/text-generation.md, sent to a real Triton as they are written there."""
+"""The requests that pages of docs/guides show, sent to a real Triton as they are written there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = {"Qwen3-0.6B": "writes", "minilm": "minilm_fp32"}  # in the documentatio
 
 def _examples(page: str, language: str, server: Server) -> list[str]:
     """Return the blocks of a page, for the server and the models of the tests."""
-    text = (ROOT / "docs" / page).read_text("utf-8")
+    text = (ROOT / "docs" / "guides" / page).read_text("utf-8")
     for name, tested in NAMES.items():
         text = text.replace(name, tested)
     addresses = {"8000": server.ports.http, "8001": server.ports.grpc, "8002": server.ports.metrics}
@@ -44,5 +44,5 @@ def test_python_clients_are_answered(server: Server, capsys: pytest.CaptureFixtu
     programs = _examples("serving.md", "python", server)
     assert len(programs) == 3
     for program in programs:
-        exec(compile(program, "docs/serving.md", "exec"), {})
+        exec(compile(program, "docs/guides/serving.md", "exec"), {})
         assert capsys.readouterr().out.strip()

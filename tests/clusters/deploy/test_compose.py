@@ -109,4 +109,4 @@ models:
 
 
 def test_the_page_names_the_oldest_kubernetes() -> None:
-    assert f"Kubernetes {SINCE} or later" in (ROOT / "docs" / "kubernetes.md").read_text()
+    assert f"Kubernetes {SINCE} or later" in (ROOT / "docs" / "guides" / "kubernetes.md").read_text()

@@ -105,7 +105,7 @@ def test_what_it_does_not_have_is_refused(deployment: Deployment, why: str) -> N
 
 
 def test_the_job_in_the_documentation_is_what_kuberay_takes() -> None:
-    page = (ROOT / "docs" / "ray.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "ray.md").read_text("utf-8")
     (job,) = [yaml.safe_load(text) for _, title, text in blocks(page) if title == 'title="rayjob.yaml"']
     refuse_invalid(job, "1.33")
     cluster = job["spec"]["rayClusterSpec"]

@@ -30,7 +30,7 @@ from builder.serving.server.triton import Ports, Server, running
 from builder.serving.server.watch import children
 from tests.clusters.deploy.deployments import STORED
 
-PAGE = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "kubernetes.md").read_text()
 PICKED = re.findall(r'RequestsSpec: "([\w:]+)"', PAGE)  # the metrics that the page tells an endpoint picker to ask for
 
 

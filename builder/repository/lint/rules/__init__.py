@@ -1,1 +1,1 @@
-"""Rules, one module per topic. A module here is found by itself; its docstring heads its rules on docs/rules.md."""
+"""Rules, one module per topic, found by itself. A docstring heads its rules on docs/reference/rules.md."""

@@ -1,6 +1,6 @@
 """Fields that constrain an answer's form: response_format, guided_*, tools. One input of the model takes all of them.
 
-A model with the input `guide` gets it as JSON (docs/text-generation.md); one without it can only answer free text.
+A model with the input `guide` gets it as JSON; one without it can only answer free text.
 """
 
 from __future__ import annotations
