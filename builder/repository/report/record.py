@@ -1,16 +1,17 @@
-"""Record of a build's decisions and measurements, for build.json, for --json and for the table on the screen."""
+"""Report of a build: its decisions and measurements, as build.json and `--json` have them."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from builder.common.errors import RepositoryError
 from builder.common.speed import RUN, Latencies, speed_up
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 NOT_COMPARED = (
     "no speed-up where the cache has the times of an earlier build: times of different moments are not compared; "
@@ -163,6 +164,11 @@ class BuildReport:
         on = f"the CPU of the machine that built it ({self.cpu['model']})"
         return f"verified: {self.chosen} against PyTorch {self.versions['torch']} on {on}"
 
+    @property
+    def ladder(self) -> tuple[MeasuredVariant, ...]:
+        """Earlier name of `variants`, which build.json keeps."""
+        return self.variants
+
     def document(self) -> dict[str, Any]:
         """Return the report as JSON, in which the variants are called `ladder`.
 
@@ -171,7 +177,8 @@ class BuildReport:
         return {"ladder" if name == "variants" else name: value for name, value in asdict(self).items()}
 
     def table(self) -> Table:
-        """Return a table with a row per variant: size, speed over PyTorch, two latencies, quality.
+        """Return the table of the variants for the screen."""
+        from builder.repository.report.table import report_table  # imports rich
 
         The served one is bold.
         """
