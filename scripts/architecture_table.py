@@ -34,7 +34,7 @@ from builder.building.families import encoder
 from builder.building.pipeline import build
 from builder.building.variants import evaluator, steps
 from builder.checkpoints.libraries import quiet_libraries
-from builder.checkpoints.resolve import position_limit
+from builder.checkpoints.model import position_limit
 from builder.checkpoints.tasks import find_task
 from builder.common.errors import BuilderError
 from builder.common.samples import TEXTS

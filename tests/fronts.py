@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from builder.building.verify.mates import alike
-from builder.checkpoints.resolve import Checkpoint, tokenizer_json
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import encoder_task
+from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.tensors import to_tensors, to_values
 from builder.graphs.export.encoder import task_graph
 from builder.graphs.export.rows import padding_id, rows_of

@@ -12,7 +12,8 @@ import pytest
 from builder.building import pipeline
 from builder.building.families import Family, begin, encoder
 from builder.building.pipeline import build
-from builder.checkpoints.resolve import Checkpoint, resolve
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.resolve import resolve
 from builder.common.progress import Stage
 from builder.options import BuildSpec
 from builder.repository.report.record import BuildReport

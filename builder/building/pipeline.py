@@ -15,8 +15,9 @@ from builder.building.families import Family, begin, hand_over
 from builder.building.keys import build_key
 from builder.building.stages import Context, keeping
 from builder.building.verify.runtimes import verify_where_it_runs
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.mapped import giving_back
-from builder.checkpoints.resolve import Checkpoint, locate, resolve
+from builder.checkpoints.resolve import locate, resolve
 from builder.checkpoints.tokenizer_limits import panics_refused
 from builder.common.cache.bound import bounded_cache
 from builder.common.errors import RepositoryError

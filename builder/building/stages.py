@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from builder.building.families import Family
 from builder.building.stage_keys import stage_keys
 from builder.building.verify.runtimes import Replay
-from builder.checkpoints.resolve import Checkpoint
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import TaskGraph
 from builder.common.cache.entries import Entries
 from builder.common.cache.folder import cache_home, is_off

@@ -20,8 +20,9 @@ from transformers.utils import logging as transformers_logging
 
 from builder.building.pipeline import build
 from builder.checkpoints.libraries import quiet_libraries
+from builder.checkpoints.model import position_limit
 from builder.checkpoints.pooling import Pooler
-from builder.checkpoints.resolve import describe, locate, position_limit, resolve
+from builder.checkpoints.resolve import describe, locate, resolve
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import BuilderError, CheckpointError, RepositoryError
 from builder.options import make_spec

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import CodeLlamaTokenizer, MBart50Tokenizer
 
 from builder.checkpoints.languages import languages, nearest
-from builder.checkpoints.resolve import tokenizer_json
+from builder.checkpoints.tokenizer import tokenizer_json
 from builder.runtime.contract import Chat, Source
 from builder.runtime.fields import InputError
 from builder.runtime.generation.decoder_prompts import DecoderPrompts

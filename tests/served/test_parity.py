@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from builder.checkpoints.answers import difference
-from builder.checkpoints.resolve import Checkpoint, resolve
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.resolve import resolve
 from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.serving.client.client import Client

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from builder.building.families.whole_checkpoint import refuse_options
 from builder.building.verify.runtimes import Replay
-from builder.checkpoints.resolve import Checkpoint, CheckpointFiles
+from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.common.cpu import cpu
 from builder.common.progress import Stage
 from builder.options import BuildSpec, LayoutOptions

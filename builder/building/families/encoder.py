@@ -20,7 +20,7 @@ from builder.building.verify.parity import TOLERANCE, Reference, long_references
 from builder.building.verify.quality import Quality
 from builder.building.verify.recording import graph_case
 from builder.building.verify.runtimes import Replay
-from builder.checkpoints.resolve import Checkpoint
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.common.cpu import cpu
 from builder.common.errors import CheckpointError, SpecError, VerificationError
 from builder.common.memory import weights_bytes

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from builder.building.variants.generating import Required
 from builder.building.verify.generation import TOLERANCE
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import cleans_up
 from builder.checkpoints.generation_config import (
     end_ids,
@@ -24,7 +25,6 @@ from builder.checkpoints.generation_config import (
     max_tokens,
     option_defaults,
 )
-from builder.checkpoints.resolve import Checkpoint
 from builder.checkpoints.tasks.base import Task
 from builder.common.errors import SpecError
 from builder.common.memory import Memory

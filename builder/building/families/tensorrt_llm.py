@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from builder.building.families.whole_checkpoint import front, place_checkpoint, unverified
-from builder.checkpoints.resolve import CheckpointFiles
+from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.common.folders import RUNTIME
 from builder.engines.placement import InstanceGroup
 from builder.engines.tensorrt_llm import DTYPES, INPUTS, MODEL_FILE, NAME, OUTPUTS, model_document

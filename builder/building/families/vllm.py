@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from builder.building.families.whole_checkpoint import front, place_checkpoint, unverified
-from builder.checkpoints.resolve import CheckpointFiles
+from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.engines.placement import InstanceGroup
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
 from builder.options import VLLM, LayoutOptions, WholeCheckpoint

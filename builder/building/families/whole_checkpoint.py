@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.checkpoints.resolve import CheckpointFiles
+from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.common.errors import SpecError
 from builder.engines.placement import InstanceGroup
 from builder.options import BuildSpec, Serving

@@ -18,8 +18,9 @@ from builder.building.variants.traffic import Rates, measure
 from builder.building.verify.mates import alike
 from builder.building.verify.parity import Reference, error_at, usual_references
 from builder.building.verify.quality import Quality, served_quality
-from builder.checkpoints.resolve import Checkpoint, tokenizer_json
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, encoder_task, one_pipeline
+from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.cache.digests import write_whole
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.memory import weights_bytes

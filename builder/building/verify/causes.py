@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from builder.building.verify.mates import SHORT, first_row_distance
 from builder.building.verify.parity import TOLERANCE, USUAL, error_at, reference
-from builder.checkpoints.resolve import Checkpoint, load_model
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.model import load_model
 from builder.checkpoints.tasks.base import TaskGraph, encoder_task
 from builder.common.errors import VerificationError
 from builder.engines import infer_with

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from optimum.exporters.tasks import TasksManager
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoints.answers import difference
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import Numbers
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
@@ -28,9 +29,6 @@ from builder.runtime.encoder.task import Task as RuntimeTask
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, LANGUAGES, OUTPUTS, SOURCE
 from builder.runtime.tokens import TOKENIZE, TOKENS
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 Sample = Mapping[str, Any]
 Answer = Mapping[str, Any]
@@ -83,7 +81,7 @@ class Task(ABC):
 
     def auto_class(self) -> Any:
         """Return transformers' auto class for the head, by Optimum's table."""
-        return getattr(transformers, TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS[self.head])
+        return TasksManager.get_model_class_for_task(self.head)
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         """Return True if a checkpoint with this configuration was saved for this task.

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import Numbers
 from builder.checkpoints.metrics import similarity
 from builder.checkpoints.pooling import Pooler
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.common.errors import CheckpointError
 from builder.common.samples import MORE_TEXTS, TEXTS
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 
 class FeatureGraph(TaskGraph):

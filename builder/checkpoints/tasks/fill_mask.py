@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import cleans_up
 from builder.checkpoints.distances import Numbers, scores
 from builder.checkpoints.metrics import classification
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 
 class MaskGraph(TaskGraph):

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import BatchEncoding
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import Numbers, scores
 from builder.checkpoints.metrics import questions
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 
 class QuestionAnswering(EncoderTask):

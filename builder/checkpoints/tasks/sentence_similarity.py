@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedConfig
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.sentence_transformers import EMBEDDER
 from builder.checkpoints.tasks.feature_extraction import FeatureExtraction
 from builder.common.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 
 class SentenceSimilarity(FeatureExtraction):

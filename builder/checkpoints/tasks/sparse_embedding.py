@@ -6,20 +6,18 @@ Sources: https://arxiv.org/abs/2109.10086; sentence-transformers, sparse_encoder
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import Numbers
 from builder.checkpoints.sentence_transformers import SPARSE_ENCODER
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, cosine
 from builder.checkpoints.tasks.feature_extraction import FeatureExtraction, prompted
 from builder.common.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 
 class SpladeGraph(TaskGraph):

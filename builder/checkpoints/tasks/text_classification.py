@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import Numbers, scores
 from builder.checkpoints.metrics import classification
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 from builder.common.samples import MORE_TEXTS, TEXTS
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 
 class TextClassification(EncoderTask):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import Numbers, scores
 from builder.checkpoints.metrics import ranking
 from builder.checkpoints.sentence_transformers import CROSS_ENCODER
@@ -16,9 +17,6 @@ from builder.checkpoints.tasks.base import Answer, Sample
 from builder.checkpoints.tasks.text_classification import TextClassification, head_size
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 SAVED = ("sentence_transformers", "sbert_ce_default_activation_function")  # keys of a cross-encoder's config.json
 FUNCTIONS = {

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedConfig
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import Answer, Sample, pipeline_of
 from builder.checkpoints.tasks.text_classification import TextClassification, head_size
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
-
-if TYPE_CHECKING:
-    from builder.checkpoints.resolve import Checkpoint
 
 
 class ZeroShotClassification(TextClassification):

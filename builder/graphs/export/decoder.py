@@ -25,7 +25,7 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from builder.checkpoints.resolve import POSITION_TABLES
+from builder.checkpoints.model import POSITION_TABLES
 from builder.common.errors import ExportError
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.cached_attention import CACHED, ExportCache, exporting

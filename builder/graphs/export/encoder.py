@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from builder.checkpoints.resolve import Checkpoint
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import TaskGraph, encoder_task
 from builder.common.errors import ExportError
 from builder.common.workplace import full

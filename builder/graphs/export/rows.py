@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from builder.checkpoints.resolve import Checkpoint
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.common.samples import TEXTS
 
 TOKENIZER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")

@@ -14,8 +14,10 @@ from transformers import MBartTokenizer, PreTrainedConfig
 from builder.building.families import begin
 from builder.building.families.seq2seq.settings import Settings, read_settings, source_of
 from builder.building.families.seq2seq.texts import verified_beginning
-from builder.checkpoints.resolve import Checkpoint, resolve, tokenizer_json
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.translation import TASK as TRANSLATION
+from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.errors import BuilderError, SpecError
 from builder.options import make_spec
 from builder.runtime.fields import InputError

@@ -13,7 +13,8 @@ from onnx import numpy_helper
 
 from builder.building.pipeline import build
 from builder.building.verify.parity import TOLERANCE
-from builder.checkpoints.resolve import Checkpoint, resolve
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import Answer, Sample
 from builder.checkpoints.tasks.text_classification import TextClassification
 from builder.common.errors import VerificationError

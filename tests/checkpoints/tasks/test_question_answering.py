@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from builder.checkpoints.answers import difference
-from builder.checkpoints.resolve import resolve, tokenizer_json
+from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task
+from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.tensors import to_tensors, to_values
 from builder.engines.onnxruntime import open_session, run_with
 from builder.graphs.export.encoder import export

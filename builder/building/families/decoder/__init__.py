@@ -18,9 +18,9 @@ from builder.building.families.decoder.fastest_engine import Engines, FastestEng
 from builder.building.families.decoder.one_engine import Decoder
 from builder.building.families.generating import read_samples, refuse_options
 from builder.checkpoints.chat_template import chat_template
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import refuse_other_text
 from builder.checkpoints.generation_config import generation_file, refuse_unserved
-from builder.checkpoints.resolve import Checkpoint
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.memory import weights_bytes
 from builder.common.progress import Stage

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from builder.building.families import Family
 from builder.building.verify.recording import Case
 from builder.building.verify.runtimes import Replay
-from builder.checkpoints.resolve import Checkpoint, locate, resolve
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.resolve import locate, resolve
 from builder.checkpoints.same_tokens import difference
 from builder.common.errors import BuilderError, CheckpointError, SpecError
 from builder.common.folders import RUNTIME

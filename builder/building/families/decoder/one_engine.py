@@ -43,9 +43,10 @@ from builder.building.verify.long_rows import LongAnswers, ask_long_row, refuse_
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, past_the_window
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.chat_template import chat_template, part_roles, tool_template
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import total_length
-from builder.checkpoints.resolve import Checkpoint, tokenizer_json
 from builder.checkpoints.thinking import thinking
+from builder.checkpoints.tokenizer import tokenizer_json
 from builder.checkpoints.tool_parser import tool_parser
 from builder.common.errors import VerificationError
 from builder.common.memory import Memory

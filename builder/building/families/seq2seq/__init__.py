@@ -38,10 +38,11 @@ from builder.building.verify.seq2seq import (
     refuse_wrong_answers,
     text_agreement,
 )
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import refuse_other_text
 from builder.checkpoints.generation_config import end_ids
 from builder.checkpoints.metrics import texts as texts_against
-from builder.checkpoints.resolve import Checkpoint, tokenizer_json
+from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.memory import Memory, cache_bytes, refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.common.workplace import refuse_without_room

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from transformers import GenerationConfig, PreTrainedConfig
 
+from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import generation_file, refuse_unserved
 from builder.checkpoints.languages import languages, nearest
-from builder.checkpoints.resolve import Checkpoint
 from builder.checkpoints.tasks.base import Instructions, seq2seq_task
 from builder.common.errors import CheckpointError, SpecError
 from builder.graphs.onnx.graph import ENCODER_FILE

@@ -10,7 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from builder.building.families.generating import read_samples
-from builder.checkpoints.resolve import Checkpoint, tokenizer_json
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.errors import CheckpointError
 from builder.runtime.contract import Source
 from builder.runtime.generation.options import Options

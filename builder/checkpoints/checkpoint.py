@@ -1,0 +1,58 @@
+"""Checkpoint: the files that a build reads, and the model that they load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from builder.checkpoints.grids import Grids
+from builder.checkpoints.sentence_transformers import SentenceModules
+
+if TYPE_CHECKING:
+    from builder.checkpoints.tasks import Task  # which imports this module
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """Checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does.
+
+    `card`: what its card says of its origin.
+    """
+
+    source: str
+    revision: str | None
+    folder: Path
+    weights: tuple[Path, ...]
+    weights_sha256: str | None
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerFast
+    task: Task
+    sentence: SentenceModules | None
+    card: Mapping[str, list[str]]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the checkpoint's identity for build.json."""
+        return {
+            "source": self.source,
+            "revision": self.revision,
+            "model_type": self.config.model_type,
+            "weights_sha256": self.weights_sha256,
+        }
+
+
+@dataclass(frozen=True)
+class Checkpoint(CheckpointFiles):
+    """Checkpoint with its model, in fp32: all that exporting it needs.
+
+    `pooling`: the user's pooling of token vectors, if it replaces the checkpoint's own. `grids`: those of its matrices,
+    if they are stored in 4 or 8 bits.
+    """
+
+    model: PreTrainedModel
+    max_length: int
+    pooling: str | None = None
+    grids: Grids | None = None

@@ -1,0 +1,109 @@
+"""Model of a checkpoint: loaded in fp32 with every weight from its files, or without any weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from builder.checkpoints.checkpoint import CheckpointFiles
+from builder.checkpoints.generation_config import FILE, generation_file
+from builder.checkpoints.grids import Grids
+from builder.checkpoints.packed import packed_format, unpack, without_quantisation
+from builder.checkpoints.tasks import Task
+from builder.checkpoints.widen import widened
+from builder.common.errors import BuilderError, CheckpointError, first_line
+
+POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
+# Encoders of encoder-decoders, for features of a text; sentence-transformers takes the same classes (its
+# base/modules/transformer.py, 6.2). The auto class would load models that also need the tokens of an answer.
+ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+
+
+def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
+    """Load the task's model class in fp32, every weight of it from the checkpoint, and the grids of its matrices.
+
+    Raises CheckpointError, and RepositoryError for a full disk.
+    """
+    task, config = files.task, files.config
+    kind = _model_class(task, config)
+    packed = packed_format(config, files.source)
+    grids = None
+    try:
+        if packed is None:
+            with widened(files.folder, files.weights) as folder:
+                model, info = kind.from_pretrained(folder, **_loading(config), use_safetensors=True)
+        else:
+            config = without_quantisation(config)
+            shapes = _on_meta(kind, config)
+            weights, grids = unpack(packed, files.weights, shapes)
+            model, info = shapes.__class__.from_pretrained(None, **_loading(config), state_dict=weights)
+            _read_generation_config(model, files.folder)
+    except BuilderError:
+        raise
+    except Exception as error:  # transformers raises any kind for a broken checkpoint
+        raise CheckpointError(
+            f"the checkpoint does not load for {task.name}: {first_line(error)[:300]}. Its weights, its config.json "
+            "(id2label too) and the task must belong together"
+        ) from error
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(task.unused_weights))
+    mismatched = sorted(str(key) for key in info.get("mismatched_keys", ()))
+    if missing or mismatched:
+        have = ", ".join(config.architectures or ["unknown"])
+        raise CheckpointError(
+            f"the checkpoint ({have}) has no head for {task.name}: {len(missing) + len(mismatched)} weights would "
+            f"be random, such as {(missing + mismatched)[0]}. Choose a task it was trained for with --task"
+        )
+    return model.eval(), grids
+
+
+def model_without_weights(files: CheckpointFiles) -> PreTrainedModel:
+    """Return the task's model on the meta device, where its tensors have shapes and no memory."""
+    model = _on_meta(_model_class(files.task, files.config), without_quantisation(files.config))
+    _read_generation_config(model, files.folder)
+    return model.eval()
+
+
+def _model_class(task: Task, config: PreTrainedConfig) -> Any:
+    """Return transformers' auto class for the head of `task`, or the class of an encoder alone."""
+    name = ENCODERS.get(config.model_type) if task.head == "feature-extraction" else None
+    return task.auto_class() if name is None else getattr(transformers, name)
+
+
+def _on_meta(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    """Return a model of `kind`, a class or an auto class, whose tensors have shapes and no memory."""
+    with torch.device("meta"):
+        model: PreTrainedModel = getattr(kind, "from_config", kind)(config)
+    return model
+
+
+def _loading(config: PreTrainedConfig) -> dict[str, Any]:
+    return {"config": config, "dtype": torch.float32, "output_loading_info": True}
+
+
+def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    """Read the generation settings as `from_pretrained` does; old checkpoints have them in their config.json."""
+    if model.can_generate():
+        file = generation_file(folder)
+        named: dict[str, Any] = {} if file == FILE else {"config_file_name": file, "_from_model_config": True}
+        model.generation_config = GenerationConfig.from_pretrained(folder, **named)
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """Return how many tokens the learned position tables of `model` hold; None if it has none.
+
+    A table with a padding index starts counting after it, as RoBERTa's does. Some are not torch's own embedding:
+    I-BERT's is a class that can be quantised.
+    """
+    limits = [
+        int(module.weight.shape[0]) - (0 if module.padding_idx is None else int(module.padding_idx) + 1)  # type: ignore[arg-type]
+        for name, module in model.named_modules()
+        if name.rsplit(".", 1)[-1] in POSITION_TABLES and hasattr(module, "weight") and hasattr(module, "padding_idx")
+    ]
+    declared: Any = getattr(model.config, "max_position_embeddings", None)
+    if declared and declared > 0:  # further rows of a table may have another meaning
+        limits.append(int(declared))
+    return min(limits, default=None)
