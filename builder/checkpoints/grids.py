@@ -15,7 +15,7 @@ LARGEST_BLOCK, SMALLEST_BLOCK = 256, 16  # inputs of a block of MatMulNBits (ONN
 
 
 @dataclass(frozen=True)
-class Blocks:
+class QuantizedBlocks:
     """Matrix of `inputs` by outputs in blocks of `size` inputs, as MatMulNBits takes it (ContribOperators.md).
 
     `codes`: (outputs, blocks, size * bits / 8), `scales`: (outputs, blocks), `zeros`: (outputs, blocks * bits / 8,
@@ -58,7 +58,7 @@ class Grids:
         for row, scale, zero in zip(np.ascontiguousarray(weights), scales, zeros, strict=True):
             self._rows[_digest(row)] = (scale, zero)
 
-    def blocks(self, matrix: np.ndarray, largest: int) -> Blocks | None:
+    def blocks(self, matrix: np.ndarray, largest: int) -> QuantizedBlocks | None:
         """Return `matrix`, (inputs, outputs), in blocks of at most `largest` inputs; None if not the checkpoint's."""
         rows = np.ascontiguousarray(matrix.T, np.float32)
         blocks = [self._rows.get(_digest(row)) for row in rows]
@@ -79,7 +79,7 @@ class Grids:
         if codes.min() < 0 or codes.max() >= 2**self.bits or zeros.max() >= 2**self.bits:
             return None
         packed = _pack(codes.astype(np.uint8), self.bits)
-        return Blocks(self.bits, size, inputs, packed, scales.astype(np.float32), _pack(zeros, self.bits))
+        return QuantizedBlocks(self.bits, size, inputs, packed, scales.astype(np.float32), _pack(zeros, self.bits))
 
 
 def _block(group: int, inputs: int, size: int) -> int | None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from builder.checkpoints.grids import LARGEST_BLOCK, Blocks
+from builder.checkpoints.grids import LARGEST_BLOCK, QuantizedBlocks
 from builder.graphs.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, store_eight_bit
 from builder.graphs.onnx.operators import DOMAIN
 
@@ -45,7 +45,7 @@ class EightBitProducts(ABC):
         """Return nodes for `node`, Gather(table, rows), with a scale per row."""
         return eight_bit_lookup(self.graph, node, table)
 
-    def in_blocks(self, node: onnx.NodeProto, blocks: Blocks) -> onnx.NodeProto:
+    def in_blocks(self, node: onnx.NodeProto, blocks: QuantizedBlocks) -> onnx.NodeProto:
         """Return MatMulNBits for `node`, a product by the matrix that is `blocks`."""
         return helper.make_node(
             "MatMulNBits",
@@ -60,7 +60,7 @@ class EightBitProducts(ABC):
             accuracy_level=self.accuracy,
         )
 
-    def store_blocks(self, name: str, blocks: Blocks) -> list[str]:
+    def store_blocks(self, name: str, blocks: QuantizedBlocks) -> list[str]:
         """Store `blocks` once as constants: codes, scales and, where they are not in the middle, zeros."""
         parts = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
         if (blocks.zeros == SYMMETRIC[blocks.bits]).all():  # the default of an absent zero point

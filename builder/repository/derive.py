@@ -20,6 +20,7 @@ from builder.options.choices import KEEP
 from builder.repository.check import check
 from builder.repository.config.entries import numbered
 from builder.repository.config.render import parse, quote
+from builder.repository.locks import sync
 from builder.repository.publish import move_in, tidy
 from builder.repository.report.bom import BOM, bom
 from builder.repository.report.page import PAGE, page
@@ -27,7 +28,7 @@ from builder.repository.report.record import BuildReport, read_report
 from builder.repository.report.summary import REPORT as SUMMARY
 from builder.repository.settings import Settings, read_settings, with_settings
 from builder.repository.signatures import SIGNATURE
-from builder.repository.transaction import changing, sync
+from builder.repository.transaction import changing
 from builder.repository.versions import BESIDE, CONFIG, REPORT, activate, adopt, known, numbers, served
 from builder.runtime.contract import FILE
 

@@ -31,10 +31,11 @@ from builder.options.choices import KEEP
 from builder.repository.check import check
 from builder.repository.config.entries import RepositoryEntry, numbered
 from builder.repository.config.render import render
+from builder.repository.locks import sync, what_to_do
 from builder.repository.report.bom import BOM, bom
 from builder.repository.report.page import PAGE, page
 from builder.repository.report.record import BuildReport, read_report
-from builder.repository.transaction import Change, changing, sync, what_to_do
+from builder.repository.transaction import RepositoryChange, changing
 from builder.repository.verdict import Unverified, Verified
 from builder.repository.versions import BESIDE, CONFIG, REPORT, activate, adopt, numbers, prune, served
 from builder.runtime.recipe.compile import FOLDER as RECIPE
@@ -218,7 +219,7 @@ def _holds(path: Path, content: bytes | Path) -> bool:
     return path.stat().st_size == len(content) and path.read_bytes() == content
 
 
-def move_in(change: Change, staged: Path, entry: Path, number: int) -> None:
+def move_in(change: RepositoryChange, staged: Path, entry: Path, number: int) -> None:
     """Move a version in beside the others, where Triton does not look yet; without others, move the whole entry."""
     if not entry.exists():
         change.move(staged, entry)

@@ -1,38 +1,32 @@
 """Transactions on a repository: a change is made as a whole or not at all, even if the process dies.
 
-The journal records each step, with how to undo it, before the step is made. An exception undoes a change at once; that
-of a killed process is undone by the next `recover` (each build, check and serve begins with it). A lock lets one
-process at a time change or recover a repository. Long work, such as trying a version, holds the lock of its model
-alone. Knows files; knows nothing of models.
+The journal records each step, with how to undo it, before the step is taken. An exception undoes a change at once. The
+next `recover`, with which each build, check and serve begins, undoes the change of a killed process. A lock lets one
+process at a time change or recover a repository; long work, such as trying a version, holds only the lock of its model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.common.errors import RepositoryError
-from builder.common.workplace import FULL
+from builder.repository.locks import JOURNAL, abandoned_staging, explain_os_errors, hold_lock, staging, sync, what_to_do
 
-JOURNAL = "journal.json"
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step: what is at `target` came from `source`. Paths are relative to the folder that the repository is in.
+class JournalStep:
+    """One step: `target` has come from `source`. Paths are relative to the folder that contains the repository.
 
-    `kind`: "move" or "write". Of a write, `source` is a copy of the earlier content of `target`; None if there was
-    none.
+    `kind`: "move" or "write". The `source` of a write is a copy of the earlier content of `target`; None without one.
     """
 
     kind: str
@@ -40,18 +34,18 @@ class Step:
     target: str
 
 
-class Change:
+class RepositoryChange:
     """A change in progress. `staging`: a folder on the repository's own file system, outside it."""
 
     def __init__(self, repository: Path, staging: Path) -> None:
         self.root, self.staging = repository.parent, staging
-        self.steps: list[Step] = []
-        self._note()
+        self.steps: list[JournalStep] = []
+        self._record()
 
     def move(self, source: Path, target: Path) -> None:
         """Rename a file or a folder to a path where nothing exists."""
         target.parent.mkdir(exist_ok=True)
-        self._note(Step("move", self._place(source), self._place(target)))
+        self._record(JournalStep("move", self._relative(source), self._relative(target)))
         os.rename(source, target)
         sync(target.parent)
 
@@ -60,11 +54,11 @@ class Change:
         if target.is_file() and not target.is_symlink() and target.read_bytes() == content:
             return
         path = self._next("written")
-        _fill(path, content)
+        _write_synced(path, content)
         self._replace(path, target)
 
     def write_at_once(self, contents: Mapping[Path, bytes], folder: Path) -> None:
-        """Replace several files, all at the same moment. `folder`: a path in the repository that is used meanwhile."""
+        """Replace several files in one moment. `folder`: a path in the repository to use meanwhile."""
         if folder.exists():
             self._end_switch(folder)
         if len(contents) > 1:
@@ -80,12 +74,12 @@ class Change:
         Two files cannot share a rename. So they become links that go through one link, `folder`/now: to their earlier
         content until its rename, and then to `contents`.
         """
-        made = self._next("together")
-        _fill_folder(made / "before", [target.read_bytes() for target in contents])
-        _fill_folder(made / "after", list(contents.values()))
-        self._first_link(made / "now", "before")
-        sync(made)
-        self.move(made, folder)
+        staged = self._next("together")
+        _write_numbered(staged / "before", [target.read_bytes() for target in contents])
+        _write_numbered(staged / "after", list(contents.values()))
+        self._first_link(staged / "now", "before")
+        sync(staged)
+        self.move(staged, folder)
         for index, target in enumerate(contents):
             self._link(os.path.relpath(folder / "now" / str(index), target.parent), target)
         self._link("after", folder / "now")
@@ -106,10 +100,7 @@ class Change:
             ) from error
 
     def _end_switch(self, folder: Path) -> None:
-        """Turn the links that an interrupted switch left into plain files.
-
-        A repository that was copied or restored in the middle of a switch has them.
-        """
+        """Turn the links of an interrupted switch into plain files: a copy made in the middle of a switch has them."""
         for path in folder.parent.parent.glob("*/*"):
             if path.is_symlink() and folder.resolve() in path.resolve().parents:
                 self.write(path.read_bytes(), path)
@@ -137,7 +128,7 @@ class Change:
             shutil.copyfile(target, before, follow_symlinks=False)
             if not before.is_symlink():
                 sync(before)
-        self._note(Step("write", None if before is None else self._place(before), self._place(target)))
+        self._record(JournalStep("write", None if before is None else self._relative(before), self._relative(target)))
         os.replace(path, target)
         sync(target.parent)
 
@@ -145,10 +136,10 @@ class Change:
         """Return a path in the staging folder for the next step."""
         return self.staging / f"{kind}_{len(self.steps)}"
 
-    def _place(self, path: Path) -> str:
+    def _relative(self, path: Path) -> str:
         return str(path.relative_to(self.root))
 
-    def _note(self, *steps: Step) -> None:
+    def _record(self, *steps: JournalStep) -> None:
         self.steps.extend(steps)
         unfinished = self.staging / f"{JOURNAL}.unfinished"
         unfinished.write_text(json.dumps([asdict(step) for step in self.steps]), "utf-8")
@@ -157,20 +148,20 @@ class Change:
         sync(self.staging)
 
 
-def _fill_folder(folder: Path, contents: Sequence[bytes]) -> None:
+def _write_numbered(folder: Path, contents: Sequence[bytes]) -> None:
     """Create a folder of files whose names are their indices."""
     folder.mkdir(parents=True)
     for index, content in enumerate(contents):
-        _fill(folder / str(index), content)
+        _write_synced(folder / str(index), content)
     sync(folder)
 
 
-def _fill(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     sync(path)
 
 
-def undo(root: Path, steps: Sequence[Step]) -> None:
+def undo(root: Path, steps: Sequence[JournalStep]) -> None:
     """Put everything back, the last step first. Steps that a killed process had already undone are left alone."""
     for step in reversed(steps):
         target = root / step.target
@@ -184,17 +175,17 @@ def undo(root: Path, steps: Sequence[Step]) -> None:
 
 
 @contextlib.contextmanager
-def changing(repository: Path, *names: str) -> Iterator[Change]:
-    """Yield a change of the models `names` of `repository`; after the block all of it is made, or none.
+def changing(repository: Path, *names: str) -> Iterator[RepositoryChange]:
+    """Yield a change of the models `names` of `repository`; after the block all of it is done, or nothing.
 
     Waits for processes that change the repository or hold the lock of one of these models. Raises RepositoryError if
     the disk or the folder does not allow it; the repository is then as before.
     """
-    with contextlib.ExitStack() as stack, _told(repository):
+    with contextlib.ExitStack() as stack, explain_os_errors(repository):
         for name in sorted(names):
-            stack.enter_context(_locked(repository, name))
-        stack.enter_context(_locked(repository))
-        change = Change(repository, stack.enter_context(staging(repository)))
+            stack.enter_context(hold_lock(repository, name))
+        stack.enter_context(hold_lock(repository))
+        change = RepositoryChange(repository, stack.enter_context(staging(repository)))
         try:
             yield change
         except BaseException as cause:
@@ -213,30 +204,19 @@ def visiting(repository: Path, guest: str, make: Callable[[Path], None]) -> Iter
     if (repository / guest).exists():
         raise RepositoryError(f"{repository} has a model {guest} of its own, a name that is needed: remove it first")
     with contextlib.ExitStack() as stack:
-        with _told(repository), _locked(repository):
-            change = Change(repository, stack.enter_context(staging(repository)))
+        with explain_os_errors(repository), hold_lock(repository):
+            change = RepositoryChange(repository, stack.enter_context(staging(repository)))
         try:
-            with _told(repository), _locked(repository):
+            with explain_os_errors(repository), hold_lock(repository):
                 make(change.staging / guest)
                 change.move(change.staging / guest, repository / guest)
             yield
         finally:
-            with _told(repository), _locked(repository):
+            with explain_os_errors(repository), hold_lock(repository):
                 change.undo()
 
 
-@contextlib.contextmanager
-def _told(folder: Path, nothing: str = "nothing in it") -> Iterator[None]:
-    """Turn an OSError into a RepositoryError that says what to do, and that `nothing` was changed in `folder`."""
-    try:
-        yield
-    except OSError as error:
-        raise RepositoryError(
-            f"{folder} could not be written ({error.strerror or error}): {nothing} was changed. {what_to_do(error)}"
-        ) from error
-
-
-def _undo(repository: Path, change: Change, cause: BaseException) -> None:
+def _undo(repository: Path, change: RepositoryChange, cause: BaseException) -> None:
     try:
         change.undo()
     except OSError as error:
@@ -247,16 +227,16 @@ def _undo(repository: Path, change: Change, cause: BaseException) -> None:
 
 
 def recover(repository: Path) -> list[str]:
-    """Undo what killed processes left half done in `repository`; return the models that they had begun to change.
+    """Undo the unfinished changes of killed processes in `repository`; return the models that they were changing.
 
     Raises RepositoryError if that is impossible.
     """
-    if not _left(repository):
+    if not abandoned_staging(repository):
         return []
     recovered: list[str] = []
     try:
-        with _locked(repository):
-            for folder in _left(repository):
+        with hold_lock(repository):
+            for folder in abandoned_staging(repository):
                 steps = _read_journal(folder / JOURNAL)
                 undo(repository.parent, steps)
                 recovered.extend(_changed(repository, step) for step in steps)
@@ -269,117 +249,16 @@ def recover(repository: Path) -> list[str]:
     return sorted(set(recovered))
 
 
-def _changed(repository: Path, step: Step) -> str:
-    """Return the model that a step has changed: it put something into the repository, or took it out."""
+def _changed(repository: Path, step: JournalStep) -> str:
+    """Return the model that a step put something into, or took something out of."""
     folder, model, *_ = Path(step.target).parts
     return model if folder == repository.name or step.source is None else Path(step.source).parts[1]
 
 
-def _left(repository: Path) -> list[Path]:
-    """Return the staging folders whose process has ended: it held a lock on each."""
-    return [folder for folder in sorted(repository.parent.glob(f".{repository.name}.*.staging")) if not _held(folder)]
-
-
-def _held(folder: Path) -> bool:
+def _read_journal(path: Path) -> list[JournalStep]:
+    """Read the steps of a journal; none if it is missing or empty: each step is recorded before it is taken."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return True  # it is being removed
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-@contextlib.contextmanager
-def alone(repository: Path, *name: str) -> Iterator[None]:
-    """Hold the lock of `repository`, or of one model of it, for the block; wait while another process has it.
-
-    A process that dies releases it. Take a model's lock before the repository's. Raises RepositoryError if the folder
-    does not allow it.
-    """
-    with contextlib.ExitStack() as stack:
-        with _told(repository.parent, "nothing"):
-            stack.enter_context(_locked(repository, *name))
-        yield
-
-
-@contextlib.contextmanager
-def _locked(repository: Path, *name: str) -> Iterator[None]:
-    """Hold the lock like `alone`, but let an OSError through, for callers that explain it themselves."""
-    path = repository.parent / ".".join(["", repository.name, *name, "lock"])
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-            break
-        os.close(descriptor)  # its former holder has removed the file
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def staging(repository: Path) -> Iterator[Path]:
-    """Yield a folder on the repository's own file system, outside it: a running Triton never looks there.
-
-    It stays if it holds files that could not be put back.
-    """
-    folder = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=repository.parent))
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that `recover` leaves the folder alone
-        yield folder
-    finally:
-        if not (folder / JOURNAL).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-def refuse_unwritable(repository: Path) -> None:
-    """Raise RepositoryError if `repository` cannot be changed; the trial leaves nothing behind.
-
-    A change is staged in the folder that contains the repository, or in the nearest parent that exists so far.
-    """
-    try:
-        if os.path.lexists(repository) and not (repository.is_dir() and os.access(repository, os.W_OK | os.X_OK)):
-            raise PermissionError(errno.EACCES, "not a folder that can be written", str(repository))
-        place = next(parent for parent in repository.absolute().parents if os.path.lexists(parent))
-        with tempfile.TemporaryDirectory(prefix=f".{repository.name}.", suffix=".trial", dir=place):
-            pass
-    except OSError as error:
-        raise RepositoryError(
-            f"{repository} could not be written ({error.strerror or error}). {what_to_do(error)}"
-        ) from error
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or a folder's list of files, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def what_to_do(error: OSError) -> str:
-    """Return what the user can do about the error."""
-    if error.errno in FULL:
-        return "Free some space, or choose another folder"
-    if error.errno in FORBIDDEN:
-        return "Let this user write to it and to the folder that it is in, or choose another one"
-    return "Choose another folder"
-
-
-def _read_journal(path: Path) -> list[Step]:
-    """Read the steps of a journal; none if it is missing or empty, for each step is journalled before it is made."""
-    try:
-        return [Step(**step) for step in json.loads(path.read_text("utf-8"))]
+        return [JournalStep(**step) for step in json.loads(path.read_text("utf-8"))]
     except (FileNotFoundError, ValueError):
         return []
     except TypeError as error:

@@ -17,33 +17,33 @@ _PASSED = object()  # only `Verified.after` uses it
 
 
 @dataclass(frozen=True)
-class Bound:
+class ParityBound:
     """Number that came of a comparison with PyTorch, and the range that it must be in."""
 
-    what: str
+    name: str
     value: float
     at_least: float = -math.inf
     at_most: float = math.inf
 
     @property
-    def holds(self) -> bool:
+    def is_met(self) -> bool:
         """True if it is in its range; NaN is in none."""
         return self.at_least <= self.value <= self.at_most
 
     def __str__(self) -> str:
         wanted = f"at most {self.at_most:.4g}" if math.isfinite(self.at_most) else f"at least {self.at_least:.4g}"
-        return f"{self.what} is {self.value:.4g}, {wanted} is right"
+        return f"{self.name} is {self.value:.4g}, {wanted} is right"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Comparisons of a build with PyTorch: the exact graph's errors, and the quality of the variant that is served."""
 
-    bounds: tuple[Bound, ...]
+    bounds: tuple[ParityBound, ...]
 
     def refuse(self) -> None:
         """Raise VerificationError where a bound was missed, or where nothing was compared."""
-        missed = [str(bound) for bound in self.bounds if not bound.holds]
+        missed = [str(bound) for bound in self.bounds if not bound.is_met]
         if missed or not self.bounds:
             raise VerificationError(f"{'; '.join(missed) or 'nothing was compared'}. Nothing was published")
 

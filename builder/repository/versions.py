@@ -21,11 +21,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from builder.common.errors import RepositoryError
 from builder.repository.config.render import parse
+from builder.repository.locks import sync
 from builder.repository.report.bom import BOM
 from builder.repository.report.page import PAGE
 from builder.repository.report.record import BuildReport, read_report
 from builder.repository.sharing.hosting import hosted_repositories, note
-from builder.repository.transaction import Change, changing, sync
+from builder.repository.transaction import RepositoryChange, changing
 from builder.runtime.contract import FILE
 
 CONFIG, REPORT = "config.pbtxt", "build.json"
@@ -145,7 +146,7 @@ def rollback(repository: Path, name: str, number: int | None = None) -> int:
     return number
 
 
-def activate(change: Change, repository: Path, names: Sequence[str], number: int) -> None:
+def activate(change: RepositoryChange, repository: Path, names: Sequence[str], number: int) -> None:
     """Serve version `number` of a model. `names`: its entries, the front first."""
     front, *engines = [repository / name for name in names]
     changed = [engine for engine in engines if served(engine) not in (None, number)]
@@ -164,7 +165,7 @@ def activate(change: Change, repository: Path, names: Sequence[str], number: int
     note(change, repository, front.name, number)
 
 
-def _switch(change: Change, together: Sequence[Path], number: int) -> None:
+def _switch(change: RepositoryChange, together: Sequence[Path], number: int) -> None:
     """Switch the front, the first of `together`, and engines that cannot have both versions, at one moment.
 
     Triton reads the configurations of all models before it loads any (core, model_repository_manager.cc, PollModels).
@@ -176,7 +177,7 @@ def _switch(change: Change, together: Sequence[Path], number: int) -> None:
     change.write_at_once(configs, together[0] / CHANGING)
 
 
-def _put_beside(change: Change, entry: Path, number: int, versions: Sequence[int]) -> None:
+def _put_beside(change: RepositoryChange, entry: Path, number: int, versions: Sequence[int]) -> None:
     for target, content in _beside(entry, number, versions).items():
         change.write(content, target)
 
@@ -214,7 +215,7 @@ def one_config(entry: Path, *versions: int | None) -> bool:
     return all(getattr(config, field) == getattr(configs[0], field) for config in configs for field in SHARED)
 
 
-def adopt(change: Change, entry: Path) -> None:
+def adopt(change: RepositoryChange, entry: Path) -> None:
     """Give the served version of a model that an earlier build-repo published the files that belong to it."""
     now = served(entry)
     if now is None or _keeps(entry, now):

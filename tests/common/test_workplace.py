@@ -22,7 +22,7 @@ from builder.common.workplace import PREFIX, scratch, workplace
 from builder.engines.optimise.fusion import fuse
 from builder.graphs.export import encoder
 from builder.options import make_spec
-from builder.repository.transaction import refuse_unwritable
+from builder.repository.locks import refuse_unwritable
 from tests.models import options_of
 
 FULL_DEVICE = Path("/dev/full")  # on which every write fails as on a full disk

@@ -21,15 +21,15 @@ import pytest
 from builder.cli import main
 from builder.common.errors import RepositoryError
 from builder.options import Serving
+from builder.repository import locks
 from builder.repository import publish as publish_module
-from builder.repository import transaction
 from builder.repository import versions as versions_module
 from builder.repository.check import check, pending
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.publish import existing_source, publish
 from builder.repository.report.provenance import file_hashes
 from builder.repository.report.record import BuildReport
-from builder.repository.transaction import Change, Step, recover
+from builder.repository.transaction import JournalStep, RepositoryChange, recover
 from builder.repository.verdict import Unverified
 from builder.repository.versions import loaded, newest_first, numbers, remove, rollback, served
 from tests.reports import REPORT
@@ -303,16 +303,20 @@ def test_an_engine_whose_configuration_serves_both_versions_has_both_while_the_f
 
 
 def test_what_was_copied_while_it_changed_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository, copy, link = tmp_path / "model_repository", tmp_path / "copy" / "model_repository", Change._link
+    repository, copy, link = (
+        tmp_path / "model_repository",
+        tmp_path / "copy" / "model_repository",
+        RepositoryChange._link,
+    )
 
-    def copied(self: Change, to: str, target: Path) -> None:
+    def copied(self: RepositoryChange, to: str, target: Path) -> None:
         link(self, to, target)
         if to == "after":
             shutil.copytree(repository, copy, symlinks=True)
 
     _publish(repository, b"one")
     with monkeypatch.context() as patched:
-        patched.setattr(Change, "_link", copied)
+        patched.setattr(RepositoryChange, "_link", copied)
         _publish(repository, b"two", batch=8)
     _whole(copy)
     _publish(copy, b"three", batch=4)
@@ -378,16 +382,16 @@ def test_an_error_at_any_step_leaves_what_was_there(tmp_path: Path, monkeypatch:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     before = _tree(tmp_path)
-    left, note = 0, Change._note
+    left, record = 0, RepositoryChange._record
 
-    def failing(self: Change, *steps: Step) -> None:
+    def failing(self: RepositoryChange, *steps: JournalStep) -> None:
         nonlocal left
         left -= len(steps)
         if left < 0:
             raise OSError(errno.EIO, "simulated")
-        note(self, *steps)
+        record(self, *steps)
 
-    monkeypatch.setattr(Change, "_note", failing)
+    monkeypatch.setattr(RepositoryChange, "_record", failing)
     for steps in range(9):  # three folders, and the files beside the versions
         left = steps
         with pytest.raises(RepositoryError, match="nothing in it was changed"):
@@ -487,7 +491,7 @@ def test_a_build_killed_before_anything_moved_leaves_no_trace(journal: str | Non
     staging = tmp_path / ".model_repository.x.staging"
     (staging / "new" / "front").mkdir(parents=True)
     if journal is not None:
-        (staging / transaction.JOURNAL).write_text(journal)
+        (staging / locks.JOURNAL).write_text(journal)
     assert recover(repository) == []
     assert _tree(repository) == before
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
@@ -532,7 +536,7 @@ def test_what_an_earlier_release_left_half_done_is_not_thrown_away(tmp_path: Pat
     _publish(repository, b"one")
     old = tmp_path / ".model_repository.x.staging"
     old.mkdir()
-    (old / transaction.JOURNAL).write_text('{"front": "a hash"}')
+    (old / locks.JOURNAL).write_text('{"front": "a hash"}')
     with pytest.raises(RepositoryError, match="earlier version of build-repo that was killed: move what is in"):
         recover(repository)
     assert old.is_dir()
@@ -544,7 +548,7 @@ def test_builds_into_one_repository_wait_for_each_other(tmp_path: Path, monkeypa
     inside = threading.Lock()
     activate = versions_module.activate
 
-    def slow(change: Change, repository: Path, names: Sequence[str], number: int) -> None:
+    def slow(change: RepositoryChange, repository: Path, names: Sequence[str], number: int) -> None:
         assert inside.acquire(blocking=False), "two builds publish at once"
         time.sleep(0.02)
         activate(change, repository, names, number)
@@ -606,7 +610,7 @@ def test_the_folder_of_a_build_that_still_runs_is_left_alone(tmp_path: Path) -> 
     dead = tmp_path / f".model_repository.{os.getppid()}.x.staging"
     dead.mkdir()
     with ThreadPoolExecutor(1) as other:
-        with transaction.alone(repository), transaction.staging(repository) as staging:
+        with locks.locked(repository), locks.staging(repository) as staging:
             recovering = other.submit(recover, repository)
             time.sleep(0.05)
             assert staging.is_dir()

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import RepositoryError
-from builder.repository.transaction import alone, changing, recover, visiting
+from builder.repository.locks import locked
+from builder.repository.transaction import changing, recover, visiting
 
 
 def _made(entry: Path) -> None:
@@ -47,7 +48,7 @@ def _write(repository: Path, name: str) -> None:
 
 def test_who_changes_a_model_waits_for_who_has_it_alone(repository: Path) -> None:
     with ThreadPoolExecutor(1) as other:
-        with alone(repository, "front"):
+        with locked(repository, "front"):
             changed = other.submit(_write, repository, "front")
             with pytest.raises(NotYet):
                 changed.result(timeout=0.1)

@@ -44,7 +44,7 @@ from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import lay_out
 from builder.repository.report.provenance import file_hashes, versions
 from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
-from builder.repository.verdict import Bound, Comparison
+from builder.repository.verdict import Comparison, ParityBound
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
 EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is

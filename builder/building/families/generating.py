@@ -38,7 +38,7 @@ from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import request_limits
 from builder.repository.report.provenance import file_hashes
 from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
-from builder.repository.verdict import Bound
+from builder.repository.verdict import ParityBound
 from builder.runtime.contract import Arena, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
@@ -114,15 +114,15 @@ def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
     )
 
 
-def exact_bound(exact: MeasuredVariant) -> Bound:
+def exact_bound(exact: MeasuredVariant) -> ParityBound:
     """Return the bound on the graph in fp32, before anything is quantised."""
     error = math.inf if exact.error is None else exact.error
-    return Bound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
+    return ParityBound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
 
 
 def kept_bounds(
     required: Required, exact: MeasuredVariant, served: MeasuredVariant, pytorch: MeasuredVariant, metric: str
-) -> tuple[Bound, ...]:
+) -> tuple[ParityBound, ...]:
     """Return the bounds on the variant that is served; none where that is the exact one."""
     return () if served is exact else required.bounds(served, pytorch, metric)
 

@@ -10,7 +10,7 @@ from builder.building.variants.selection import Candidate
 from builder.common.speed import Latencies, speed_up
 from builder.graphs.onnx.graph import Graph, remove_graph
 from builder.repository.report.record import MeasuredVariant
-from builder.repository.verdict import Bound
+from builder.repository.verdict import ParityBound
 
 Variant = TypeVar("Variant")
 

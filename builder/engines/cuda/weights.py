@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from builder.checkpoints.grids import Blocks
+from builder.checkpoints.grids import QuantizedBlocks
 from builder.common.errors import SpecError
 from builder.engines.eight_bit import SYMMETRIC, EightBitProducts
 from builder.graphs.onnx.nodes import add_constant, eight_bit_scales, eight_bits
@@ -58,7 +58,7 @@ class EightBit(EightBitProducts):
         yield helper.make_node("Reshape", [f"{output}.blocks", shape], [output])
 
 
-def in_bytes(rows: np.ndarray) -> Blocks:
+def in_bytes(rows: np.ndarray) -> QuantizedBlocks:
     """Return `rows`, (outputs, inputs), in 8 bits around 128, a scale per block.
 
     Raises SpecError where no block fits.
@@ -73,4 +73,4 @@ def in_bytes(rows: np.ndarray) -> Blocks:
     blocks = rows.reshape(outputs, -1, size)
     scales = eight_bit_scales(blocks, axis=2)
     codes = eight_bits(blocks, scales).view(np.uint8) ^ np.uint8(SYMMETRIC[8])  # of two's complement: 128 more
-    return Blocks(8, size, inputs, codes, scales[..., 0], np.full(scales.shape[:2], SYMMETRIC[8], np.uint8))
+    return QuantizedBlocks(8, size, inputs, codes, scales[..., 0], np.full(scales.shape[:2], SYMMETRIC[8], np.uint8))

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CLASS = "TritonPythonModel"
-FILES = 512  # the cache's size: models of one kind share files, and several rules read each of them
+CACHED_FILES = 512  # models of one kind share files, and several rules read each
 
 
 @dataclass(frozen=True)
-class Call:
-    """InferenceRequest in the source. `outputs`: the names that are written in it."""
+class BlsCall:
+    """Call of another model: an InferenceRequest in the source. `outputs`: the literal names of requested outputs."""
 
     model: str
     outputs: tuple[str, ...]
@@ -25,7 +25,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Source:
+class PythonSource:
     """Source of a module.
 
     `names`: what its top level defines or imports; `methods`: of the class that Triton instantiates, if it is here.
@@ -33,11 +33,11 @@ class Source:
 
     names: frozenset[str]
     methods: frozenset[str] | None
-    calls: tuple[Call, ...]
-    sends: bool  # True if it takes a request's response sender
+    calls: tuple[BlsCall, ...]
+    takes_sender: bool  # True if it calls get_response_sender of a request
 
 
-def read_source(path: Path) -> Source | None:
+def read_source(path: Path) -> PythonSource | None:
     """Return the source of a file; None if it does not parse, which another rule reports."""
     try:
         return _read(path.read_bytes()) if path.is_file() else None
@@ -45,8 +45,8 @@ def read_source(path: Path) -> Source | None:
         return None
 
 
-@functools.lru_cache(FILES)
-def _read(content: bytes) -> Source | None:
+@functools.lru_cache(CACHED_FILES)
+def _read(content: bytes) -> PythonSource | None:
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -57,11 +57,11 @@ def _read(content: bytes) -> Source | None:
         functions = [node for node in classes[0].body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         methods = frozenset(function.name for function in functions)
     nodes = list(ast.walk(tree))
-    sends = any(isinstance(node, ast.Attribute) and node.attr == "get_response_sender" for node in nodes)
-    return Source(frozenset(_bound(nodes)), methods, tuple(_calls(nodes)), sends)
+    takes_sender = any(isinstance(node, ast.Attribute) and node.attr == "get_response_sender" for node in nodes)
+    return PythonSource(frozenset(_bound(nodes)), methods, tuple(_calls(nodes)), takes_sender)
 
 
-@functools.lru_cache(FILES)
+@functools.lru_cache(CACHED_FILES)
 def syntax_error(content: bytes, python: tuple[int, int]) -> str | None:
     """Return why a file does not compile with a Python of this version; None if it does."""
     try:
@@ -82,13 +82,13 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.id
 
 
-def _calls(nodes: Iterable[ast.AST]) -> Iterator[Call]:
+def _calls(nodes: Iterable[ast.AST]) -> Iterator[BlsCall]:
     for node in nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "InferenceRequest":
             keywords = {keyword.arg: keyword.value for keyword in node.keywords}
             model = _text(keywords.get("model_name"))
             if model is not None:
-                yield Call(model, tuple(_texts(keywords.get("requested_output_names"))), node.lineno)
+                yield BlsCall(model, tuple(_texts(keywords.get("requested_output_names"))), node.lineno)
 
 
 def _text(node: ast.expr | None) -> str | None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from builder.engines import onnxruntime, openvino, stock, tensorrt
-from builder.repository.lint.repository import Version
+from builder.repository.lint.repository import ModelVersion
 
 
 class Unreadable(Exception):
     """Graph that its engine cannot read; the message says why."""
 
 
-def signature_of(version: Version) -> stock.Signature | None:
+def signature_of(version: ModelVersion) -> stock.Signature | None:
     """Return the tensors of a version's graph; None if it has none that can be read here. Raises Unreadable.
 
     For a plan, return those of the graph that it was compiled from, if that lies beside it.
@@ -43,7 +43,7 @@ def _signature(backend: str, path: Path, changed_ns: int) -> stock.Signature | N
     return signature
 
 
-def readable(version: Version) -> stock.Signature | None:
+def readable(version: ModelVersion) -> stock.Signature | None:
     """Return the result of `signature_of`, but None for a graph that cannot be read: another rule reports that."""
     try:
         return signature_of(version)

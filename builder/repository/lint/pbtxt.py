@@ -1,4 +1,4 @@
-"""Find the place of each field in a config.pbtxt: protobuf's own parser returns values without places.
+"""Locate each field of a config.pbtxt: protobuf's own parser returns values without positions.
 
 Grammar: protobuf.dev, "Text Format Language Specification". Only texts that protobuf has parsed are read here.
 """
@@ -22,61 +22,59 @@ OPEN = {"{": "}", "<": ">"}
 
 
 @dataclass(frozen=True)
-class Place:
-    """Place of a field, from its name to the end of its value, and of its value alone, as offsets; `line` from 1.
+class FieldSpan:
+    """Offsets of a field: `start` of its name, `value` of its value, and `end`; `line` from 1.
 
-    `alone`: false for an element of a list in brackets, which has commas around it.
+    `is_standalone`: False for an element of a list in brackets, which has commas around it.
     """
 
     start: int
     end: int
     value: int
     line: int
-    alone: bool
+    is_standalone: bool
 
 
-def places(text: str) -> dict[str, Place]:
-    """Return the place of each field by its path, such as `input[1].dims` and `parameters[NAME]`.
+def field_spans(text: str) -> dict[str, FieldSpan]:
+    """Return the span of each field by its path, such as `input[1].dims` and `parameters[NAME]`.
 
     The first of a repeated field has no number.
     """
     return _Reader(text).read()
 
 
-def place_of(field: str, known: Mapping[str, Place]) -> Place | None:
-    """Return the place of a field, such as `input[0].dims` or `input.dims`; None if it is not in the text."""
-    return known.get(field.replace("[0]", ""))
+def span_of(field: str, spans: Mapping[str, FieldSpan]) -> FieldSpan | None:
+    """Return the span of a field, such as `input[0].dims` or `input.dims`; None if it is not in the text."""
+    return spans.get(field.replace("[0]", ""))
 
 
 def edited(text: str, edits: list[Edit], name: str) -> str | None:
     """Return `text` with `edits`, otherwise unchanged; None if that is not the same configuration with these edits."""
-    wanted = parse(text, name)
+    expected = parse(text, name)
     result = text
     for edit in edits:
         result = _apply(result, edit)
-        _apply_to(wanted, edit)
+        _apply_to(expected, edit)
     try:
-        same = parse(result, name) == wanted
+        return result if parse(result, name) == expected else None
     except RepositoryError:
         return None
-    return result if same else None
 
 
 def _apply(text: str, edit: Edit) -> str:
-    known = places(text)
     numbered = re.compile(rf"{re.escape(edit.field)}(\[\d+\])?")
-    spots = {spot for path, spot in known.items() if numbered.fullmatch(path) and spot.alone}
-    for spot in sorted(spots, key=lambda spot: spot.start, reverse=True):
+    spans = {span for path, span in field_spans(text).items() if numbered.fullmatch(path) and span.is_standalone}
+    for span in sorted(spans, key=lambda span: span.start, reverse=True):
         if edit.value is None:
-            text = _without(text, spot)
+            text = _without(text, span)
         else:
-            text = f'{text[: spot.value]}"{quote(edit.value)}"{text[spot.end :]}'
+            text = f'{text[: span.value]}"{quote(edit.value)}"{text[span.end :]}'
     return text
 
 
-def _without(text: str, spot: Place) -> str:
+def _without(text: str, span: FieldSpan) -> str:
     """Return `text` without a field, and without its line if nothing else is on it."""
-    start, end = spot.start, spot.end
+    start, end = span.start, span.end
     before = text.rfind("\n", 0, start) + 1
     after = re.compile(r"[ \t;,]*\n?").match(text, end)
     assert after is not None
@@ -99,63 +97,67 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens = [(m["token"], m.start("token"), m.end("token")) for m in TOKEN.finditer(text) if m["token"]]
-        self.at = 0
-        self.places: dict[str, Place] = {}
+        self.position = 0
+        self.spans: dict[str, FieldSpan] = {}
 
-    def read(self) -> dict[str, Place]:
+    def read(self) -> dict[str, FieldSpan]:
         self._message("", "")
-        return self.places
+        return self.spans
 
     def _peek(self) -> str:
-        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+        return self.tokens[self.position][0] if self.position < len(self.tokens) else ""
 
     def _next(self) -> tuple[str, int, int]:
-        token = self.tokens[self.at]
-        self.at += 1
+        token = self.tokens[self.position]
+        self.position += 1
         return token
 
     def _message(self, path: str, closing: str) -> str | None:
         """Read fields up to `closing`; return the text of the field `key`, for entries of a map."""
         counts: dict[str, int] = {}
         key = None
-        while self.at < len(self.tokens) and self._peek() != closing:
+        while self.position < len(self.tokens) and self._peek() != closing:
             name, start, _ = self._next()
             if name in (";", ","):
                 continue
             if self._peek() == ":":
                 self._next()
-            for spot, inner in self._values(f"{path}{name}", start, counts, name):
-                self._keep(f"{path}{name}", counts[name], spot, inner)
+            for span, inner in self._values(f"{path}{name}", start, counts, name):
+                self._keep(f"{path}{name}", counts[name], span, inner)
                 counts[name] += 1
             if name == "key":
-                key = _unquoted(self.text[self.places[f"{path}key"].value : self.places[f"{path}key"].end])
-        if closing and self.at < len(self.tokens):
+                key = _unquoted(self.text[self.spans[f"{path}key"].value : self.spans[f"{path}key"].end])
+        if closing and self.position < len(self.tokens):
             self._next()
         return key
 
-    def _keep(self, path: str, number: int, spot: Place, key: str | None) -> None:
-        self.places[f"{path}[{number}]" if number else path] = spot
+    def _keep(self, path: str, number: int, span: FieldSpan, key: str | None) -> None:
+        self.spans[f"{path}[{number}]" if number else path] = span
         if key is not None:
-            self.places[f"{path}[{key}]"] = spot
+            self.spans[f"{path}[{key}]"] = span
 
-    def _values(self, path: str, start: int, counts: dict[str, int], name: str) -> Iterator[tuple[Place, str | None]]:
+    def _values(
+        self, path: str, start: int, counts: dict[str, int], name: str
+    ) -> Iterator[tuple[FieldSpan, str | None]]:
         """Yield the value of a field, or of a list of messages one by one, with the key of an entry of a map."""
         counts.setdefault(name, 0)
-        messages = self._peek() == "[" and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1][0] in OPEN
+        messages = (
+            self._peek() == "[" and self.position + 1 < len(self.tokens) and self.tokens[self.position + 1][0] in OPEN
+        )
         if not messages:
-            yield self._value(_inside(path, counts[name]), start, alone=True)
+            yield self._value(_inside(path, counts[name]), start, is_standalone=True)
             return
         self._next()
-        while self.at < len(self.tokens) and self._peek() != "]":
+        while self.position < len(self.tokens) and self._peek() != "]":
             if self._peek() == ",":
                 self._next()
                 continue
-            yield self._value(_inside(path, counts[name]), self.tokens[self.at][1], alone=False)
+            yield self._value(_inside(path, counts[name]), self.tokens[self.position][1], is_standalone=False)
         self._next()
 
-    def _value(self, path: str, start: int, alone: bool) -> tuple[Place, str | None]:
+    def _value(self, path: str, start: int, is_standalone: bool) -> tuple[FieldSpan, str | None]:
         key = None
-        token, value, end = self._next()
+        token, value, _ = self._next()
         if token in OPEN:
             key = self._message(path, OPEN[token])
         elif token == "[":
@@ -165,8 +167,8 @@ class _Reader:
         elif token[0] in "\"'":
             while self._peek()[:1] in ('"', "'") and self._peek():
                 self._next()
-        end = self.tokens[self.at - 1][2]
-        return Place(start, end, value, self.text.count("\n", 0, start) + 1, alone), key
+        end = self.tokens[self.position - 1][2]
+        return FieldSpan(start, end, value, self.text.count("\n", 0, start) + 1, is_standalone), key
 
 
 def _inside(path: str, number: int) -> str:
@@ -174,9 +176,7 @@ def _inside(path: str, number: int) -> str:
 
 
 def _unquoted(literal: str) -> str:
-    config = model_config_pb2.ModelConfig()
     try:
-        config = parse(f"name: {literal}", "")
+        return str(parse(f"name: {literal}", "").name)
     except RepositoryError:
         return literal
-    return str(config.name)

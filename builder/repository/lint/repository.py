@@ -22,12 +22,12 @@ from builder.common.errors import RepositoryError
 from builder.common.hashing import Digests
 from builder.common.releases import RELEASES
 from builder.repository.config.render import parse
-from builder.repository.lint.pbtxt import Place, places
+from builder.repository.lint.pbtxt import FieldSpan, field_spans
 from builder.runtime.contract import DRAFT, FILE, ContractError, GenerationServing, Serving, load
 from builder.runtime.recipe import compile as program
 
 CONFIG = "config.pbtxt"
-CONFIGS = "configs"  # the folder of the configurations that --model-config-name chooses
+CONFIGS = "configs"  # folder of the configurations among which --model-config-name chooses
 BESIDE_VERSIONS = ("warmup", "initial_state", CONFIGS)  # core, model_lifecycle.cc, VersionsToLoad
 ENSEMBLE = "ensemble"
 # core, model_config_utils.cc, AutoCompleteBackendFields: the backend that a platform, or a file that exists, implies.
@@ -45,13 +45,13 @@ FILES = {
     "pytorch": "model.pt",
     "python": "model.py",
 }
-TWO_ON_CPU = ("onnxruntime", "tensorflow")  # two instances, if a configuration does not say how many
-NUMBER = re.compile(r"\s*[+-]?\d+")  # the part of a folder's name that std::stoll reads
+TWO_ON_CPU = ("onnxruntime", "tensorflow")  # two instances unless the configuration gives a count
+NUMBER = re.compile(r"\s*[+-]?\d+")  # as much of a folder's name as std::stoll reads
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Folder of a repository, which Triton takes for a model; `file`: its configuration, relative to the folder."""
+    """Folder that Triton takes for a model; `file`: its configuration, relative to the folder."""
 
     repository: Repository
     path: Path
@@ -100,7 +100,7 @@ class Repository:
         return tuple(Folder(self, path, file) for path in paths for file in _configurations(path))
 
     @cached_property
-    def models(self) -> tuple[Model, ...]:
+    def models(self) -> tuple[RepositoryModel, ...]:
         """Models whose configuration can be read, or whose backend Triton finds without one."""
         models = []
         for folder in self.folders:
@@ -109,17 +109,17 @@ class Repository:
             except RepositoryError:
                 continue
             if folder.text is not None or config.backend:
-                models.append(Model(self, folder.path, folder.file, folder.text or "", config))
+                models.append(RepositoryModel(self, folder.path, folder.file, folder.text or "", config))
         return tuple(models)
 
     @cached_property
-    def by_name(self) -> Mapping[str, Model]:
+    def by_name(self) -> Mapping[str, RepositoryModel]:
         """Models that others can call, by folder, with the configuration that Triton uses by default."""
         return {model.name: model for model in self.models if model.file == CONFIG}
 
 
 @dataclass(frozen=True)
-class Model:
+class RepositoryModel:
     """Model with one of its configurations; `config`: a ModelConfig."""
 
     repository: Repository
@@ -133,8 +133,8 @@ class Model:
         return self.path.name
 
     @cached_property
-    def places(self) -> Mapping[str, Place]:
-        return places(self.text)
+    def spans(self) -> Mapping[str, FieldSpan]:
+        return field_spans(self.text)
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -169,24 +169,23 @@ class Model:
         return bool(self.config.platform == ENSEMBLE or self.config.HasField("ensemble_scheduling"))
 
     @cached_property
-    def versions(self) -> tuple[Version, ...]:
+    def versions(self) -> tuple[ModelVersion, ...]:
         """Version folders, the oldest first."""
-        numbers = {path.name: path for path in _subfolders(self.path) if re.fullmatch(r"0|[1-9]\d*", path.name)}
-        served = self.served
-        return tuple(Version(self, path, int(name) in served) for name, path in sorted(numbers.items(), key=_by_number))
+        paths = {int(path.name): path for path in _subfolders(self.path) if re.fullmatch(r"0|[1-9]\d*", path.name)}
+        return tuple(ModelVersion(self, path, number in self.served) for number, path in sorted(paths.items()))
 
     @cached_property
     def served(self) -> frozenset[int]:
         """Versions that Triton loads: core, model_lifecycle.cc, VersionsToLoad."""
         names = [path.name for path in _subfolders(self.path) if path.name not in BESIDE_VERSIONS]
-        read = [NUMBER.match(name) for name in names if len(name) == 1 or not name.startswith("0")]
-        there = sorted({int(match.group()) for match in read if match is not None}, reverse=True)
+        matches = [NUMBER.match(name) for name in names if len(name) == 1 or not name.startswith("0")]
+        numbers = sorted({int(match.group()) for match in matches if match is not None}, reverse=True)
         policy = self.config.version_policy
         if policy.HasField("specific"):
-            return frozenset(there) & frozenset(policy.specific.versions)
+            return frozenset(numbers) & frozenset(policy.specific.versions)
         if policy.HasField("all"):
-            return frozenset(there)
-        return frozenset(there[: policy.latest.num_versions if policy.HasField("latest") else 1])
+            return frozenset(numbers)
+        return frozenset(numbers[: policy.latest.num_versions if policy.HasField("latest") else 1])
 
 
 def read_file(path: Path) -> str:
@@ -197,10 +196,10 @@ def read_file(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Version:
+class ModelVersion:
     """Version folder. `served`: Triton loads it."""
 
-    model: Model
+    model: RepositoryModel
     path: Path
     served: bool
 
@@ -217,12 +216,12 @@ class Version:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """Report of the build; empty if there is none."""
+        """Content of the model's build.json; empty if it is missing or cannot be read."""
         return self.model.recorded
 
     @property
-    def judged(self) -> bool:
-        """True if the model's configuration is meant for this version: one that waits to be served keeps its own."""
+    def is_checked(self) -> bool:
+        """True if the model's configuration applies to this version: one that is not served yet keeps its own."""
         return self.served or not (self.path / CONFIG).is_file()
 
     @property
@@ -272,10 +271,6 @@ def _subfolders(path: Path) -> list[Path]:
     return [entry for entry in sorted(path.iterdir()) if entry.is_dir()]
 
 
-def _by_number(entry: tuple[str, Path]) -> int:
-    return int(entry[0])
-
-
 def _completed(config: model_config_pb2.ModelConfig, path: Path) -> model_config_pb2.ModelConfig:
     """Return the configuration with what Triton fills in without opening the model's file: name, backend, file."""
     if not config.name:
@@ -290,11 +285,13 @@ def _completed(config: model_config_pb2.ModelConfig, path: Path) -> model_config
 
 
 def _backend_of(config: model_config_pb2.ModelConfig, path: Path) -> str:
-    named = config.default_model_filename
+    """Return the backend that the file of a model implies; empty if none does."""
+    if config.default_model_filename:
+        return next((backend for backend, file in FILES.items() if file == config.default_model_filename), "")
+    if config.platform:
+        return ""
     versions = [entry for entry in _subfolders(path) if entry.name not in BESIDE_VERSIONS]
     for backend, file in FILES.items():
-        if named == file or (not named and not config.platform and versions and (versions[0] / file).exists()):
+        if versions and (versions[0] / file).exists():
             return backend
-    if not named and not config.platform and "." in path.name:
-        return path.name.partition(".")[2]  # model.identity has the backend identity
-    return ""
+    return path.name.partition(".")[2]  # the folder model.identity implies the backend identity

@@ -18,12 +18,12 @@ from typing import Any
 from builder.common.errors import BuilderError, first_line
 from builder.repository.lint import rules as package
 from builder.repository.lint.findings import Finding, Problem, Severity
-from builder.repository.lint.pbtxt import place_of
-from builder.repository.lint.repository import Model, Repository, Version
+from builder.repository.lint.pbtxt import span_of
+from builder.repository.lint.repository import ModelVersion, Repository, RepositoryModel
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 Check = Callable[[Any], Iterator[Problem]]
-"""Function of a Repository, a Model or a Version: its annotation says of which."""
+"""Function of a Repository, a RepositoryModel or a ModelVersion, as its annotation says."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,7 @@ class Rule:
                 yield _finding(self, subject, problem)
 
     def _problems(self, subject: Any) -> list[Problem]:
-        """Return what the rule yields.
-
-        A file that is damaged in an unforeseen way does not end a check of thousands.
-        """
+        """Return the problems found; an unforeseen damage of one file does not end the check of the others."""
         try:
             return list(self.check(subject))
         except BuilderError:
@@ -69,7 +66,7 @@ RULES: dict[str, Rule] = {}
 def rule(code: str, severity: Severity, *, wrong: str, right: str, source: str = "") -> Callable[[Check], Check]:
     """Register a function as a rule.
 
-    Raises ValueError for a code that is taken or a rule that does not explain itself.
+    Raises ValueError for a code that another rule has, or a rule without an explanation.
     """
 
     def register(check: Check) -> Check:
@@ -103,29 +100,33 @@ def all_rules() -> tuple[Rule, ...]:
     return tuple(RULES[code] for code in sorted(RULES))
 
 
-def _subjects(scope: type, repository: Repository) -> Iterator[Repository | Model | Version]:
+def _subjects(scope: type, repository: Repository) -> Iterator[Repository | RepositoryModel | ModelVersion]:
     if scope is Repository:
         yield repository
     for model in repository.models if scope is not Repository else ():
-        yield from (model,) if scope is Model else (version for version in model.versions if version.judged)
+        yield from (
+            (model,) if scope is RepositoryModel else (version for version in model.versions if version.is_checked)
+        )
 
 
-def _finding(rule: Rule, subject: Repository | Model | Version, problem: Problem) -> Finding:
+def _finding(rule: Rule, subject: Repository | RepositoryModel | ModelVersion, problem: Problem) -> Finding:
     """Return the finding of a problem. A problem of a version that Triton does not load is a warning."""
-    model = subject.model if isinstance(subject, Version) else subject if isinstance(subject, Model) else None
-    severity = rule.severity if not isinstance(subject, Version) or subject.served else WARNING
-    if model is None:
+    if isinstance(subject, Repository):
         file = f"{problem.model}/{problem.file}" if problem.file else problem.model
-        return Finding(rule.code, severity, problem.model, file, problem.field, None, problem.found, problem.instead)
+        return Finding(
+            rule.code, rule.severity, problem.model, file, problem.field, None, problem.found, problem.instead
+        )
+    model = subject.model if isinstance(subject, ModelVersion) else subject
+    is_unserved = isinstance(subject, ModelVersion) and not subject.served
     in_config = not problem.file
-    position = place_of(problem.field, model.places) if in_config else None
+    span = span_of(problem.field, model.spans) if in_config else None
     return Finding(
         code=rule.code,
-        severity=severity,
+        severity=WARNING if is_unserved else rule.severity,
         model=problem.model or model.name,
         file=f"{model.name}/{problem.file or model.file}",
         field=problem.field,
-        line=None if position is None else position.line,
+        line=None if span is None else span.line,
         found=problem.found,
         instead=problem.instead,
         fix=problem.fix if in_config else None,

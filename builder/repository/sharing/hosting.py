@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 
 from builder.common.errors import RepositoryError
 from builder.repository.config.render import parse
-from builder.repository.transaction import Change
+from builder.repository.transaction import RepositoryChange
 from builder.runtime.contract import HOSTED, ContractError, EncoderServing, Hosted, HostedModel, dump_hosted, load
 
 MODELS = "models"  # the folder
@@ -41,7 +41,7 @@ def refuse_hosted(repository: Path, name: str) -> None:
             )
 
 
-def note(change: Change, repository: Path, name: str, version: int | None) -> None:
+def note(change: RepositoryChange, repository: Path, name: str, version: int | None) -> None:
     """Record in hosted.json that version `version` of a model answers; None: no version does.
 
     Does nothing unless `repository` is that of a shared front. Raises RepositoryError for a model that the shared front

@@ -37,7 +37,7 @@ from builder.repository.sharing.hosting import (
     read_hosted,
     refuse_misfit,
 )
-from builder.repository.transaction import Change, alone, changing, sync
+from builder.repository.transaction import RepositoryChange, changing
 from builder.repository.versions import activate, callers, known, numbers, served
 from builder.runtime.contract import (
     FILE,
@@ -103,7 +103,7 @@ def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
 @contextlib.contextmanager
 def _alone(front: Path) -> Iterator[None]:
     """Lock what a shared front hosts against other changes. A new front has nothing to lock."""
-    with alone(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext():
+    with locked(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext():
         yield
 
 
@@ -199,7 +199,7 @@ def _parsed(config: Config) -> Any:
     return parse(render(config), config.name)
 
 
-def _serve_as(change: Change, repository: Path, entry: RepositoryEntry) -> None:
+def _serve_as(change: RepositoryChange, repository: Path, entry: RepositoryEntry) -> None:
     """Serve a shared front as `entry` describes it: as a new version, unless the served version is already the same."""
     front = repository / entry.name
     now = served(front) if front.exists() else None

@@ -15,13 +15,14 @@ from pathlib import Path
 from builder.common.errors import RepositoryError
 from builder.options.choices import KEEP
 from builder.repository.check import check
+from builder.repository.locks import locked, sync
 from builder.repository.publish import move_in, tidy
 from builder.repository.sharing.hosting import refuse_hosted
 from builder.repository.signatures import unsigned
 from builder.repository.stores.manifest import Blob, Manifest
 from builder.repository.stores.push import AT_ONCE, blob_of
 from builder.repository.stores.store import Store
-from builder.repository.transaction import alone, changing, sync
+from builder.repository.transaction import changing
 from builder.repository.versions import BESIDE, activate, entries, numbers, served
 
 
@@ -50,7 +51,7 @@ def pull(
     manifest = store.manifest(name, version)
     repository.mkdir(parents=True, exist_ok=True)
     staging = repository.parent / f".{repository.name}.pull"
-    with alone(staging):
+    with locked(staging):
         staging.mkdir(exist_ok=True)
         here = _blobs_here(manifest, repository)
         wanted = {blob for blob in manifest.files.values() if blob not in here and not (staging / blob.sha256).exists()}

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from builder.checkpoints.distances import Numbers, apart
 from builder.common.errors import ServeError
-from builder.repository.transaction import alone, visiting
+from builder.repository.locks import locked
+from builder.repository.transaction import visiting
 from builder.repository.versions import CONFIG, as_candidate, entries
 from builder.serving.client.client import Client
 from builder.serving.server.control import Control
@@ -165,7 +166,7 @@ def beside(control: Control, name: str, number: int, running: int) -> Iterator[s
         shutil.copytree(repository / name / str(number), entry / str(number), copy_function=os.link)
         (entry / CONFIG).write_bytes(as_candidate((entry / str(number) / CONFIG).read_bytes(), candidate, name))
 
-    with alone(repository, name), visiting(repository, candidate, make):
+    with locked(repository, name), visiting(repository, candidate, make):
         _, *engines = entries(repository, name, number)
         others = {engine: control.add(engine, number, [running]) for engine in engines}
         try:

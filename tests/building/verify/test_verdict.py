@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from builder.common.errors import VerificationError
-from builder.repository.verdict import Bound, Comparison, Unverified, Verified
+from builder.repository.verdict import Comparison, ParityBound, Unverified, Verified
 from tests.reports import REPORT
 from tests.repository.test_publish import _entries
 
-PASSED = Comparison((Bound("the error", 1e-6, at_most=1e-4), Bound("the cosine", 0.999, at_least=0.99)))
+PASSED = Comparison((ParityBound("the error", 1e-6, at_most=1e-4), ParityBound("the cosine", 0.999, at_least=0.99)))
 
 
 def test_a_comparison_that_passed_makes_entries_verified_and_their_report_says_so() -> None:
@@ -26,13 +26,19 @@ def test_a_comparison_that_passed_makes_entries_verified_and_their_report_says_s
 @pytest.mark.parametrize(
     ("bounds", "missed"),
     [
-        ((Bound("the error", 2e-4, at_most=1e-4),), "the error is 0.0002, at most 0.0001 is right. Nothing was publ"),
-        ((Bound("the error", 0.0, at_most=1e-4), Bound("the cosine", 0.98, at_least=0.99)), "the cosine is 0.98, at l"),
-        ((Bound("the error", float("nan"), at_most=1e-4),), "the error is nan"),
+        (
+            (ParityBound("the error", 2e-4, at_most=1e-4),),
+            "the error is 0.0002, at most 0.0001 is right. Nothing was publ",
+        ),
+        (
+            (ParityBound("the error", 0.0, at_most=1e-4), ParityBound("the cosine", 0.98, at_least=0.99)),
+            "the cosine is 0.98, at l",
+        ),
+        ((ParityBound("the error", float("nan"), at_most=1e-4),), "the error is nan"),
         ((), "nothing was compared"),
     ],
 )
-def test_a_comparison_that_failed_makes_nothing(bounds: tuple[Bound, ...], missed: str) -> None:
+def test_a_comparison_that_failed_makes_nothing(bounds: tuple[ParityBound, ...], missed: str) -> None:
     with pytest.raises(VerificationError, match=missed):
         Verified.after(Comparison(bounds), _entries(b""), REPORT)
 

@@ -11,7 +11,7 @@ from builder.repository.config.render import parse
 from builder.repository.lint import lint
 from builder.repository.lint.findings import Edit, Severity
 from builder.repository.lint.fixing import fix
-from builder.repository.lint.pbtxt import edited, places
+from builder.repository.lint.pbtxt import edited, field_spans
 from tests.repository.lint.cases import CASES, ENSEMBLE, ON_CPU, PYTHON, WHOLE, parameter
 
 LIST = """# a model
@@ -26,7 +26,7 @@ response_cache { enable: true }; max_batch_size: 8  # its rows"""
 
 
 def test_every_field_has_its_place() -> None:
-    lines = {path: spot.line for path, spot in places(LIST).items()}
+    lines = {path: spot.line for path, spot in field_spans(LIST).items()}
     assert lines["input.dims"] == lines["input.name"] == 4
     assert (lines["input[1].name"], lines["parameters[a]"], lines["parameters[1].value.string_value"]) == (5, 7, 8)
     assert lines["response_cache.enable"] == lines["max_batch_size"] == 9

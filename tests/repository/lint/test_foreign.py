@@ -18,7 +18,7 @@ import pytest
 from builder.cli import main
 from builder.repository.lint import lint
 from builder.repository.lint.findings import Problem, Severity
-from builder.repository.lint.repository import Model
+from builder.repository.lint.repository import RepositoryModel
 from builder.repository.lint.rule import ERROR, all_rules, rule
 from tests.repository.lint.cases import CASES, ENSEMBLE, ONNX, PYTHON, WHOLE, graph
 
@@ -167,10 +167,10 @@ def test_a_fifo_or_a_folder_in_place_of_a_file_is_a_finding(name: str, tmp_path:
 def test_a_rule_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["whole"].write(tmp_path / "m")
 
-    def fail(model: Model) -> Iterator[Problem]:
+    def fail(model: RepositoryModel) -> Iterator[Problem]:
         raise KeyError("dims")
 
-    broken = dataclasses.replace(next(rule for rule in all_rules() if rule.scope is Model), check=fail)
+    broken = dataclasses.replace(next(rule for rule in all_rules() if rule.scope is RepositoryModel), check=fail)
     monkeypatch.setattr("builder.repository.lint.all_rules", lambda: (broken,))
     (finding,) = lint(tmp_path)
     assert (finding.severity, finding.model) == (broken.severity, "m")
@@ -199,14 +199,14 @@ def test_a_rule_explains_itself_or_is_no_rule() -> None:
     with pytest.raises(ValueError, match="TR999 does not say why"):
 
         @rule("TR999", ERROR, wrong="a", right="b")
-        def unexplained(model: Model) -> Iterator[Problem]:
+        def unexplained(model: RepositoryModel) -> Iterator[Problem]:
             """Something."""
             yield Problem("never")
 
     with pytest.raises(ValueError, match="two rules have the code TR101"):
 
         @rule("TR101", ERROR, wrong="a", right="b")
-        def again(model: Model) -> Iterator[Problem]:
+        def again(model: RepositoryModel) -> Iterator[Problem]:
             """Something.
 
             Because.

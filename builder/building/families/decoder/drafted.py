@@ -144,7 +144,7 @@ class Drafted:
 
     def comparison(self, chosen: Both) -> Comparison:
         own, draft = self.target.comparison(chosen.target), self.draft.comparison(chosen.draft)
-        named = (replace(bound, what=f"of the draft, {bound.what}") for bound in draft.bounds)
+        named = (replace(bound, name=f"of the draft, {bound.name}") for bound in draft.bounds)
         return Comparison((*own.bounds, *named))
 
     def report(self, chosen: Both, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]) -> BuildReport:

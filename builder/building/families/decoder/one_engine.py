@@ -63,7 +63,7 @@ from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.generating import lay_out_generating
 from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
-from builder.repository.verdict import Bound, Comparison
+from builder.repository.verdict import Comparison, ParityBound
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 
 FP32 = "fp32"  # the variant that is verified number by number

@@ -11,7 +11,7 @@ from typing import Any
 from builder.common.releases import version_tuple
 from builder.engines import vllm
 from builder.repository.lint.findings import Edit, Problem
-from builder.repository.lint.repository import Model
+from builder.repository.lint.repository import RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 VALIDATE = "core, src/model_config_utils.cc, ValidateModelConfig"
@@ -22,7 +22,7 @@ DELAY = 1  # of ModelQueuePolicy.TimeoutAction
 
 
 @rule("TR301", ERROR, wrong="max_batch_size: -1", right="max_batch_size: 0", source=VALIDATE)
-def max_batch_size_is_not_negative(model: Model) -> Iterator[Problem]:
+def max_batch_size_is_not_negative(model: RepositoryModel) -> Iterator[Problem]:
     """Check that max_batch_size is 0, for a model that does not batch, or the maximum number of rows of one call.
 
     Triton refuses a negative one.
@@ -40,7 +40,7 @@ dynamic_batching { preferred_batch_size: [ 8, 16 ] }""",
 dynamic_batching { preferred_batch_size: [ 8, 16 ] }""",
     source=VALIDATE,
 )
-def preferred_batches_are_possible(model: Model) -> Iterator[Problem]:
+def preferred_batches_are_possible(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a preferred batch has at least one row, and at most max_batch_size.
 
     Triton refuses others, for dynamic batching and for sequences alike.
@@ -70,7 +70,7 @@ dynamic_batching { max_queue_delay_microseconds: 5000 }""",
 dynamic_batching { max_queue_delay_microseconds: 5000 }""",
     source="core, src/dynamic_batch_scheduler.cc",
 )
-def dynamic_batching_can_batch(model: Model) -> Iterator[Problem]:
+def dynamic_batching_can_batch(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a dynamic batcher has a max_batch_size above 1, unless its model is decoupled.
 
     With 0 or 1 no two requests ever share a call; limits of its queue and priorities still have effect. A decoupled
@@ -100,7 +100,7 @@ model_transaction_policy { decoupled: true }
 dynamic_batching { }""",
     source="core, src/dynamic_batch_scheduler.cc, BatcherThread; the release notes of 26.11",
 )
-def decoupled_models_have_a_queue(model: Model) -> Iterator[Problem]:
+def decoupled_models_have_a_queue(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a decoupled Python model for a release before 26.11 has dynamic_batching.
 
     Without it each request takes one of Triton's 1,000 payloads. When none is left, a dynamic batcher of any model may
@@ -125,7 +125,7 @@ def decoupled_models_have_a_queue(model: Model) -> Iterator[Problem]:
     wrong="dynamic_batching { max_queue_delay_microseconds: 5000000 }",
     right="dynamic_batching { max_queue_delay_microseconds: 5000 }",
 )
-def does_not_wait_for_seconds(model: Model) -> Iterator[Problem]:
+def does_not_wait_for_seconds(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a batch waits for milliseconds, not for seconds.
 
     Every request that comes alone waits for the whole of max_queue_delay_microseconds, which is in microseconds.
@@ -146,7 +146,7 @@ def does_not_wait_for_seconds(model: Model) -> Iterator[Problem]:
     right="dynamic_batching { priority_levels: 2 default_priority_level: 2 }",
     source=VALIDATE,
 )
-def priorities_are_among_the_levels(model: Model) -> Iterator[Problem]:
+def priorities_are_among_the_levels(model: RepositoryModel) -> Iterator[Problem]:
     """Check that, with priority_levels, the default level and those of each queue policy are from 1 to priority_levels.
 
     Triton refuses a model whose default level is left out.
@@ -171,7 +171,7 @@ def priorities_are_among_the_levels(model: Model) -> Iterator[Problem]:
     right="dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
     source=VALIDATE,
 )
-def ordering_has_no_priorities(model: Model) -> Iterator[Problem]:
+def ordering_has_no_priorities(model: RepositoryModel) -> Iterator[Problem]:
     """Check that preserve_ordering goes with one priority level, and with timeouts that reject.
 
     Answers cannot come in the order of the requests while some of them overtake others; Triton refuses the model.
@@ -202,7 +202,7 @@ dynamic_batching { default_queue_policy { max_queue_size: 64 } }
 instance_group { count: 2 kind: KIND_CPU }""",
     source="core, src/dynamic_batch_scheduler.cc, BatcherThread; measured, see the page on deployment",
 )
-def limits_of_a_queue_go_with_two_instances(model: Model) -> Iterator[Problem]:
+def limits_of_a_queue_go_with_two_instances(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a model whose queue has a limit has two instances or more.
 
     With any limit of its queue Triton stops preparing the next batch while one runs; a model with one instance then
@@ -233,7 +233,7 @@ dynamic_batching { }
 input { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true }""",
     source="core, src/backend_model.cc, SetConfiguredScheduler: enforce_equal_shape_tensors",
 )
-def rows_of_any_length_share_a_batch(model: Model) -> Iterator[Problem]:
+def rows_of_any_length_share_a_batch(model: RepositoryModel) -> Iterator[Problem]:
     """Check that dynamic batching over inputs of variable size says how to treat unequal ones.
 
     Requests whose inputs differ in a size of -1 are never put into one batch, so that texts of many lengths run one by
@@ -260,7 +260,7 @@ response_cache { enable: true }""",
     right="model_transaction_policy { decoupled: true }",
     source=VALIDATE,
 )
-def caches_single_answers(model: Model) -> Iterator[Problem]:
+def caches_single_answers(model: RepositoryModel) -> Iterator[Problem]:
     """Check that only models of one answer per request use the response cache: neither decoupled ones nor sequences.
 
     Triton refuses other models with it.
@@ -284,7 +284,7 @@ def caches_single_answers(model: Model) -> Iterator[Problem]:
     right="tritonserver --model-repository=/models --cache-config=local,size=16777216",
     source="core, src/dynamic_batch_scheduler.cc and src/tritonserver.cc",
 )
-def has_a_cache_to_answer_from(model: Model) -> Iterator[Problem]:
+def has_a_cache_to_answer_from(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a model with response_cache is served with --cache-config.
 
     A server without a cache loads the model, answers every request anew and says nothing. `build-repo serve` has one.
@@ -307,7 +307,7 @@ parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "batch.so" 
     right="dynamic_batching { }",
     source="core, src/backend_model.cc, TritonModel::Create",
 )
-def has_its_batching_library(model: Model) -> Iterator[Problem]:
+def has_its_batching_library(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a library of a custom batching strategy exists, and is not beside a sequence batcher.
 
     Triton opens it when it loads the model.

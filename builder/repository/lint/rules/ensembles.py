@@ -13,7 +13,7 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2
 
 from builder.repository.lint.findings import Edit, Problem
-from builder.repository.lint.repository import ENSEMBLE, Model
+from builder.repository.lint.repository import ENSEMBLE, RepositoryModel
 from builder.repository.lint.rule import ERROR, rule
 
 SCHEDULING = "core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig"
@@ -21,12 +21,12 @@ MAPPING = "core, src/ensemble_scheduler/ensemble_utils.cc, ValidateTensorMapping
 STEP = "ensemble_scheduling.step"
 
 
-def _steps(model: Model) -> list[tuple[str, Any]]:
+def _steps(model: RepositoryModel) -> list[tuple[str, Any]]:
     """Return the steps of an ensemble with their fields; empty for another model."""
     return [(f"{STEP}[{number}]", step) for number, step in enumerate(model.config.ensemble_scheduling.step)]
 
 
-def _called(model: Model) -> Iterator[tuple[str, Any, Model]]:
+def _called(model: RepositoryModel) -> Iterator[tuple[str, Any, RepositoryModel]]:
     """Yield the steps whose model is in the repository."""
     for field, step in _steps(model):
         target = model.repository.by_name.get(step.model_name)
@@ -43,7 +43,7 @@ ensemble_scheduling { step { model_name: "tokenizer" } }""",
 ensemble_scheduling { step { model_name: "tokenizer" } }""",
     source=SCHEDULING,
 )
-def an_ensemble_is_one(model: Model) -> Iterator[Problem]:
+def an_ensemble_is_one(model: RepositoryModel) -> Iterator[Problem]:
     """Check that an ensemble has platform: "ensemble", no backend, and ensemble_scheduling with steps.
 
     Triton refuses a model that has only one of them.
@@ -69,7 +69,7 @@ instance_group { count: 2 }""",
     right='platform: "ensemble"',
     source=SCHEDULING,
 )
-def an_ensemble_runs_nothing_itself(model: Model) -> Iterator[Problem]:
+def an_ensemble_runs_nothing_itself(model: RepositoryModel) -> Iterator[Problem]:
     """Check that an ensemble has no instance_group, no optimization and no model_warmup.
 
     They belong to its steps. Triton refuses an ensemble with them.
@@ -95,7 +95,7 @@ def an_ensemble_runs_nothing_itself(model: Model) -> Iterator[Problem]:
 }""",
     source="core, src/model_config_utils.cc, BuildEnsembleGraph and ValidateEnsembleSchedulingConfig",
 )
-def tensors_of_an_ensemble_are_connected(model: Model) -> Iterator[Problem]:
+def tensors_of_an_ensemble_are_connected(model: RepositoryModel) -> Iterator[Problem]:
     """Check that every tensor of an ensemble is written once, before it is read, and is read or is an output.
 
     Each step names its model and maps inputs and outputs. A circle of steps never starts, and Triton refuses a tensor
@@ -111,7 +111,7 @@ def tensors_of_an_ensemble_are_connected(model: Model) -> Iterator[Problem]:
         yield from _unconnected(model, steps)
 
 
-def _unconnected(model: Model, steps: Sequence[tuple[str, Any]]) -> Iterator[Problem]:
+def _unconnected(model: RepositoryModel, steps: Sequence[tuple[str, Any]]) -> Iterator[Problem]:
     written: set[str] = set()
     for field, step in steps:
         for tensor in sorted(step.output_map.values()):
@@ -154,7 +154,7 @@ def _ready(tensors: set[str], steps: Sequence[tuple[str, Any]]) -> set[str]:
     right='step { model_name: "tokenizer" }',
     source="core, src/model_repository_manager/model_repository_manager.cc, DependencyGraph",
 )
-def steps_are_models(model: Model) -> Iterator[Problem]:
+def steps_are_models(model: RepositoryModel) -> Iterator[Problem]:
     """Check that the model of each step is in the repository, with the version that the step names.
 
     An ensemble does not load before all of its steps have.
@@ -178,7 +178,7 @@ def steps_are_models(model: Model) -> Iterator[Problem]:
     right="""# ensemble "a" has a step "b", and "b" has none that leads back""",
     source="core, src/model_repository_manager/model_repository_manager.cc, CircularDependencyCheck",
 )
-def ensembles_do_not_call_each_other(model: Model) -> Iterator[Problem]:
+def ensembles_do_not_call_each_other(model: RepositoryModel) -> Iterator[Problem]:
     """Check that no ensemble is a step of itself, or of its own steps.
 
     Each would wait for the other to load.
@@ -187,7 +187,7 @@ def ensembles_do_not_call_each_other(model: Model) -> Iterator[Problem]:
         yield Problem("the ensemble is a step of its own steps", "take one of the steps out", "ensemble_scheduling")
 
 
-def _reached(model: Model, seen: dict[str, None]) -> Mapping[str, None]:
+def _reached(model: RepositoryModel, seen: dict[str, None]) -> Mapping[str, None]:
     for _, _, target in _called(model):
         if target.name not in seen:
             seen[target.name] = None
@@ -202,7 +202,7 @@ def _reached(model: Model, seen: dict[str, None]) -> Mapping[str, None]:
     right='input_map { key: "input_ids" value: "tokens" }',
     source=MAPPING,
 )
-def steps_map_tensors_of_their_models(model: Model) -> Iterator[Problem]:
+def steps_map_tensors_of_their_models(model: RepositoryModel) -> Iterator[Problem]:
     """Check that keys of input_map and output_map are tensors of the step's model, and every required input is mapped.
 
     Triton compares them when the ensemble loads. A model whose configuration declares no tensors is skipped.
@@ -261,7 +261,7 @@ output_map { key: "input_ids" value: "ids" }
 input_map { key: "input_ids" value: "ids" }""",
     source="core, src/ensemble_scheduler/ensemble_utils.cc, ValidateTensorConsistency",
 )
-def tensors_of_an_ensemble_have_one_type_and_shape(model: Model) -> Iterator[Problem]:
+def tensors_of_an_ensemble_have_one_type_and_shape(model: RepositoryModel) -> Iterator[Problem]:
     """Check that all steps that write or read a tensor of an ensemble declare one type and shape of it.
 
     A size of -1 fits any, and the batch is counted for models that batch.
@@ -293,7 +293,7 @@ def tensors_of_an_ensemble_have_one_type_and_shape(model: Model) -> Iterator[Pro
     right="max_batch_size: 8",
     source="core, src/ensemble_scheduler/ensemble_utils.cc, ValidateEnsembleConfig",
 )
-def an_ensemble_batches_as_its_steps(model: Model) -> Iterator[Problem]:
+def an_ensemble_batches_as_its_steps(model: RepositoryModel) -> Iterator[Problem]:
     """Check that the max_batch_size of an ensemble is at most that of each step that batches.
 
     A batch goes from step to step as it is.
@@ -304,7 +304,7 @@ def an_ensemble_batches_as_its_steps(model: Model) -> Iterator[Problem]:
             yield Problem(
                 f"it takes {model.config.max_batch_size} rows and its step {step.model_name} {most}",
                 f"write max_batch_size: {most}",
-                "max_batch_size" if model.places.get("max_batch_size") else field,
+                "max_batch_size" if model.spans.get("max_batch_size") else field,
             )
 
 
@@ -316,7 +316,7 @@ response_cache { enable: true }     # and a step is decoupled""",
     right='platform: "ensemble"',
     source="core, src/ensemble_scheduler/ensemble_utils.cc, ValidateEnsembleConfig: the ensemble becomes decoupled",
 )
-def an_ensemble_that_streams_has_no_cache(model: Model) -> Iterator[Problem]:
+def an_ensemble_that_streams_has_no_cache(model: RepositoryModel) -> Iterator[Problem]:
     """Check that an ensemble with a decoupled step has no response cache.
 
     The ensemble becomes decoupled itself, and Triton refuses it when its steps have loaded.

@@ -11,9 +11,9 @@ from pathlib import Path
 from builder.common.errors import RepositoryError
 from builder.common.releases import RELEASES
 from builder.engines import openvino
-from builder.repository.lint.calls import CLASS, Source, read_source, syntax_error
+from builder.repository.lint.calls import CLASS, PythonSource, read_source, syntax_error
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import Model, Version, is_paged
+from builder.repository.lint.repository import ModelVersion, RepositoryModel, is_paged
 from builder.repository.lint.rule import ERROR, rule
 from builder.repository.sharing.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
 from builder.runtime.contract import FILE, HOSTED, ContractError, GenerationServing, Session, read
@@ -30,7 +30,7 @@ PYTHON = "python"
     right="""Row = list[int]""",
     source="the compatibility page of Triton, in builder/common/releases.toml",
 )
-def is_python_of_its_release(version: Version) -> Iterator[Problem]:
+def is_python_of_its_release(version: ModelVersion) -> Iterator[Problem]:
     """Check that the Python of a model compiles with the Python of the release's container.
 
     That is 3.10 up to Triton 24.11 and 3.12 from 24.12 on; if no release is named, 3.10 is assumed.
@@ -56,7 +56,7 @@ def _feature(python: str) -> tuple[int, int]:
     wrong="serving.json of one version of build-repo beside the code of another",
     right="both of the same build",
 )
-def has_a_serving_document_that_its_code_reads(version: Version) -> Iterator[Problem]:
+def has_a_serving_document_that_its_code_reads(version: ModelVersion) -> Iterator[Problem]:
     """Check that serving.json is what the emitted code beside it reads.
 
     The two are written together. A file that was edited, or copied from another build, stops the model when it loads.
@@ -75,7 +75,7 @@ def has_a_serving_document_that_its_code_reads(version: Version) -> Iterator[Pro
     wrong="{% for message in messages %}{{ message.content }}",
     right="{% for message in messages %}{{ message.content }}{% endfor %}",
 )
-def has_a_chat_template_that_compiles(version: Version) -> Iterator[Problem]:
+def has_a_chat_template_that_compiles(version: ModelVersion) -> Iterator[Problem]:
     """Check that the chat template of a model compiles.
 
     If it does not, the model answers texts and refuses chats.
@@ -95,7 +95,7 @@ def has_a_chat_template_that_compiles(version: Version) -> Iterator[Problem]:
     wrong="a front whose model.onnx was left out of a copy",
     right="the whole folder, as it was built",
 )
-def has_the_graph_that_it_runs(version: Version) -> Iterator[Problem]:
+def has_the_graph_that_it_runs(version: ModelVersion) -> Iterator[Problem]:
     """Check that the graph that a front runs in its own process is beside it and opens in its engine.
 
     The same applies to the graph of its draft. The front opens it when it loads, and does not load without it.
@@ -105,7 +105,7 @@ def has_the_graph_that_it_runs(version: Version) -> Iterator[Problem]:
             yield from _not_opened(version, folder / served.model, is_paged(served))
 
 
-def _not_opened(version: Version, model: Path, paged: bool) -> Iterator[Problem]:
+def _not_opened(version: ModelVersion, model: Path, paged: bool) -> Iterator[Problem]:
     files = [model, model.with_suffix(".bin")] if model.suffix == Path(openvino.MODEL_FILE).suffix else [model]
     missing = [file for file in files if not file.is_file()]
     if missing:
@@ -114,7 +114,7 @@ def _not_opened(version: Version, model: Path, paged: bool) -> Iterator[Problem]
         yield from _refused_by_openvino(version, model)
 
 
-def _refused_by_openvino(version: Version, model: Path) -> Iterator[Problem]:
+def _refused_by_openvino(version: ModelVersion, model: Path) -> Iterator[Problem]:
     """Yield why the OpenVINO that the emitted requirements pin would not open the graph of a decode loop."""
     from builder.runtime.generation.executors.openvino import compile_paged  # loads OpenVINO
 
@@ -126,7 +126,7 @@ def _refused_by_openvino(version: Version, model: Path) -> Iterator[Problem]:
         yield Problem(f"{file} cannot be opened by OpenVINO: {reason}", "build it again", file=file)
 
 
-def _entry(version: Version) -> Source | None:
+def _entry(version: ModelVersion) -> PythonSource | None:
     """Return the module that Triton imports; None if it is not for Python's own backend, or cannot be read."""
     if version.model.config.backend != PYTHON or not version.graph.is_file():
         return None
@@ -140,7 +140,7 @@ def _entry(version: Version) -> Source | None:
     right="class TritonPythonModel:\n    def execute(self, requests): ...",
     source="python_backend, src/pb_stub.cc, Stub::Initialize",
 )
-def has_the_class_that_triton_makes(version: Version) -> Iterator[Problem]:
+def has_the_class_that_triton_makes(version: ModelVersion) -> Iterator[Problem]:
     """Check that model.py has a class TritonPythonModel.
 
     Triton creates an object of it for each instance, and refuses the model without it.
@@ -158,7 +158,7 @@ def has_the_class_that_triton_makes(version: Version) -> Iterator[Problem]:
     right="class TritonPythonModel:\n    def execute(self, requests): ...",
     source="python_backend, src/pb_stub.cc, Stub::ProcessRequests",
 )
-def has_the_method_that_triton_calls(version: Version) -> Iterator[Problem]:
+def has_the_method_that_triton_calls(version: ModelVersion) -> Iterator[Problem]:
     """Check that TritonPythonModel has a method execute.
 
     The model loads without it, and every request fails.
@@ -178,7 +178,7 @@ def has_the_method_that_triton_calls(version: Version) -> Iterator[Problem]:
 # and in model.py: request.get_response_sender().send(response)""",
     source="python_backend, src/pb_stub.cc, Stub::ProcessRequests",
 )
-def a_decoupled_model_sends(version: Version) -> Iterator[Problem]:
+def a_decoupled_model_sends(version: ModelVersion) -> Iterator[Problem]:
     """Check that the Python of a decoupled model sends its answers through the response sender of each request.
 
     Triton refuses a response that execute returns: every request of such a model fails.
@@ -187,7 +187,7 @@ def a_decoupled_model_sends(version: Version) -> Iterator[Problem]:
     if entry is None or entry.methods is None or not version.model.config.model_transaction_policy.decoupled:
         return
     sources = (read_source(path) for path in version.path.rglob("*.py"))
-    if not any(source is None or source.sends for source in sources):
+    if not any(source is None or source.takes_sender for source in sources):
         problem = "the model is decoupled and its Python takes no response sender"
         yield Problem(problem, "send through request.get_response_sender(), or leave decoupled out", DECOUPLED)
 
@@ -206,7 +206,7 @@ parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIR
 parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }""",
     source="core, src/model_config_utils.cc, LocalizePythonBackendExecutionEnvironmentPath",
 )
-def has_its_environment(model: Model) -> Iterator[Problem]:
+def has_its_environment(model: RepositoryModel) -> Iterator[Problem]:
     """Check that the environment of a Python model exists if it lies in the model's folder.
 
     Triton unpacks it when it loads the model. An environment elsewhere is not checked: the path is the server's.
@@ -226,7 +226,7 @@ def has_its_environment(model: Model) -> Iterator[Problem]:
 encoders/models/minilm/2/     # and there is no 3""",
     right="build-repo rollback minilm 2 --repository model_repository/encoders/models",
 )
-def hosts_models_that_are_there(model: Model) -> Iterator[Problem]:
+def hosts_models_that_are_there(model: RepositoryModel) -> Iterator[Problem]:
     """Check that hosted.json agrees with the files of a shared front's models, and that the front has their tensors.
 
     The front loads a model on its first request: one that is not there, or does not fit, fails then.

@@ -13,7 +13,7 @@ from builder.common.machine import available_cores
 from builder.engines import onnxruntime, tensorrt
 from builder.engines.gpu import gpus
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import Model, Repository, Version
+from builder.repository.lint.repository import ModelVersion, Repository, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 GROUPS = "core, src/model_config_utils.cc, ValidateInstanceGroup"
@@ -27,7 +27,7 @@ Group = model_config_pb2.ModelInstanceGroup
     right="instance_group { kind: KIND_GPU gpus: [ 0 ] }",
     source=GROUPS,
 )
-def gpus_are_for_gpu_instances(model: Model) -> Iterator[Problem]:
+def gpus_are_for_gpu_instances(model: RepositoryModel) -> Iterator[Problem]:
     """Check that only instances of KIND_GPU, or of no named kind, list GPUs.
 
     Triton refuses GPUs with KIND_CPU and KIND_MODEL.
@@ -50,7 +50,7 @@ instance_group { kind: KIND_GPU profile: [ "0" ] }""",
 instance_group { kind: KIND_GPU }""",
     source=GROUPS,
 )
-def profiles_are_of_plans(model: Model) -> Iterator[Problem]:
+def profiles_are_of_plans(model: RepositoryModel) -> Iterator[Problem]:
     """Check that profiles are for plans of TensorRT, and are numbers in quotes from "0" on.
 
     Triton refuses them for other backends.
@@ -70,7 +70,7 @@ def profiles_are_of_plans(model: Model) -> Iterator[Problem]:
     right="instance_group { count: 1 kind: KIND_GPU gpus: [ 0 ] }",
     source=GROUPS,
 )
-def gpus_are_here(model: Model) -> Iterator[Problem]:
+def gpus_are_here(model: RepositoryModel) -> Iterator[Problem]:
     """Check that the GPUs of a model are in the machine that serves it.
 
     The check looks at this machine: if another one is to serve, the finding says nothing. Triton refuses the model on a
@@ -96,7 +96,7 @@ instance_group { count: 4 kind: KIND_CPU }
 parameters { key: "intra_op_thread_count" value { string_value: "2" } }""",
     source="onnxruntime_backend, README.md, and core, src/model_config_utils.cc, SetDefaultInstanceCount",
 )
-def threads_have_cores(version: Version) -> Iterator[Problem]:
+def threads_have_cores(version: ModelVersion) -> Iterator[Problem]:
     """Check that the threads of all instances of a model are no more than the cores.
 
     Each instance has threads of its own, as many as cores unless the configuration says how many, and a model of the
@@ -115,7 +115,7 @@ def threads_have_cores(version: Version) -> Iterator[Problem]:
         )
 
 
-def _threads(version: Version, cores: int) -> int | None:
+def _threads(version: ModelVersion, cores: int) -> int | None:
     """Return the threads of one instance; None if they are unknown, or if instances share them."""
     config, served = version.model.config, version.serving
     if config.backend == onnxruntime.BACKEND:
@@ -126,7 +126,7 @@ def _threads(version: Version, cores: int) -> int | None:
     return None
 
 
-def _has_threads(version: Version) -> bool:
+def _has_threads(version: ModelVersion) -> bool:
     return "intra_op_thread_count" in version.model.config.parameters
 
 

@@ -15,7 +15,7 @@ from builder.common.machine import total_memory
 from builder.common.memory import WIDTHS
 from builder.engines import onnxruntime, openvino
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import Repository, Version
+from builder.repository.lint.repository import ModelVersion, Repository
 from builder.repository.lint.rule import WARNING, rule
 from builder.runtime.contract import Arena, GenerationServing, Serving
 from builder.runtime.generation.executors.openvino_graph import BLOCK
@@ -52,7 +52,7 @@ def weights_and_caches_have_memory(repository: Repository) -> Iterator[Problem]:
         )
 
 
-def _bytes(version: Version) -> int:
+def _bytes(version: ModelVersion) -> int:
     """Return the bytes of memory that a version takes at least; 0 if it is not served or uses a GPU's memory."""
     model, served = version.model, version.serving
     if not version.served or any(group.kind == KIND_GPU for group in model.config.instance_group):

@@ -17,7 +17,7 @@ from builder.common.releases import RELEASES, version_tuple
 from builder.engines import tensorrt, tensorrt_llm, vllm
 from builder.engines.gpu import gpus
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import Model, Version, read_file
+from builder.repository.lint.repository import ModelVersion, RepositoryModel, read_file
 from builder.repository.lint.rule import ERROR, WARNING, rule
 from builder.runtime.recipe import compile as program
 
@@ -29,7 +29,7 @@ from builder.runtime.recipe import compile as program
     right="build-repo compile, in the container of Triton 25.03",
     source="NVIDIA, TensorRT's developer guide: engines are specific to a version of TensorRT and a kind of GPU",
 )
-def belongs_to_its_tensorrt(version: Version) -> Iterator[Problem]:
+def belongs_to_its_tensorrt(version: ModelVersion) -> Iterator[Problem]:
     """Check that a plan runs on the TensorRT and kind of GPU that it was compiled for, and fits the graph beside it.
 
     TensorRT refuses a plan of another version; one of another GPU is refused, or slow.
@@ -74,7 +74,7 @@ def _recipe(recipe: Path) -> dict[str, Any]:
     right="""{"model": "/models/writer/1/checkpoint"}   # and it holds config.json""",
     source="vllm_backend, src/model.py; TensorRT-LLM, triton_backend/all_models/llmapi",
 )
-def says_what_it_runs(version: Version) -> Iterator[Problem]:
+def says_what_it_runs(version: ModelVersion) -> Iterator[Problem]:
     """Check that the file of a model for vLLM or TensorRT-LLM names a checkpoint, and one in the repository is there.
 
     The engine loads the checkpoint itself: a wrong name is found when Triton starts, after the container was pulled.
@@ -102,7 +102,7 @@ def says_what_it_runs(version: Version) -> Iterator[Problem]:
     right="""{"model": "/models/writer/1/checkpoint", "max_num_seqs": 64}""",
     source="builder/engines/vllm.toml, the fields of AsyncEngineArgs in each vLLM",
 )
-def gives_vllm_arguments_that_it_has(version: Version) -> Iterator[Problem]:
+def gives_vllm_arguments_that_it_has(version: ModelVersion) -> Iterator[Problem]:
     """Check that the arguments in model.json are those that the vLLM of the release has.
 
     vLLM refuses an argument that it does not know when it starts, after the checkpoint was read.
@@ -131,7 +131,7 @@ def gives_vllm_arguments_that_it_has(version: Version) -> Iterator[Problem]:
 model_transaction_policy { decoupled: true }""",
     source="vllm_backend, src/model.py, auto_complete_config and _init_engine_args",
 )
-def vllm_streams(model: Model) -> Iterator[Problem]:
+def vllm_streams(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a model for vLLM is decoupled.
 
     Its backend refuses another if it may not complete the configuration itself, as `build-repo` starts Triton.
@@ -152,7 +152,7 @@ def vllm_streams(model: Model) -> Iterator[Problem]:
   1/recipe/recipe.json      # and there is no 1/model.plan""",
     right="build-repo compile, on the GPU that is to serve",
 )
-def has_its_plan(version: Version) -> Iterator[Problem]:
+def has_its_plan(version: ModelVersion) -> Iterator[Problem]:
     """Check that a plan of TensorRT is compiled before the model is served.
 
     A build writes what to compile; the plan itself belongs to one GPU, and a machine that has one compiles it.

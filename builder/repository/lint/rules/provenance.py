@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from builder.common.cpu import cpu
 from builder.common.releases import lacking
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import Model, Repository
+from builder.repository.lint.repository import Repository, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 from builder.repository.signatures import unsigned
 
@@ -24,7 +24,7 @@ REPORT = "build.json"
     wrong="build.json that was edited and is not JSON any more",
     right="build.json as it was built",
 )
-def has_a_report_that_can_be_read(model: Model) -> Iterator[Problem]:
+def has_a_report_that_can_be_read(model: RepositoryModel) -> Iterator[Problem]:
     """Check that build.json, if there is one, is the report that a build wrote.
 
     Without it the release that the model is for, and the bytes that were verified, are unknown.
@@ -47,7 +47,7 @@ def has_a_report_that_can_be_read(model: Model) -> Iterator[Problem]:
     wrong="a tokenizer.json that was replaced by hand",
     right="build-repo MODEL, with the tokenizer in its checkpoint",
 )
-def is_what_was_built(model: Model) -> Iterator[Problem]:
+def is_what_was_built(model: RepositoryModel) -> Iterator[Problem]:
     """Check that every file of a build is there, byte for byte.
 
     What was verified is these bytes. Another tokenizer, graph or program may load and answer otherwise.
@@ -60,13 +60,13 @@ def is_what_was_built(model: Model) -> Iterator[Problem]:
             yield Problem(f"{name} is not the file that was built", "build it again", file=name)
 
 
-def _files(model: Model) -> Mapping[str, str]:
+def _files(model: RepositoryModel) -> Mapping[str, str]:
     recorded = model.recorded.get("files")
     files = recorded.get(model.name) if isinstance(recorded, dict) else None
     return files if isinstance(files, dict) else {}
 
 
-def is_front(model: Model) -> bool:
+def is_front(model: RepositoryModel) -> bool:
     """Return True if a model's report is its own: an engine beside its front has the front's."""
     return bool(model.recorded) and model.recorded.get("name") == model.name
 
@@ -77,7 +77,7 @@ def is_front(model: Model) -> bool:
     wrong="a model that was chosen on a processor with AVX512 VNNI, on one with AVX2 alone",
     right="build-repo MODEL --precision auto, on the processor that is to serve",
 )
-def was_chosen_on_such_a_processor(model: Model) -> Iterator[Problem]:
+def was_chosen_on_such_a_processor(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a precision that was chosen for an instruction set runs on a processor that has it.
 
     On another one the answers are the same, and the model may be slower than another that the build measured.

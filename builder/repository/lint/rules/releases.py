@@ -19,7 +19,7 @@ from builder.engines.onnxruntime import older
 from builder.graphs.onnx.graph import check_release, read_graph
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.graphs import readable
-from builder.repository.lint.repository import Model, Version, is_paged
+from builder.repository.lint.repository import ModelVersion, RepositoryModel, is_paged
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 
@@ -30,7 +30,7 @@ from builder.repository.lint.rule import ERROR, WARNING, rule
     right="the same graph, built with --triton 24.10",
     source="builder/common/releases.toml, which says how each limit was measured",
 )
-def runs_in_its_release(version: Version) -> Iterator[Problem]:
+def runs_in_its_release(version: ModelVersion) -> Iterator[Problem]:
     """Check that the release's ONNX Runtime reads the graph and computes what was verified.
 
     Each Triton release carries one ONNX Runtime, which reads graphs up to an opset and an IR version. Some operators
@@ -44,7 +44,7 @@ def runs_in_its_release(version: Version) -> Iterator[Problem]:
         yield from _refused(version, version.path / served.model, in_process=True)
 
 
-def _refused(version: Version, graph: Path, in_process: bool) -> Iterator[Problem]:
+def _refused(version: ModelVersion, graph: Path, in_process: bool) -> Iterator[Problem]:
     """Yield why the ONNX Runtime that is to run a graph would refuse it, or compute something else."""
     release = version.model.release
     if release is None or not graph.is_file():
@@ -68,7 +68,7 @@ def _refused(version: Version, graph: Path, in_process: bool) -> Iterator[Proble
     right='parameters { key: "PERFORMANCE_HINT" value { string_value: "LATENCY" } }',
     source="builder/engines/stock.toml, which names the file of each backend",
 )
-def has_values_that_its_backend_takes(model: Model) -> Iterator[Problem]:
+def has_values_that_its_backend_takes(model: RepositoryModel) -> Iterator[Problem]:
     """Check that parameters, accelerators and kinds of instances are those that the backend of the release takes.
 
     A backend reads its parameters when it loads the model, and refuses values that it does not know.
@@ -84,7 +84,7 @@ def has_values_that_its_backend_takes(model: Model) -> Iterator[Problem]:
     right='parameters { key: "intra_op_thread_count" value { string_value: "1" } }',
     source="builder/engines/stock.toml, which names the file of each backend",
 )
-def has_no_parameters_without_effect(model: Model) -> Iterator[Problem]:
+def has_no_parameters_without_effect(model: RepositoryModel) -> Iterator[Problem]:
     """Check that every parameter is one that the backend of the release reads.
 
     A backend silently ignores other parameters: a misspelt number of threads leaves the default, which is every core of
@@ -101,7 +101,7 @@ def has_no_parameters_without_effect(model: Model) -> Iterator[Problem]:
         )
 
 
-def _parameter(model: Model, reason: str) -> str:
+def _parameter(model: RepositoryModel, reason: str) -> str:
     """Return the field that a refusal is about."""
     parameters = [name for name in model.config.parameters if f"parameter {name} " in reason]
     return (
@@ -123,7 +123,7 @@ def _parameter(model: Model, reason: str) -> str:
   1/model.onnx.data""",
     source="ONNX, docs/ExternalData.md",
 )
-def has_its_external_weights(version: Version) -> Iterator[Problem]:
+def has_its_external_weights(version: ModelVersion) -> Iterator[Problem]:
     """Check that the files that an ONNX graph keeps its weights in are beside it, and as long as the graph says.
 
     ONNX Runtime opens them when it loads the graph, and takes no path that leads out of its folder.
@@ -148,7 +148,7 @@ def has_its_external_weights(version: Version) -> Iterator[Problem]:
     right="the same graph with local_window_size 127",
     source="microsoft/onnxruntime, pull request 25927; measured on 1.18.0 to 1.31.1",
 )
-def windows_mean_what_they_say(version: Version) -> Iterator[Problem]:
+def windows_mean_what_they_say(version: ModelVersion) -> Iterator[Problem]:
     """Check that an attention window counts as many keys as it says.
 
     GroupQueryAttention with local_window_size W attends W + 1 keys before ONNX Runtime 1.24, and W from then on. A
@@ -175,7 +175,7 @@ def windows_mean_what_they_say(version: Version) -> Iterator[Problem]:
     right="Clip with both; 65504 is the largest fp16",
     source="microsoft/onnxruntime, issue 21957",
 )
-def clips_in_fp16_have_both_bounds(version: Version) -> Iterator[Problem]:
+def clips_in_fp16_have_both_bounds(version: ModelVersion) -> Iterator[Problem]:
     """Check that a Clip of fp16 has both of its bounds.
 
     ONNX Runtime 1.19, which Triton 24.09 to 24.11 carry, answers 0 if max is left out.
@@ -195,14 +195,14 @@ def clips_in_fp16_have_both_bounds(version: Version) -> Iterator[Problem]:
     right="model_metrics { }   # for Triton 24.11 or later",
     source="common, protobuf/model_config.proto in the branches r24.04 to r26.07",
 )
-def has_fields_that_its_release_knows(model: Model) -> Iterator[Problem]:
+def has_fields_that_its_release_knows(model: RepositoryModel) -> Iterator[Problem]:
     """Check that every field of a configuration is one that the release knows.
 
     Triton parses a configuration with the fields of its own release, and refuses others.
     """
     for path, since in FIELDS.items():
         if model.release is not None and version_tuple(model.release) < version_tuple(since):
-            fields = [field for field in model.places if re.fullmatch(path, field)]
+            fields = [field for field in model.spans if re.fullmatch(path, field)]
             if fields:
                 name = fields[0].split(".")[-1]
                 yield Problem(f"Triton {model.release} does not know the field {name}", f"it is in {since}", fields[0])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from builder.common.errors import RepositoryError
 from builder.repository.lint.findings import Edit, Problem
-from builder.repository.lint.repository import CONFIG, PLATFORMS, Model, Repository
+from builder.repository.lint.repository import CONFIG, PLATFORMS, Repository, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 CORE = "core, src/model_config_utils.cc"
@@ -72,7 +72,7 @@ def is_a_model(repository: Repository) -> Iterator[Problem]:
   1/model.onnx""",
     source=f"{CORE}, AutoCompleteBackendFields",
 )
-def is_complete(model: Model) -> Iterator[Problem]:
+def is_complete(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a configuration states its backend and tensors itself.
 
     Triton completes the rest when it loads the model, unless it was started with --disable-auto-complete-config, as
@@ -118,7 +118,7 @@ name: "classifier_v2\"""",
 name: "classifier\"""",
     source="core, src/model_repository_manager/model_repository_manager.cc, InitializeModelInfo",
 )
-def has_the_name_of_its_folder(model: Model) -> Iterator[Problem]:
+def has_the_name_of_its_folder(model: RepositoryModel) -> Iterator[Problem]:
     """Check that the name in a configuration is the name of the model's folder.
 
     Triton compares the two and refuses the model. Leave the name out, or write the folder's.
@@ -139,7 +139,7 @@ def has_the_name_of_its_folder(model: Model) -> Iterator[Problem]:
     right='backend: "onnxruntime"',
     source=f"{CORE}, AutoCompleteBackendFields and ValidateModelConfig",
 )
-def has_a_backend(model: Model) -> Iterator[Problem]:
+def has_a_backend(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a model has a backend: by its field, a platform that Triton knows, or a file with a known name.
 
     Without any of these Triton does not know which backend runs the model, and refuses it.
@@ -162,7 +162,7 @@ platform: "tensorrt_plan\"""",
     right='backend: "onnxruntime"',
     source=f"{CORE}, ValidateModelConfig, GetBackendType, GetBackendTypeFromPlatform",
 )
-def has_its_backends_platform(model: Model) -> Iterator[Problem]:
+def has_its_backends_platform(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a platform belongs to the backend beside it.
 
     Old configurations have both. Triton refuses a pair that does not fit, and an ensemble with a backend.
@@ -184,7 +184,7 @@ def has_its_backends_platform(model: Model) -> Iterator[Problem]:
     right='output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }',
     source="core, src/model.cc, Model::Init",
 )
-def has_its_files_of_labels(model: Model) -> Iterator[Problem]:
+def has_its_files_of_labels(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a file of labels is in the model's folder.
 
     Triton reads it when it loads the model, and refuses a path that leads out of the folder.
@@ -209,7 +209,7 @@ def has_its_files_of_labels(model: Model) -> Iterator[Problem]:
     right="""classifier/
   1/model.onnx""",
 )
-def has_no_links_out_of_the_repository(model: Model) -> Iterator[Problem]:
+def has_no_links_out_of_the_repository(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a link leads to a place inside the repository.
 
     A container that mounts the repository, or a copy of it, finds nothing at the other end of a link that leads out.
@@ -227,7 +227,7 @@ def has_no_links_out_of_the_repository(model: Model) -> Iterator[Problem]:
     wrong="mkfifo classifier/1/model.onnx",
     right="cp model.onnx classifier/1/",
 )
-def has_files_and_folders_alone(model: Model) -> Iterator[Problem]:
+def has_files_and_folders_alone(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a repository contains only files and folders.
 
     A process that reads a FIFO, a socket or a device waits for ever: Triton, and any program that copies the
@@ -239,5 +239,5 @@ def has_files_and_folders_alone(model: Model) -> Iterator[Problem]:
             yield Problem(f"{name} is neither a file nor a folder", "put the file in its place", file=name)
 
 
-def _inside(model: Model, name: str) -> str:
+def _inside(model: RepositoryModel, name: str) -> str:
     return name if (model.path / name).is_symlink() else model.file

@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2
 from builder.engines import openvino, stock, tensorrt
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.graphs import Unreadable, readable, signature_of
-from builder.repository.lint.repository import Model, Version
+from builder.repository.lint.repository import ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 
@@ -23,7 +23,7 @@ from builder.repository.lint.rule import ERROR, WARNING, rule
     wrong="1/model.onnx that git-lfs left as a pointer",
     right="1/model.onnx with its bytes",
 )
-def can_be_read(version: Version) -> Iterator[Problem]:
+def can_be_read(version: ModelVersion) -> Iterator[Problem]:
     """Check that the file of a model is what its name says: an ONNX graph, or OpenVINO's two files.
 
     A download that was cut, or a pointer of git-lfs, has the right name and is not a graph.
@@ -46,7 +46,7 @@ input { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] }""",
     right="""input { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] }""",
     source="onnxruntime_backend, src/onnxruntime.cc, ValidateInputs; openvino_backend, src/openvino.cc, ValidateInputs",
 )
-def has_the_tensors_of_its_graph(version: Version) -> Iterator[Problem]:
+def has_the_tensors_of_its_graph(version: ModelVersion) -> Iterator[Problem]:
     """Check that inputs and outputs are those of the graph: names, types, dimensions, and the batch in front of them.
 
     With max_batch_size above 0 the first dimension of every tensor of the graph is the batch, of any size, and dims
@@ -73,7 +73,7 @@ max_batch_size: 0
 input { name: "input_ids" data_type: TYPE_INT64 dims: [ -1, -1 ] }""",
     source="openvino_backend, src/openvino.cc, ValidateConfigureModel and ProcessRequests",
 )
-def runs_calls_of_one_row(version: Version) -> Iterator[Problem]:
+def runs_calls_of_one_row(version: ModelVersion) -> Iterator[Problem]:
     """Check that a model takes calls of fewer rows than max_batch_size.
 
     Triton's OpenVINO backend sets the graph's batch to max_batch_size, and then refuses every call of another number
@@ -84,7 +84,7 @@ def runs_calls_of_one_row(version: Version) -> Iterator[Problem]:
         yield Problem(wrong, field="max_batch_size")
 
 
-def _field(version: Version, text: str) -> str:
+def _field(version: ModelVersion, text: str) -> str:
     """Return the tensor that a mismatch names."""
     config = version.model.config
     for kind, tensors in (("input", config.input), ("output", config.output)):
@@ -104,7 +104,7 @@ SHAPE = "core, src/model_config_utils.cc, ValidateIOShape"
     right='input { name: "pixels" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }',
     source=SHAPE,
 )
-def tensors_have_name_type_and_dims(model: Model) -> Iterator[Problem]:
+def tensors_have_name_type_and_dims(model: RepositoryModel) -> Iterator[Problem]:
     """Check that every tensor has a name, a data_type and dims; each size in dims is at least 1, or -1 for any size.
 
     A scalar has dims: [ 1 ]. Triton refuses a tensor without them, and sizes of 0.
@@ -128,7 +128,7 @@ def tensors_have_name_type_and_dims(model: Model) -> Iterator[Problem]:
     right="""input { name: "pixels" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] reshape { shape: [ 672, 224 ] } }""",
     source=SHAPE,
 )
-def reshapes_keep_every_element(model: Model) -> Iterator[Problem]:
+def reshapes_keep_every_element(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a reshape has as many elements as dims, and the same sizes of -1 in the same places.
 
     Between two sizes of -1 the elements are counted on both sides. An empty reshape is for one element, of a model
@@ -164,7 +164,7 @@ input { name: "text" data_type: TYPE_INT64 dims: [ -1 ] }""",
 input { name: "ids" data_type: TYPE_INT64 dims: [ -1 ] }""",
     source="core, src/model.cc, Model::Init: what is inserted first stays",
 )
-def names_of_tensors_are_different(model: Model) -> Iterator[Problem]:
+def names_of_tensors_are_different(model: RepositoryModel) -> Iterator[Problem]:
     """Check that no two inputs and no two outputs have one name.
 
     Triton checks requests against the first of them and counts both as required: no request is ever complete.
@@ -183,7 +183,7 @@ def names_of_tensors_are_different(model: Model) -> Iterator[Problem]:
     right='input { name: "pixels" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, 224 ] }',
     source="core, src/model_config_utils.cc, ValidateModelInput, ValidateModelOutput, ValidateNonLinearFormatIO",
 )
-def formats_fit(model: Model) -> Iterator[Problem]:
+def formats_fit(model: RepositoryModel) -> Iterator[Problem]:
     """Check that an image format has three dims, and shape tensors and non-linear formats are for TensorRT alone.
 
     Triton refuses the others.
@@ -208,7 +208,7 @@ IMAGE = 3  # dims of an image
     right="""batch_input { kind: BATCH_ITEM_SHAPE target_name: "s" data_type: TYPE_INT32 source_input: "pixels" }""",
     source="core, src/model_config_utils.cc, ValidateBatchIO",
 )
-def batch_tensors_have_sources(model: Model) -> Iterator[Problem]:
+def batch_tensors_have_sources(model: RepositoryModel) -> Iterator[Problem]:
     """Check that batch_input and batch_output each have one source, an input; an input of a batch is INT32 or FP32.
 
     A batch_output is scattered into outputs of the model, each once.
@@ -233,7 +233,7 @@ def batch_tensors_have_sources(model: Model) -> Iterator[Problem]:
 BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
 
 
-def _tensors(model: Model) -> Iterator[tuple[str, Any]]:
+def _tensors(model: RepositoryModel) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a configuration, each with its field."""
     for kind, tensors in (("input", model.config.input), ("output", model.config.output)):
         for number, tensor in enumerate(tensors):

@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 from builder.common.errors import RepositoryError
 from builder.repository.config.render import parse
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import BESIDE_VERSIONS, CONFIG, FILES, NUMBER, Model, Version
+from builder.repository.lint.repository import BESIDE_VERSIONS, CONFIG, FILES, NUMBER, ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 
@@ -29,7 +29,7 @@ from builder.repository.lint.rule import ERROR, WARNING, rule
   1/model.onnx""",
     source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
 )
-def has_a_version(model: Model) -> Iterator[Problem]:
+def has_a_version(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a model has a version folder, named by a number, that its version_policy lets Triton load.
 
     The file of a model lies in a folder such as `1`. Without a version to load, Triton refuses the model.
@@ -50,7 +50,7 @@ def has_a_version(model: Model) -> Iterator[Problem]:
     right="version_policy { specific { versions: [ 2 ] } }",
     source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
 )
-def has_the_versions_it_asks_for(model: Model) -> Iterator[Problem]:
+def has_the_versions_it_asks_for(model: RepositoryModel) -> Iterator[Problem]:
     """Check that the versions that version_policy names exist.
 
     Triton logs an error for one that does not, loads the others and reports the model as ready: requests for the
@@ -75,7 +75,7 @@ def has_the_versions_it_asks_for(model: Model) -> Iterator[Problem]:
   1/model.onnx""",
     source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
 )
-def versions_have_no_leading_zeros(model: Model) -> Iterator[Problem]:
+def versions_have_no_leading_zeros(model: RepositoryModel) -> Iterator[Problem]:
     """Check that the number of a version has no leading zeros.
 
     Triton ignores such a folder, and serves another version than was meant, or none.
@@ -97,7 +97,7 @@ def versions_have_no_leading_zeros(model: Model) -> Iterator[Problem]:
   broken_2/model.onnx""",
     source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad, which reads names with std::stoll",
 )
-def versions_are_whole_numbers(model: Model) -> Iterator[Problem]:
+def versions_are_whole_numbers(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a folder that is not a version does not begin with a number.
 
     Triton reads `2_broken` as version 2, prefers it as the latest, and then finds no folder `2` to load.
@@ -124,7 +124,7 @@ def versions_are_whole_numbers(model: Model) -> Iterator[Problem]:
   1/model.onnx""",
     source="core, src/model_config_utils.cc, AutoCompleteBackendFields",
 )
-def has_the_file_that_its_backend_opens(version: Version) -> Iterator[Problem]:
+def has_the_file_that_its_backend_opens(version: ModelVersion) -> Iterator[Problem]:
     """Check that each version has the file that its backend opens: default_model_filename or the backend's own default.
 
     The defaults are model.onnx, model.xml with model.bin, model.plan, model.pt and model.py.
@@ -150,7 +150,7 @@ def has_the_file_that_its_backend_opens(version: Version) -> Iterator[Problem]:
 input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }   # 1/config.pbtxt, as it was built""",
     right="""input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }   # both""",
 )
-def has_the_tensors_that_it_was_built_with(version: Version) -> Iterator[Problem]:
+def has_the_tensors_that_it_was_built_with(version: ModelVersion) -> Iterator[Problem]:
     """Check that the configuration that Triton reads has the tensors of the copy that a built version keeps.
 
     The code of the version was emitted for those. Under other names, types or sizes, or with an input that is required

@@ -12,7 +12,7 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2
 
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import Model
+from builder.repository.lint.repository import RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 GENERATE = "core, src/backend_model_instance.cc, GenerateWarmupData; src/infer_request.cc, Normalize"
@@ -30,7 +30,7 @@ SIZES = {
 }
 
 
-def _inputs(model: Model) -> Iterator[tuple[str, str, Any]]:
+def _inputs(model: RepositoryModel) -> Iterator[tuple[str, str, Any]]:
     """Yield the inputs of every warm-up that Triton makes: field, name and Input."""
     for number, warm_up in enumerate(model.config.model_warmup):
         if warm_up.batch_size and not model.is_ensemble:
@@ -51,7 +51,7 @@ def _inputs(model: Model) -> Iterator[tuple[str, str, Any]]:
 }""",
     source="core, src/backend_model_instance.cc, GenerateWarmupData",
 )
-def warm_ups_are_made(model: Model) -> Iterator[Problem]:
+def warm_ups_are_made(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a warm-up has a batch_size of 1 or more, with max_batch_size 0 too.
 
     Triton skips one of batch_size 0, the value of a field that is left out, and the first request pays.
@@ -74,7 +74,7 @@ inputs { key: "ids" value { data_type: TYPE_INT64 dims: [ 16 ] input_data_file: 
 inputs { key: "ids" value { data_type: TYPE_INT64 dims: [ 16 ] input_data_file: "ids" } }""",
     source=GENERATE,
 )
-def warm_ups_have_their_data(model: Model) -> Iterator[Problem]:
+def warm_ups_have_their_data(model: RepositoryModel) -> Iterator[Problem]:
     """Check that each input of a warm-up says where its data is from, and a file in warmup/ is as long as its shape.
 
     The data is zero_data, random_data, or the name of a file. Triton refuses the model otherwise.
@@ -105,7 +105,7 @@ model_warmup { batch_size: 1 inputs { key: "ids" value { data_type: TYPE_INT32 d
 model_warmup { batch_size: 1 inputs { key: "ids" value { data_type: TYPE_INT64 dims: [ 16 ] zero_data: true } } }""",
     source=GENERATE,
 )
-def warm_ups_are_requests(model: Model) -> Iterator[Problem]:
+def warm_ups_are_requests(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a warm-up is a request that the model takes: every required input, with its type and a shape of it.
 
     Sizes are numbers, not -1, and without the batch. Triton refuses the model when a warm-up fails.
@@ -143,7 +143,7 @@ def _fits(dims: list[int], declared: list[int]) -> bool:
     right='inputs { key: "input_ids" value { data_type: TYPE_INT64 dims: [ 16 ] zero_data: true } }',
     source=GENERATE,
 )
-def warm_ups_name_inputs(model: Model) -> Iterator[Problem]:
+def warm_ups_name_inputs(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a warm-up gives inputs of the model, or tensors that control its sequences.
 
     Triton passes any other name on to the backend, which ignores it.
@@ -165,7 +165,7 @@ model_warmup { name: "full" batch_size: 16 }""",
 model_warmup { name: "full" batch_size: 8 }""",
     source="python_backend, src/python_be.cc; onnxruntime_backend, src/onnxruntime.cc, ProcessRequests",
 )
-def warm_ups_are_batches(model: Model) -> Iterator[Problem]:
+def warm_ups_are_batches(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a warm-up has at most max_batch_size rows.
 
     Triton hands all of them to the backend at once; with more rows the backend refuses the call, and Triton the model.
@@ -187,7 +187,7 @@ def warm_ups_are_batches(model: Model) -> Iterator[Problem]:
     right='control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }',
     source="core, src/model_config_utils.cc, GetBooleanSequenceControlProperties and GetTypedSequenceControlProperties",
 )
-def controls_of_sequences_are_whole(model: Model) -> Iterator[Problem]:
+def controls_of_sequences_are_whole(model: RepositoryModel) -> Iterator[Problem]:
     """Check that each control of a sequence has a name of its own, occurs once, and has the values of its kind.
 
     Start, end and ready have two values of a type. The correlation id has a data_type instead: a 32- or 64-bit integer,
@@ -240,7 +240,7 @@ def _wrong_control(control: Any) -> tuple[str, str] | None:
     right="sequence_batching { direct { minimum_slot_utilization: 0.5 } }",
     source="core, src/model_config_utils.cc, ValidateModelConfig; src/sequence_batch_scheduler",
 )
-def states_of_sequences_are_whole(model: Model) -> Iterator[Problem]:
+def states_of_sequences_are_whole(model: RepositoryModel) -> Iterator[Problem]:
     """Check that minimum_slot_utilization is from 0 to 1, and that initial states have a name and fit their state.
 
     A state has one initial state at most, with numbers for every size.

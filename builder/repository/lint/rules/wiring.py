@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from builder.repository.lint.calls import read_source
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import CONFIG, Version
+from builder.repository.lint.repository import CONFIG, ModelVersion
 from builder.repository.lint.rule import ERROR, WARNING, rule
 from builder.runtime.contract import FILE
 
@@ -23,7 +23,7 @@ from builder.runtime.contract import FILE
   classifier/
   classifier_model/""",
 )
-def has_its_engine(version: Version) -> Iterator[Problem]:
+def has_its_engine(version: ModelVersion) -> Iterator[Problem]:
     """Check that the engine that a front calls is in the repository.
 
     A front that was built with an engine of its own calls it through BLS, and every request fails without it.
@@ -49,7 +49,7 @@ def has_its_engine(version: Version) -> Iterator[Problem]:
     right='pb_utils.InferenceRequest(model_name="tokenizer", requested_output_names=["ids"], inputs=inputs)',
     source="python_backend, README.md, Business Logic Scripting",
 )
-def calls_models_that_are_there(version: Version) -> Iterator[Problem]:
+def calls_models_that_are_there(version: ModelVersion) -> Iterator[Problem]:
     """Check that models that Python calls by a literal name are in the repository, with the outputs that it requests.
 
     Triton does not check such calls before the first request. A name that is computed is not checked here either.

@@ -1,0 +1,135 @@
+"""Locks and staging folders of a repository, and what a user can do about a disk or a folder that refuses a change.
+
+A process holds a lock on each staging folder of its own, so that the folder of a killed process is recognised. Take a
+model's lock before the repository's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from builder.common.errors import RepositoryError
+from builder.common.workplace import FULL
+
+JOURNAL = "journal.json"  # of a change, in its staging folder
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@contextlib.contextmanager
+def locked(repository: Path, *name: str) -> Iterator[None]:
+    """Hold the lock of `repository`, or of one model of it, for the block; wait while another process has it.
+
+    A process that dies releases it. Raises RepositoryError if the folder does not allow a lock.
+    """
+    with contextlib.ExitStack() as stack:
+        with explain_os_errors(repository.parent, "nothing"):
+            stack.enter_context(hold_lock(repository, *name))
+        yield
+
+
+@contextlib.contextmanager
+def hold_lock(repository: Path, *name: str) -> Iterator[None]:
+    """Hold the lock like `locked`, but let an OSError through."""
+    path = repository.parent / ".".join(["", repository.name, *name, "lock"])
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            break
+        os.close(descriptor)  # its former holder has removed the file
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def staging(repository: Path) -> Iterator[Path]:
+    """Yield a folder on the repository's own file system, outside it: a running Triton never looks there.
+
+    It stays if it holds files that could not be put back.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=repository.parent))
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as this process lives
+        yield folder
+    finally:
+        if not (folder / JOURNAL).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def abandoned_staging(repository: Path) -> list[Path]:
+    """Return the staging folders whose process has ended."""
+    return [
+        folder for folder in sorted(repository.parent.glob(f".{repository.name}.*.staging")) if not _is_locked(folder)
+    ]
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return True  # it is being removed
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def refuse_unwritable(repository: Path) -> None:
+    """Raise RepositoryError if `repository` cannot be changed; the attempt leaves nothing behind.
+
+    A change is staged in the folder that contains the repository, or in the nearest parent that exists so far.
+    """
+    try:
+        if os.path.lexists(repository) and not (repository.is_dir() and os.access(repository, os.W_OK | os.X_OK)):
+            raise PermissionError(errno.EACCES, "not a folder that can be written", str(repository))
+        existing = next(parent for parent in repository.absolute().parents if os.path.lexists(parent))
+        with tempfile.TemporaryDirectory(prefix=f".{repository.name}.", suffix=".trial", dir=existing):
+            pass
+    except OSError as error:
+        raise RepositoryError(
+            f"{repository} could not be written ({error.strerror or error}). {what_to_do(error)}"
+        ) from error
+
+
+@contextlib.contextmanager
+def explain_os_errors(folder: Path, nothing: str = "nothing in it") -> Iterator[None]:
+    """Raise an OSError as a RepositoryError that says what to do, and that `nothing` was changed in `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise RepositoryError(
+            f"{folder} could not be written ({error.strerror or error}): {nothing} was changed. {what_to_do(error)}"
+        ) from error
+
+
+def what_to_do(error: OSError) -> str:
+    """Return what the user can do about the error."""
+    if error.errno in FULL:
+        return "Free some space, or choose another folder"
+    if error.errno in FORBIDDEN:
+        return "Let this user write to it and to the folder that it is in, or choose another one"
+    return "Choose another folder"
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's list of files, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
