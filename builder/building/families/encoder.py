@@ -284,9 +284,9 @@ class Encoder:
         quality = exact.evaluator.relative_quality(chosen.selection.chosen.measured)
         return Comparison(
             (
-                Bound("the error of the fused graph", _error(exact.measured), at_most=TOLERANCE),
-                Bound("the error of the answers in fp32", exact.quality.error, at_most=SERVED_TOLERANCE),
-                Bound(f"the {exact.evaluator.metric}", quality, at_least=chosen.threshold - ROUNDING),
+                ParityBound("the error of the fused graph", _error(exact.measured), at_most=TOLERANCE),
+                ParityBound("the error of the answers in fp32", exact.quality.error, at_most=SERVED_TOLERANCE),
+                ParityBound(f"the {exact.evaluator.metric}", quality, at_least=chosen.threshold - ROUNDING),
             )
         )
 

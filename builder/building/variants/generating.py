@@ -22,15 +22,17 @@ class Required:
     quality: float
     perplexity: float
 
-    def bounds(self, measured: MeasuredVariant, base: MeasuredVariant, metric: str) -> tuple[Bound, ...]:
+    def bounds(self, measured: MeasuredVariant, base: MeasuredVariant, metric: str) -> tuple[ParityBound, ...]:
         """Return the bounds that `measured` must keep. `metric`: the name of its `quality`."""
         return (
-            Bound(f"the {metric} of {measured.name}", measured.quality or 0.0, at_least=self.quality),
-            Bound(f"the perplexity of {measured.name} to PyTorch's", growth(measured, base), at_most=self.perplexity),
+            ParityBound(f"the {metric} of {measured.name}", measured.quality or 0.0, at_least=self.quality),
+            ParityBound(
+                f"the perplexity of {measured.name} to PyTorch's", growth(measured, base), at_most=self.perplexity
+            ),
         )
 
     def keeps(self, measured: MeasuredVariant, base: MeasuredVariant) -> bool:
-        return all(bound.holds for bound in self.bounds(measured, base, ""))
+        return all(bound.is_met for bound in self.bounds(measured, base, ""))
 
     def refusal(self, measured: MeasuredVariant, base: MeasuredVariant, metric: str) -> str:
         """Return why a variant that loses too much is not served, and what to do."""

@@ -164,11 +164,6 @@ class BuildReport:
         on = f"the CPU of the machine that built it ({self.cpu['model']})"
         return f"verified: {self.chosen} against PyTorch {self.versions['torch']} on {on}"
 
-    @property
-    def ladder(self) -> tuple[MeasuredVariant, ...]:
-        """Earlier name of `variants`, which build.json keeps."""
-        return self.variants
-
     def document(self) -> dict[str, Any]:
         """Return the report as JSON, in which the variants are called `ladder`.
 
@@ -180,42 +175,7 @@ class BuildReport:
         """Return the table of the variants for the screen."""
         from builder.repository.report.table import report_table  # imports rich
 
-        The served one is bold.
-        """
-        base = self.variants[0]
-        timed = list(base.latency_ms)  # empty if another machine serves
-        cells = list(dict.fromkeys([*timed[:1], *timed[-1:]]))
-        columns: dict[str, list[str]] = {
-            "MB": [f"{variant.size / 1e6:.1f}" for variant in self.variants],
-            "speed": [
-                "-" if (speed := variant.speed_up(base)) is None else f"{speed:.1f}x" for variant in self.variants
-            ],
-            **{f"{cell}, ms": [f"{variant.latency_ms[cell]:.2f}" for variant in self.variants] for cell in cells},
-            "error": [_number(variant.error, ".0e") for variant in self.variants],
-            self.metric: [_number(variant.quality, ".4f") for variant in self.variants],
-            f"worst of {self.samples}": [_number(variant.worst, ".4f") for variant in self.variants],
-            "batched": [_number(variant.batch_agreement, ".4f") for variant in self.variants],
-            "perplexity": [_number(variant.perplexity, ".4f") for variant in self.variants],
-            "next token": [_number(variant.tokens, ".4f") for variant in self.variants],
-            "same answer": [_number(variant.answers, ".4f") for variant in self.variants],
-        }
-        for name in base.scores:
-            columns[name] = [_number(variant.scores.get(name), ".4f") for variant in self.variants]
-        shown = {title: values for title, values in columns.items() if set(values[1:] or values) != {"-"}}
-        table = Table(title=f"{self.name}: {self.task}, {self.samples} samples", title_justify="left")
-        table.add_column("", no_wrap=True)
-        for title in shown:
-            table.add_column(title, justify="right")
-        for variant, *values in zip(self.variants, *shown.values(), strict=True):
-            style = "bold" if variant.name == self.chosen else None
-            table.add_row(variant.name, *values, style=style)
-        notes = [NOT_COMPARED] if self.has_times_of_other_builds else []
-        table.caption, table.caption_justify = "\n".join(map(str, (self.verdict, *self.verified_on, *notes))), "left"
-        return table
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"
+        return report_table(self)
 
 
 def read_report(repository: Path, name: str) -> BuildReport:

@@ -25,6 +25,7 @@ from builder.repository.check import check
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.config.render import parse, render
 from builder.repository.layout.emitted import emitted_files
+from builder.repository.locks import locked, sync
 from builder.repository.publish import move_in
 from builder.repository.report.record import read_report
 from builder.repository.sharing.hosting import (

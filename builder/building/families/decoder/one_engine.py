@@ -244,7 +244,7 @@ class Decoder:
     def comparison(self, chosen: Chosen) -> Comparison:
         """Compare log-probabilities of the fused graph, on a long row too, and what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
-        long = Bound("the same on a long row", exact.long_error, at_most=TOLERANCE)
+        long = ParityBound("the same on a long row", exact.long_error, at_most=TOLERANCE)
         bounds = kept_bounds(self._required, exact.measured, chosen.measured, exact.pytorch.measured, metric)
         return Comparison((exact_bound(exact.measured), long, *bounds))
 
