@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from builder.repository.versions import entries
+from builder.repository.versions import entry_names
 
 
 def copy_version(repository: Path, name: str, number: int, copy: int) -> None:
     """Copy version `number` of a model to version `copy`, except for a compiled plan. It is not served."""
-    for entry in (repository / mate for mate in entries(repository, name, number)):
+    for entry in (repository / mate for mate in entry_names(repository, name, number)):
         ignored = shutil.ignore_patterns("*.plan")
         shutil.copytree(entry / str(number), entry / str(copy), ignore=ignored)
         if (entry / "warmup").is_dir():

@@ -34,7 +34,7 @@ from builder.repository.stores.publish import publish_to, source_in
 from builder.repository.stores.store import Store, open_store
 from builder.repository.transaction import recover
 from builder.repository.verdict import Unverified, Verified
-from builder.repository.versions import front_of, numbers
+from builder.repository.versions import front_of, version_numbers
 from builder.runtime.contract import DRAFT
 
 Exported = TypeVar("Exported")
@@ -56,7 +56,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         refuse_unwritable(spec.output)
     with bounded_cache(), workplace() as folder, panics_refused(spec.model):
         with stage("resolve"):
-            key, since = build_key(spec), max(numbers(spec.output / spec.entry_name), default=0)
+            key, since = build_key(spec), max(version_numbers(spec.output / spec.entry_name), default=0)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
             _refuse_another_model(store or spec.output, spec, checkpoint.source)
         refuse_card(spec.layout, spec.runs)

@@ -9,7 +9,7 @@ from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 from builder.common.errors import RepositoryError
 from builder.repository.report.record import read_report
 from builder.repository.transaction import recover
-from builder.repository.versions import rollback, served
+from builder.repository.versions import rollback, served_number
 from builder.runtime.recipe.compile import FOLDER, CompileError, compile_plan
 
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         if fingerprint is not None:
             outcome = f"compiled for {fingerprint['gpu']} by TensorRT {fingerprint['tensorrt']}"
         screen.print(f"[green]✓[/] {name} {outcome}", highlight=False)
-        if fingerprint is not None and int(version.name) > (served(version.parent) or 0):
+        if fingerprint is not None and int(version.name) > (served_number(version.parent) or 0):
             front = read_report(version.parent, version.name).name
             screen.print(f"  {front}: version {rollback(options.repository, front, int(version.name))} is served now")
     return 0

@@ -16,7 +16,7 @@ from builder.serving.gateway.settings import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from builder.repository.report.record import BuildReport
-    from builder.repository.versions import Version
+    from builder.repository.versions import PublishedVersion
     from builder.serving.promotion.promote import Agreement
     from builder.serving.server.control import Control
 
@@ -165,7 +165,7 @@ def _refusals(
     return refusals
 
 
-def _refuse_another_task(versions: Mapping[int, Version], running: int, number: int) -> None:
+def _refuse_another_task(versions: Mapping[int, PublishedVersion], running: int, number: int) -> None:
     """Raise ServeError where the answers of two versions have nothing in common."""
     tasks = [versions[one].report.task for one in (running, number) if one in versions]
     if len(set(tasks)) > 1:
@@ -188,9 +188,9 @@ def _watched(options: argparse.Namespace, candidate: str, numbers: tuple[int, in
 
 def _stay(repository: Path, name: str, number: int, running: int) -> None:
     """Roll the repository back to the version that the server runs, if it serves the one that was tried."""
-    from builder.repository.versions import numbers, rollback, served
+    from builder.repository.versions import rollback, served_number, version_numbers
 
-    if served(repository / name) == number and running in numbers(repository / name):
+    if served_number(repository / name) == number and running in version_numbers(repository / name):
         rollback(repository, name, running)
 
 

@@ -28,11 +28,11 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     from builder.repository.transaction import recover
-    from builder.repository.versions import rollback, served
+    from builder.repository.versions import rollback, served_number
     from builder.serving.server.control import Control
 
     recover(options.repository)
-    before = served(options.repository / options.name)
+    before = served_number(options.repository / options.name)
     number = rollback(options.repository, options.name, options.version)
     if options.url is not None:
         with Control(options.url, options.repository) as control, control.agreeing(options.name, before):

@@ -13,7 +13,7 @@ from builder.common.hashing import Digests
 from builder.repository.lint import lint
 from builder.repository.lint.findings import Severity
 from builder.repository.report.record import read_report
-from builder.repository.versions import loaded
+from builder.repository.versions import loaded_numbers
 from builder.runtime.recipe import compile as program
 
 PENDING = "TR653"
@@ -40,7 +40,7 @@ def pending(repository: Path, unserved: bool = False) -> dict[str, str]:
         version.parent.name: f"{version.parent.name}: its plan is not compiled yet; on the GPU that is to serve it: "
         f"build-repo compile {repository}"
         for version in versions
-        if not (version / program.PLAN).is_file() and (unserved or int(version.name) in loaded(version.parent))
+        if not (version / program.PLAN).is_file() and (unserved or int(version.name) in loaded_numbers(version.parent))
     }
 
 

@@ -29,7 +29,16 @@ from builder.repository.report.summary import REPORT as SUMMARY
 from builder.repository.settings import Settings, read_settings, with_settings
 from builder.repository.signatures import SIGNATURE
 from builder.repository.transaction import changing
-from builder.repository.versions import BESIDE, CONFIG, REPORT, activate, adopt, known, numbers, served
+from builder.repository.versions import (
+    BESIDE,
+    CONFIG,
+    REPORT,
+    activate,
+    adopt,
+    require_front,
+    served_number,
+    version_numbers,
+)
 from builder.runtime.contract import FILE
 
 POLICY = re.compile(
@@ -43,11 +52,11 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
     `reason`: for its report; `keep`: how many versions remain. Raises SpecError for settings that need a build, and
     RepositoryError; the repository is then as before.
     """
-    known(repository, name)
+    require_front(repository, name)
     entry = repository / name
     with changing(repository, name) as change:
         adopt(change, entry)
-        now, number = served(entry), max(numbers(entry)) + 1
+        now, number = served_number(entry), max(version_numbers(entry)) + 1
         if now is None:
             raise RepositoryError(
                 f"{name} has no version that is served; build-repo versions {name} shows those it has"

@@ -37,7 +37,7 @@ from builder.repository.report.page import PAGE, page
 from builder.repository.report.record import BuildReport, read_report
 from builder.repository.transaction import RepositoryChange, changing
 from builder.repository.verdict import Unverified, Verified
-from builder.repository.versions import BESIDE, CONFIG, REPORT, activate, adopt, numbers, prune, served
+from builder.repository.versions import BESIDE, CONFIG, REPORT, activate, adopt, prune, served_number, version_numbers
 from builder.runtime.recipe.compile import FOLDER as RECIPE
 
 
@@ -68,7 +68,7 @@ def publish(
         made = _made_since(repository / names[0], since, outcome.report.build_key)
         if made is not None:
             return made
-        number = max([first, *(1 + n for name in names for n in numbers(repository / name))])
+        number = max([first, *(1 + n for name in names for n in version_numbers(repository / name))])
         entries, report = _as_version(outcome, number)
         published = Published(repository)
         for entry in entries:
@@ -89,7 +89,7 @@ def publish(
 
 def _made_since(entry: Path, since: int | None, key: str | None) -> BuildReport | None:
     """Return the report of the newest version if it is later than `since` and of the same checkpoint and options."""
-    number = max(numbers(entry), default=0)
+    number = max(version_numbers(entry), default=0)
     if since is None or key is None or number <= since:
         return None
     with suppress(RepositoryError):  # a damaged one is replaced
@@ -149,7 +149,7 @@ def _as_version(outcome: Verified | Unverified, number: int) -> tuple[list[Repos
 
 def _served(entry: Path) -> int | None:
     try:
-        return served(entry)
+        return served_number(entry)
     except RepositoryError:  # the config.pbtxt is damaged: this build replaces it
         return None
 
@@ -177,7 +177,7 @@ def _write(
     for name, content in own.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        earlier = [there / numbered(name, n, of=version) for n in reversed(numbers(there))]
+        earlier = [there / numbered(name, n, of=version) for n in reversed(version_numbers(there))]
         digest = digests.get(name, "")
         if not _linked(target, content, [*earlier, *published.find(digest)]):
             if isinstance(content, Path) and workplace is not None and content.is_relative_to(workplace):

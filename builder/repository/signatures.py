@@ -20,7 +20,7 @@ from builder.common.errors import RepositoryError, SpecError, first_line
 from builder.common.hashing import sha256_of
 from builder.repository.config.render import parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
-from builder.repository.versions import CONFIG, REPORT, entries, loaded, numbers
+from builder.repository.versions import CONFIG, REPORT, entry_names, loaded_numbers, version_numbers
 from builder.runtime.contract import HOSTED, ContractError
 
 SIGNATURE = "model.sig"  # the file name that model-signing uses
@@ -51,7 +51,7 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
     wanted = _named_folders(repository, names)
     configuration = _signing(signer)
     signed = []
-    for version in [folder / str(number) for folder in wanted.values() for number in numbers(folder)]:
+    for version in [folder / str(number) for folder in wanted.values() for number in version_numbers(folder)]:
         called, unfinished = f"{version.parent.name}/{version.name}", repository / f".{version.parent.name}.{SIGNATURE}"
         if not (version / CONFIG).is_file():
             raise RepositoryError(f"{called} has no {CONFIG} of its own, which is to be signed; build it again")
@@ -67,7 +67,7 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
     return signed
 
 
-def unsigned(repository: Path, trusted: Path, names: Sequence[str] = (), which: Which = numbers) -> list[str]:
+def unsigned(repository: Path, trusted: Path, names: Sequence[str] = (), which: Which = version_numbers) -> list[str]:
     """Return why each model is not the one that was signed, as sentences with its name; empty if all signatures hold.
 
     `trusted`: a public key, or the certificates (PEM) that a signer's own must lead to; `names`: check only these
@@ -85,9 +85,9 @@ def unsigned(repository: Path, trusted: Path, names: Sequence[str] = (), which: 
 def to_be_loaded(folder: Path) -> list[int]:
     """Return the versions of a model that Triton loads by its config.pbtxt; all if it names none or is unreadable."""
     try:
-        return loaded(folder) or numbers(folder)
+        return loaded_numbers(folder) or version_numbers(folder)
     except (RepositoryError, OSError, ValueError):
-        return numbers(folder)
+        return version_numbers(folder)
 
 
 def trusted_text(trusted: Path) -> str:
@@ -187,7 +187,7 @@ def _moved(version: Path) -> Iterator[str]:
 def _beside(folder: Path, there: Sequence[int]) -> Iterator[str]:
     """Yield the files beside the version folders that differ from those of every version in `there`, or are missing."""
     versions = {str(number): folder / str(number) for number in there}
-    others = set(map(str, numbers(folder))) - set(versions)
+    others = set(map(str, version_numbers(folder))) - set(versions)
     for wanted in (CONFIG, REPORT):
         if not (folder / wanted).exists() and any((version / wanted).is_file() for version in versions.values()):
             yield f"{wanted} is missing beside its versions"
@@ -256,7 +256,7 @@ def _folders(repository: Path) -> dict[str, Path]:
     return folders
 
 
-def _named_folders(repository: Path, names: Sequence[str], which: Which = numbers) -> dict[str, Path]:
+def _named_folders(repository: Path, names: Sequence[str], which: Which = version_numbers) -> dict[str, Path]:
     """Return the folders of `names` and of their engines; all if none are named."""
     try:
         folders = _folders(repository)
@@ -273,7 +273,7 @@ def _with_engine(folders: Mapping[str, Path], repository: Path, name: str, which
     """
     if name not in folders:
         raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(folders)}")
-    built = [entry for number in which(folders[name]) for entry in entries(repository, name, number)]
+    built = [entry for number in which(folders[name]) for entry in entry_names(repository, name, number)]
     return [name, *(entry for entry in built if entry in folders)]
 
 

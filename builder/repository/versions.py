@@ -1,4 +1,4 @@
-"""Versions of a model: those that exist, those that Triton serves, and how another becomes the served one.
+"""Versions of a model: those that exist, those that Triton loads, and the change to another served version.
 
 A model is a front and, where its engine is a Triton model of its own, that too; version N of the front calls version N
 of the engine. The files beside the version folders are copies of the served version's, and their version_policy names
@@ -30,14 +30,14 @@ from builder.repository.transaction import RepositoryChange, changing
 from builder.runtime.contract import FILE
 
 CONFIG, REPORT = "config.pbtxt", "build.json"
-BESIDE = (REPORT, PAGE, BOM, CONFIG)  # copied beside the version folders, from the served one; the configuration last
-CHANGING = "changing"  # folder of a front, while it and an engine change at once
+BESIDE = (REPORT, PAGE, BOM, CONFIG)  # of the served version, copied beside the version folders; the last one switches
+CHANGING = "changing"  # folder in a front while it and an engine switch together
 OVERLAP_S = 1.0  # a server that starts reads the front's configuration, then the engine's
 SHARED = ("backend", "platform", "max_batch_size", "default_model_filename", "input", "output")
 
 
 @dataclass(frozen=True)
-class Version:
+class PublishedVersion:
     """One version of a model. `size`: bytes of all its files; `published`: seconds since 1970."""
 
     number: int
@@ -47,66 +47,68 @@ class Version:
     report: BuildReport
 
 
-def numbers(entry: Path) -> list[int]:
+def version_numbers(entry: Path) -> list[int]:
     """Return the versions of a model of the repository, in order."""
     names = (path.name for path in entry.iterdir() if path.is_dir()) if entry.is_dir() else ()
     return sorted(int(name) for name in names if name.isdecimal() and not name.startswith("0"))
 
 
-def loaded(entry: Path) -> list[int]:
+def loaded_numbers(entry: Path) -> list[int]:
     """Return the versions that Triton loads by the model's version_policy.
 
     Raises RepositoryError for a config.pbtxt that cannot be parsed.
     """
-    config = entry / CONFIG
-    return chosen(parse(config.read_text("utf-8"), entry.name), numbers(entry)) if config.is_file() else []
+    path = entry / CONFIG
+    if not path.is_file():
+        return []
+    return numbers_by_policy(parse(path.read_text("utf-8"), entry.name), version_numbers(entry))
 
 
-def chosen(config: ModelConfig, there: Sequence[int]) -> list[int]:
-    """Return the versions among `there`, in order, that the version_policy of `config` names."""
+def numbers_by_policy(config: ModelConfig, numbers: Sequence[int]) -> list[int]:
+    """Return those of `numbers`, in order, that the version_policy of `config` names."""
     policy = config.version_policy
     if policy.HasField("specific"):
-        return [number for number in there if number in policy.specific.versions]
-    return list(there) if policy.HasField("all") else list(there[-max(1, policy.latest.num_versions) :])
+        return [number for number in numbers if number in policy.specific.versions]
+    return list(numbers) if policy.HasField("all") else list(numbers[-max(1, policy.latest.num_versions) :])
 
 
-def served(entry: Path) -> int | None:
-    """Return the version that answers a request which names none: the newest of those that are loaded."""
-    return max(loaded(entry), default=None)
+def served_number(entry: Path) -> int | None:
+    """Return the version that answers requests without a version: the newest of those that Triton loads."""
+    return max(loaded_numbers(entry), default=None)
 
 
-def newest_first(repository: Path, name: str) -> list[Version]:
+def newest_first(repository: Path, name: str) -> list[PublishedVersion]:
     """Return the versions of a model, the newest first.
 
     Raises RepositoryError if there is no such model, or its files cannot be read.
     """
-    known(repository, name)
+    require_front(repository, name)
     entry = repository / name
-    now = served(entry)
+    served = served_number(entry)
     return [
-        Version(
+        PublishedVersion(
             number,
-            number == now,
+            number == served,
             (entry / str(number)).stat().st_mtime,
-            sum(_size(repository / mate / str(number)) for mate in entries(repository, name, number)),
-            read_report(entry, str(number)) if _keeps(entry, number) else read_report(repository, name),
+            sum(_size(repository / part / str(number)) for part in entry_names(repository, name, number)),
+            read_report(entry, str(number)) if _has_config(entry, number) else read_report(repository, name),
         )
-        for number in reversed(numbers(entry))
+        for number in reversed(version_numbers(entry))
     ]
 
 
-def entries(repository: Path, name: str, number: int) -> list[str]:
-    """Return the models that a version consists of: the front, then its engine if that is a model."""
-    return [name, *sorted(mate for mate in _files(repository / name, number) if mate != name)]
+def entry_names(repository: Path, name: str, number: int) -> list[str]:
+    """Return the entries of a version: the front, then its engine if that is a Triton model of its own."""
+    return [name, *sorted(entry for entry in _files(repository / name, number) if entry != name)]
 
 
-def known(repository: Path, name: str) -> None:
+def require_front(repository: Path, name: str) -> None:
     """Raise RepositoryError if the repository has no such front model."""
     fronts = [path.parent.name for path in sorted(repository.glob(f"*/{REPORT}")) if is_front(path.parent)]
     if name in fronts:
         return
     for front in fronts:
-        if name in _files(repository / front, served(repository / front) or 0):
+        if name in _files(repository / front, served_number(repository / front) or 0):
             raise RepositoryError(f"{name} is the engine of {front}, and changes with it: name {front}")
     for hosting in hosted_repositories(repository):
         if (hosting / name).is_dir():
@@ -132,49 +134,49 @@ def rollback(repository: Path, name: str, number: int | None = None) -> int:
 
     Raises RepositoryError if there is no such version; the repository is then as before.
     """
-    known(repository, name)
-    there, now = numbers(repository / name), served(repository / name)
+    require_front(repository, name)
+    numbers, served = version_numbers(repository / name), served_number(repository / name)
     if number is None:
-        number = max((n for n in there if now is not None and n < now), default=None)
-    if number not in there or not _keeps(repository / name, number):
-        wanted = "earlier version" if number is None else f"version {number}"
+        number = max((n for n in numbers if served is not None and n < served), default=None)
+    if number not in numbers or not _has_config(repository / name, number):
+        requested = "earlier version" if number is None else f"version {number}"
         raise RepositoryError(
-            f"{name} has no {wanted} to go back to; it has {', '.join(map(str, there))}, and {now} is served"
+            f"{name} has no {requested} to go back to; it has {', '.join(map(str, numbers))}, and {served} is served"
         )
     with changing(repository, name) as change:
-        activate(change, repository, entries(repository, name, number), number)
+        activate(change, repository, entry_names(repository, name, number), number)
     return number
 
 
 def activate(change: RepositoryChange, repository: Path, names: Sequence[str], number: int) -> None:
     """Serve version `number` of a model. `names`: its entries, the front first."""
     front, *engines = [repository / name for name in names]
-    changed = [engine for engine in engines if served(engine) not in (None, number)]
-    both = [engine for engine in changed if one_config(engine, served(engine), number)]
+    changed = [engine for engine in engines if served_number(engine) not in (None, number)]
+    overlapping = [engine for engine in changed if one_config(engine, served_number(engine), number)]
     for engine in engines:
-        now = served(engine)
-        if engine in both and now is not None:
-            _put_beside(change, engine, number, [now, number])
+        served = served_number(engine)
+        if engine in overlapping and served is not None:
+            _put_beside(change, engine, number, [served, number])
         elif engine not in changed:
             _put_beside(change, engine, number, [number])
-    _switch(change, [front, *(engine for engine in changed if engine not in both)], number)
-    if both:
+    _switch(change, [front, *(engine for engine in changed if engine not in overlapping)], number)
+    if overlapping:
         time.sleep(OVERLAP_S)
-    for engine in both:
+    for engine in overlapping:
         _put_beside(change, engine, number, [number])
     note(change, repository, front.name, number)
 
 
-def _switch(change: RepositoryChange, together: Sequence[Path], number: int) -> None:
-    """Switch the front, the first of `together`, and engines that cannot have both versions, at one moment.
+def _switch(change: RepositoryChange, entries: Sequence[Path], number: int) -> None:
+    """Switch the front, the first of `entries`, and engines that cannot load both versions, in one moment.
 
     Triton reads the configurations of all models before it loads any (core, model_repository_manager.cc, PollModels).
     """
-    files = [_beside(entry, number, [number]) for entry in together]
-    configs = {entry / CONFIG: of_one.pop(entry / CONFIG) for entry, of_one in zip(together, files, strict=True)}
-    for target, content in (item for of_one in files for item in of_one.items()):
-        change.write(content, target)
-    change.write_at_once(configs, together[0] / CHANGING)
+    files = {path: content for entry in entries for path, content in _beside(entry, number, [number]).items()}
+    configs = {entry / CONFIG: files.pop(entry / CONFIG) for entry in entries}
+    for path, content in files.items():
+        change.write(content, path)
+    change.write_at_once(configs, entries[0] / CHANGING)
 
 
 def _put_beside(change: RepositoryChange, entry: Path, number: int, versions: Sequence[int]) -> None:
@@ -192,7 +194,7 @@ def _beside(entry: Path, number: int, versions: Sequence[int]) -> dict[Path, byt
 
 
 def with_versions(config: bytes, versions: Sequence[int]) -> bytes:
-    """Return a config.pbtxt that has Triton load `versions`."""
+    """Return `config` with a version_policy of `versions`."""
     parsed = parse(config.decode(), "it")
     if list(parsed.version_policy.specific.versions) == list(versions):
         return config
@@ -202,7 +204,7 @@ def with_versions(config: bytes, versions: Sequence[int]) -> bytes:
 
 
 def as_candidate(config: bytes, name: str, of: str) -> bytes:
-    """Return a config.pbtxt of a model of another name, which says that it is a candidate to replace the model `of`."""
+    """Return `config` under another name, with a parameter that names the model `of` it may replace."""
     parsed = parse(config.decode(), name)
     parsed.name = name
     parsed.parameters["candidate_of"].string_value = of
@@ -210,21 +212,21 @@ def as_candidate(config: bytes, name: str, of: str) -> bytes:
 
 
 def one_config(entry: Path, *versions: int | None) -> bool:
-    """Return True if one config.pbtxt can load all these versions of a model: they differ in nothing that it fixes."""
+    """Return True if one config.pbtxt fits all these versions: they agree in every field of SHARED."""
     configs = [parse((entry / str(number) / CONFIG).read_text("utf-8"), entry.name) for number in versions]
     return all(getattr(config, field) == getattr(configs[0], field) for config in configs for field in SHARED)
 
 
 def adopt(change: RepositoryChange, entry: Path) -> None:
-    """Give the served version of a model that an earlier build-repo published the files that belong to it."""
-    now = served(entry)
-    if now is None or _keeps(entry, now):
+    """Copy the files beside the version folders into the served version, which an earlier build-repo did not."""
+    served = served_number(entry)
+    if served is None or _has_config(entry, served):
         return
     for name in BESIDE:
         if (entry / name).is_file():
             content = (entry / name).read_bytes()
-            content = with_versions(content, [now]) if name == CONFIG else content
-            change.write(content, entry / str(now) / name)
+            content = with_versions(content, [served]) if name == CONFIG else content
+            change.write(content, entry / str(served) / name)
             change.write(content, entry / name)
 
 
@@ -234,15 +236,14 @@ def prune(repository: Path, name: str, staging: Path, keep: int, also: Sequence[
     An engine goes with the last version that calls it, unless another model does.
     """
     front = repository / name
-    remaining = dict.fromkeys([*(n for n in also if n is not None), *reversed(numbers(front))])
-    remain = list(remaining)[: max(keep, 1)]
-    engines = {mate for number in numbers(front) for mate in entries(repository, name, number)[1:]}
-    called = {mate for number in remain for mate in entries(repository, name, number)[1:]}
+    in_order = dict.fromkeys([*(n for n in also if n is not None), *reversed(version_numbers(front))])
+    remaining = list(in_order)[: max(keep, 1)]
+    engines, called = _engines(repository, name), _engines(repository, name, remaining)
     for entry in [front, *(repository / engine for engine in sorted(engines))]:
         if entry != front and entry.name not in called and not callers(repository, entry.name, name):
             entry.rename(staging / entry.name)
             continue
-        for number in set(numbers(entry)) - set(remain):
+        for number in set(version_numbers(entry)) - set(remaining):
             for folder in (entry / str(number), entry / "warmup" / str(number)):
                 if folder.is_dir():
                     folder.rename(staging / f"{entry.name}.{folder.parent.name}.{number}")
@@ -254,23 +255,29 @@ def remove(repository: Path, name: str) -> list[str]:
 
     Raises RepositoryError if there is no such model, or another one calls it.
     """
-    known(repository, name)
+    require_front(repository, name)
     using = callers(repository, name, name)
     if using:
         raise RepositoryError(f"{name} is called by {', '.join(using)}: remove that first")
     with changing(repository, name) as change:
-        engines = {mate for number in numbers(repository / name) for mate in entries(repository, name, number)[1:]}
-        gone = [name, *(mate for mate in sorted(engines) if not callers(repository, mate, name))]
-        for entry in gone:
+        engines = sorted(_engines(repository, name))
+        removed = [name, *(engine for engine in engines if not callers(repository, engine, name))]
+        for entry in removed:
             change.move(repository / entry, change.staging / entry)
         note(change, repository, name, None)
-    return gone
+    return removed
+
+
+def _engines(repository: Path, name: str, numbers: Sequence[int] | None = None) -> set[str]:
+    """Return the engines of the versions `numbers` of a model; of all its versions if None."""
+    numbers = version_numbers(repository / name) if numbers is None else numbers
+    return {engine for number in numbers for engine in entry_names(repository, name, number)[1:]}
 
 
 def callers(repository: Path, called: str, apart_from: str) -> list[str]:
-    """Return the models, other than `apart_from` and itself, that call the model `called`: fronts and ensembles."""
-    others = [path.parent for path in sorted(repository.glob(f"*/{CONFIG}"))]
-    return [o.name for o in others if o.name not in (called, apart_from) and called in _calls(o)]
+    """Return the models, except `apart_from` and itself, that call the model `called`: fronts and ensembles."""
+    entries = [path.parent for path in sorted(repository.glob(f"*/{CONFIG}"))]
+    return [entry.name for entry in entries if entry.name not in (called, apart_from) and called in _calls(entry)]
 
 
 def _calls(entry: Path) -> Iterator[str]:
@@ -280,13 +287,13 @@ def _calls(entry: Path) -> Iterator[str]:
         yield str(_read(serving).get("engine"))
 
 
-def _keeps(entry: Path, number: int) -> bool:
-    """Return True if a version has the files that belong beside the version folders when it is served."""
+def _has_config(entry: Path, number: int) -> bool:
+    """Return True if a version has its own copy of the files beside the version folders."""
     return (entry / str(number) / CONFIG).is_file()
 
 
 def _files(entry: Path, number: int) -> Mapping[str, Any]:
-    """Return the files of a version by the model that they are of, for models that exist."""
+    """Return the files of a version by model, for models that exist."""
     own = entry / str(number) / REPORT
     files: Mapping[str, Any] = _read(own if own.is_file() else entry / REPORT).get("files", {})
     return {name: files[name] for name in files if (entry.parent / name / str(number)).is_dir()}

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from builder.repository.versions import numbers
+from builder.repository.versions import version_numbers
 from tests.decoders import make_decoder_checkpoint
 from tests.tiny_encoders import make_checkpoint
 
@@ -40,7 +40,7 @@ def _build(folder: Path, name: str, checkpoint: Path, kilobytes: int) -> bool:
     """Return True if a build on a disk of that size published; print the reason in a line if it did not."""
     disk, repository = folder / "disk", folder / "repository"
     disk.mkdir(exist_ok=True)
-    before = numbers(repository / name)
+    before = version_numbers(repository / name)
     program = Path(sys.executable).with_name("build-repo")
     build = [str(program), str(checkpoint), "--name", name, "--output", str(repository), "--rebuild"]
     command = ["unshare", "--mount", "sh", "-c", MOUNTED, "sh", str(kilobytes), *build]
@@ -50,7 +50,7 @@ def _build(folder: Path, name: str, checkpoint: Path, kilobytes: int) -> bool:
     print(f"{name}, {kilobytes} kB: {'published' if done.returncode == 0 else last}", flush=True)
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode in (0, 1), f"it ended with {done.returncode}: {done.stderr}"
-    assert (numbers(repository / name) != before) == (done.returncode == 0)
+    assert (version_numbers(repository / name) != before) == (done.returncode == 0)
     assert sorted(path.name for path in folder.iterdir()) == sorted(["decoder", "disk", "encoder", *_has(repository)])
     return done.returncode == 0
 

@@ -20,7 +20,7 @@ from builder.options import make_spec
 from builder.repository.config.render import parse
 from builder.repository.sharing.hosting import MODELS, hosted_model
 from builder.repository.sharing.share import share
-from builder.repository.versions import BESIDE, CONFIG, REPORT, served
+from builder.repository.versions import BESIDE, CONFIG, REPORT, served_number
 from builder.runtime.contract import HOSTED, dump_hosted
 from tests.tiny_encoders import make_checkpoint
 
@@ -81,7 +81,7 @@ def host(entry: Path, repository: Path, front: str, names: Sequence[str], memory
     for name in names:
         if not (models / name).exists():
             copy(entry, models, name)
-    hosted = {name: hosted_model(models / name, served(models / name) or 1) for name in names}
+    hosted = {name: hosted_model(models / name, served_number(models / name) or 1) for name in names}
     (models / HOSTED).write_text(dump_hosted(hosted), "utf-8")
     share(repository, front, (), memory_mb)
 

@@ -32,7 +32,7 @@ from builder.checkpoints.libraries import quiet_libraries
 from builder.common.samples import TEXTS
 from builder.repository.sharing.hosting import MODELS
 from builder.repository.sharing.share import share
-from builder.repository.versions import served
+from builder.repository.versions import served_number
 from builder.serving.gateway.residency.processes import Processes
 from builder.serving.gateway.server import allow_connections
 from builder.serving.server.gateway import gateway
@@ -131,7 +131,7 @@ def measure(repository: Path, names: Sequence[str], options: argparse.Namespace)
         metrics = f"http://{server.host}:{server.ports.metrics}/metrics"
         hosts = {name: tiny if name.startswith("tiny") else repository for name in names}
         order = random.Random(2).sample(list(names), len(names))
-        begun = {name: (served(hosts[name] / name) or 0, 0.0) for name in names}
+        begun = {name: (served_number(hosts[name] / name) or 0, 0.0) for name in names}
         return figures | traffic(through, Fleet(order, hosts, begun, processes, metrics), options)
 
 

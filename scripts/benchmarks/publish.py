@@ -37,7 +37,7 @@ from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.repository.publish import publish
 from builder.repository.verdict import Verified
-from builder.repository.versions import rollback, served
+from builder.repository.versions import rollback, served_number
 from builder.runtime.fields import Field
 from builder.serving.client.client import Client
 from builder.serving.gateway.errors import ApiError
@@ -189,7 +189,7 @@ def change_all(
         for _, name in itertools.product(range(rounds), builds):
             if time.monotonic() > until:
                 return
-            before = served(repository / name)  # of the first build, because it is rolled back to
+            before = served_number(repository / name)  # of the first build, because it is rolled back to
             for kind in ("publish", "rollback"):
                 begun = time.monotonic()
                 if kind == "publish":

@@ -16,7 +16,7 @@ from builder.repository.report.provenance import file_hashes
 from builder.repository.report.record import read_report
 from builder.repository.settings import CONFIG, read_settings
 from builder.repository.verdict import Unverified
-from builder.repository.versions import loaded, numbers, rollback
+from builder.repository.versions import loaded_numbers, rollback, version_numbers
 from tests.reports import REPORT
 from tests.repository.test_settings import _entry
 
@@ -41,7 +41,7 @@ def test_the_next_version_has_the_settings_and_the_files_of_the_one_before(repos
     before = _contents(front / "1")
     settings = {"max_batch_size": 24, "instances": 2, "threads": 2}
     assert publish_settings(repository, "front", settings, "12% faster") == 2
-    assert loaded(front) == [2]
+    assert loaded_numbers(front) == [2]
     assert settings.items() <= read_settings(front / "2").items()
     assert _contents(front / "1") == before, "links share their bytes: none may be written through"
     changed = {name for name, content in _contents(front / "2").items() if content != before[name]}
@@ -54,7 +54,7 @@ def test_the_next_version_has_the_settings_and_the_files_of_the_one_before(repos
     )
     assert set(report.files["front"]) == {f"2/{name}" for name in before if f"2/{name}" in report.files["front"]}
     rollback(repository, "front")
-    assert loaded(front) == [1]
+    assert loaded_numbers(front) == [1]
     assert [path.name for path in repository.parent.iterdir()] == ["model_repository"]
 
 
@@ -68,7 +68,7 @@ def test_a_second_change_is_of_the_first_and_versions_are_kept(repository: Path)
     publish_settings(repository, "front", {"max_batch_size": 24}, "once")
     assert publish_settings(repository, "front", {"max_queue_delay_us": 700}, "twice") == 3
     assert publish_settings(repository, "front", {"max_queue_delay_us": 800}, "again") == 4
-    assert numbers(repository / "front") == [2, 3, 4]
+    assert version_numbers(repository / "front") == [2, 3, 4]
     assert read_settings(repository / "front" / "3")["max_batch_size"] == 24
 
 

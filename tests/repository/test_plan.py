@@ -150,7 +150,7 @@ def test_a_version_is_served_when_its_plan_is_compiled(
     assert list(pending(repository, unserved=True)) == ["texts_model"]
     assert main(["compile", str(repository)]) == 0
     assert "texts: version 2 is served now" in capsys.readouterr().err
-    assert versions.loaded(repository / "texts") == versions.loaded(repository / "texts_model") == [2]
+    assert versions.loaded_numbers(repository / "texts") == versions.loaded_numbers(repository / "texts_model") == [2]
     assert check(repository) == []
 
 

@@ -31,7 +31,7 @@ from builder.repository.report.provenance import file_hashes
 from builder.repository.report.record import BuildReport
 from builder.repository.transaction import JournalStep, RepositoryChange, recover
 from builder.repository.verdict import Unverified
-from builder.repository.versions import loaded, newest_first, numbers, remove, rollback, served
+from builder.repository.versions import loaded_numbers, newest_first, remove, rollback, served_number, version_numbers
 from tests.reports import REPORT
 
 
@@ -55,15 +55,14 @@ def _publish(repository: Path, content: bytes, keep: int = 2, batch: int = 1) ->
 
 def _contents(repository: Path) -> set[bytes]:
     """Return the models' files, of the versions that are served."""
-    return {
-        (entry / str(number) / "model.bin").read_bytes() for entry in repository.iterdir() for number in loaded(entry)
-    }
+    loaded = [entry / str(number) for entry in repository.iterdir() for number in loaded_numbers(entry)]
+    return {(version / "model.bin").read_bytes() for version in loaded}
 
 
 def _whole(repository: Path) -> None:
     """Check that a server started now finds fronts, each with the version of the engine that it calls."""
-    number = served(repository / "front")
-    assert number in loaded(repository / "front_model")
+    number = served_number(repository / "front")
+    assert number in loaded_numbers(repository / "front_model")
     contents = {(repository / name / str(number) / "model.bin").read_bytes() for name in ("front", "front_model")}
     assert len(contents) == 1
 
@@ -92,7 +91,7 @@ def test_versions_that_remain_by_default_allow_two_rollbacks(tmp_path: Path) -> 
     for content in (b"one", b"two", b"three", b"four"):
         entries = _entries(content)
         publish(repository, Unverified(entries, replace(REPORT, files=file_hashes(entries))))
-    assert numbers(repository / "front") == [2, 3, 4]
+    assert version_numbers(repository / "front") == [2, 3, 4]
     assert [rollback(repository, "front"), rollback(repository, "front")] == [3, 2]
 
 
@@ -103,8 +102,8 @@ def test_a_second_build_is_the_next_version_and_is_served(tmp_path: Path) -> Non
     assert report.version == 2
     assert sorted(report.files["front"]) == ["2/model.bin"]
     for name in ("front", "front_model"):
-        assert numbers(repository / name) == [1, 2]
-        assert loaded(repository / name) == [2]
+        assert version_numbers(repository / name) == [1, 2]
+        assert loaded_numbers(repository / name) == [2]
         for file in ("build.json", "config.pbtxt"):
             assert (repository / name / file).read_bytes() == (repository / name / "2" / file).read_bytes()
     assert _contents(repository) == {b"two"}
@@ -149,9 +148,9 @@ def test_as_many_versions_remain_as_were_asked_for_and_the_one_that_was_served(t
         _publish(repository, content, keep=3)
     assert rollback(repository, "front", 1) == 1
     _publish(repository, b"four", keep=2)
-    assert numbers(repository / "front") == numbers(repository / "front_model") == [1, 4]
+    assert version_numbers(repository / "front") == version_numbers(repository / "front_model") == [1, 4]
     _publish(repository, b"five", keep=1)
-    assert numbers(repository / "front") == numbers(repository / "front_model") == [5]
+    assert version_numbers(repository / "front") == version_numbers(repository / "front_model") == [5]
 
 
 def test_two_builds_of_the_same_at_once_are_one_version(tmp_path: Path) -> None:
@@ -165,7 +164,7 @@ def test_two_builds_of_the_same_at_once_are_one_version(tmp_path: Path) -> None:
     build(b"before", since=0)
     first, second = (build(b"same", since=1) for _ in range(2))
     assert second == first
-    assert numbers(tmp_path / "front") == [1, 2]
+    assert version_numbers(tmp_path / "front") == [1, 2]
     assert build(b"same", since=2).version == 3, "--rebuild"
     assert build(b"other", since=2).version == 4
 
@@ -274,7 +273,7 @@ def test_a_version_whose_plan_is_not_compiled_takes_nobodys_place(tmp_path: Path
     front, engine = _entries(b"two")
     entries = (front, replace(engine, files={"1/recipe/recipe.json": b"{}"}))
     publish(repository, Unverified(entries, replace(REPORT, files=file_hashes(entries))))
-    assert numbers(repository / "front") == numbers(repository / "front_model") == [1, 2]
+    assert version_numbers(repository / "front") == version_numbers(repository / "front_model") == [1, 2]
     assert _contents(repository) == {b"one"}
     assert pending(repository) == {}
     assert list(pending(repository, unserved=True)) == ["front_model"]
@@ -287,7 +286,7 @@ def test_an_engine_whose_configuration_serves_both_versions_has_both_while_the_f
     seen = []
 
     def noting(_: float) -> None:
-        seen.append((loaded(repository / "front"), loaded(repository / "front_model")))
+        seen.append((loaded_numbers(repository / "front"), loaded_numbers(repository / "front_model")))
 
     monkeypatch.setattr(time, "sleep", noting)
     _publish(repository, b"one")
@@ -296,7 +295,7 @@ def test_an_engine_whose_configuration_serves_both_versions_has_both_while_the_f
     before = {path.relative_to(repository).parts[:2] for path in repository.rglob("*")}
     _publish(repository, b"three", batch=8)
     assert len(seen) == 1, "one config.pbtxt cannot say two sizes of a batch"
-    assert loaded(repository / "front_model") == [3]
+    assert loaded_numbers(repository / "front_model") == [3]
     after = {path.relative_to(repository).parts[:2] for path in repository.rglob("*")}
     assert after - before == {("front", "3"), ("front_model", "3")}, "nothing of the change is left"
     assert not any(path.is_symlink() for path in repository.rglob("*"))
@@ -475,7 +474,8 @@ def test_a_killed_build_is_undone_by_the_next_command(batch: int, tmp_path: Path
         _whole(repository)
         assert set(recover(repository)) <= {"front", "front_model"}
         _whole(repository)
-        outcomes.append((numbers(repository / "front"), numbers(repository / "front_model"), _contents(repository)))
+        numbers = [version_numbers(repository / name) for name in ("front", "front_model")]
+        outcomes.append((*numbers, _contents(repository)))
         assert [p.name for p in repository.parent.iterdir() if not p.name.endswith(".lock")] == ["model_repository"]
         assert check(repository) == []
     undone = outcomes.count(([1], [1], {b"one"}))
@@ -558,7 +558,7 @@ def test_builds_into_one_repository_wait_for_each_other(tmp_path: Path, monkeypa
     with ThreadPoolExecutor(4) as builders:
         reports = list(builders.map(lambda content: _publish(repository, content), [b"one", b"two", b"three", b"four"]))
     assert sorted(report.version for report in reports) == [1, 2, 3, 4]
-    assert loaded(repository / "front") == loaded(repository / "front_model") == [4]
+    assert loaded_numbers(repository / "front") == loaded_numbers(repository / "front_model") == [4]
     assert len(_contents(repository)) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
 

@@ -28,7 +28,7 @@ from builder.repository.sharing.hosting import hosted_model, read_hosted
 from builder.repository.sharing.share import share, unshare
 from builder.repository.signatures import Signer, sign, unsigned
 from builder.repository.verdict import Verified
-from builder.repository.versions import remove, rollback, served
+from builder.repository.versions import remove, rollback, served_number
 from builder.runtime.contract import FILE, HOSTED, dump_hosted
 from builder.serving.client.client import Client
 from builder.serving.server.gateway import gateway
@@ -386,7 +386,7 @@ def test_models_go_back_to_fronts_of_their_own(own_fronts: Path, hosting: Shared
     publish(models, hosting.newer)
     assert unshare(own_fronts, "encoders", ["one"]) == ["two"]
     assert list(read_hosted(models)) == ["two"]
-    assert served(own_fronts / "one") == 2
+    assert served_number(own_fronts / "one") == 2
     assert rollback(own_fronts, "one") == 1
     after = _content(own_fronts / "one")
     assert before == {path: after.get(path) for path in before}

@@ -141,7 +141,7 @@ def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
             assert expected in capsys.readouterr().err
             answering = {4 if number == 4 else 1}
             assert control.versions("inside", ("READY",)) == answering
-            assert versions.loaded(mine / "inside") == sorted(answering)
+            assert versions.loaded_numbers(mine / "inside") == sorted(answering)
         assert [path.name for path in mine.iterdir()] == ["inside"]
     assert asking.failures == []
     assert asking.answers > 3 * canary.LEAST
@@ -207,7 +207,8 @@ def test_a_version_takes_the_place_of_another_only_if_it_answers_as_well(
         assert "its answers agree by" in capsys.readouterr().err
         assert control.versions("beside") == control.versions("beside_model") == {2}
         assert control.versions("beside-candidate") == set()
-        assert versions.loaded(mine / "beside") == versions.loaded(mine / "beside_model") == [2], "after a restart too"
+        loaded = [versions.loaded_numbers(mine / name) for name in ("beside", "beside_model")]
+        assert loaded == [[2], [2]], "after a restart too"
         assert sorted(path.name for path in mine.iterdir()) == ["beside", "beside_model"]
         assert client.ask({"text_input": "The soup needs salt."}) == before
 

@@ -15,7 +15,7 @@ from builder.cli import main
 from builder.commands import promote
 from builder.common.errors import ServeError
 from builder.repository import versions
-from builder.repository.versions import served
+from builder.repository.versions import served_number
 from builder.serving.promotion import promote as trials
 from builder.serving.promotion.promote import Side, Trial
 from builder.serving.server.control import Control
@@ -76,7 +76,7 @@ def test_a_rollback_that_fails_leaves_server_and_repository_at_one(
     """
     _server(monkeypatch, after, error, before={"READY": {2}})
     assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
-    assert served(repository / "front") == says
+    assert served_number(repository / "front") == says
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_server_of_another_repository_has_no_say_in_this_one(
     _publish(repository, b"three")
     _server(monkeypatch, has, error, before=has)
     assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
-    assert served(repository / "front") == 3
+    assert served_number(repository / "front") == 3
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_so_does_a_promotion(
     monkeypatch.setattr(promote, "_refusals", passed)
     _server(monkeypatch, after, error, before={"READY": {1}})
     assert main(["promote", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
-    assert served(repository / "front") == says
+    assert served_number(repository / "front") == says
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(
@@ -155,4 +155,4 @@ def test_a_refused_candidate_that_stays_loaded_is_told_with_the_reason(
     said = " ".join(capsys.readouterr().err.split())
     assert "1 requests failed: front: no memory" in said
     assert "version 2 of front-candidate still has requests after 60 s" in said
-    assert served(repository / "front") == 1
+    assert served_number(repository / "front") == 1

@@ -14,7 +14,7 @@ from builder.common.store_address import named_version
 from builder.repository.report.record import read_report
 from builder.repository.sharing.hosting import config_of
 from builder.repository.stores.store import Store, is_store, open_store
-from builder.repository.versions import CONFIG, REPORT, entries, is_front
+from builder.repository.versions import CONFIG, REPORT, entry_names, is_front
 from builder.runtime.contract import FILE, GenerationServing, load
 from builder.serving.plan.built import plan_built
 from builder.serving.plan.needs import served_version
@@ -74,7 +74,7 @@ def _model(folder: Path, name: str) -> Model:
     if not (version / FILE).is_file():
         raise SpecError(f"{name}: its engine runs in a container of its own, which is not deployed here")
     generates = isinstance(load(version), GenerationServing)
-    mates = tuple(entries(folder, name, int(version.name)))
+    mates = tuple(entry_names(folder, name, int(version.name)))
     return Model(
         name=name,
         version=int(version.name),

@@ -8,7 +8,7 @@ from builder.common.errors import RepositoryError
 from builder.options import BuildSpec
 from builder.repository.report.record import BuildReport, parse_report, read_report
 from builder.repository.stores.store import open_store
-from builder.repository.versions import REPORT, numbers
+from builder.repository.versions import REPORT, version_numbers
 
 
 def newest(spec: BuildSpec) -> BuildReport | None:
@@ -23,7 +23,7 @@ def newest(spec: BuildSpec) -> BuildReport | None:
 
 def _in_folder(output: Path, name: str) -> BuildReport | None:
     folder = output / name
-    there = numbers(folder)
+    there = version_numbers(folder)
     if not there:
         return None
     report = read_report(folder, str(there[-1]))

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from builder.clusters.ray.wire import Answer, refusal
 from builder.common.errors import BuilderError
-from builder.repository.versions import entries, served
+from builder.repository.versions import entry_names, served_number
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.triton import Metadata, Triton
 from builder.serving.server.control import Control
@@ -65,9 +65,9 @@ class Loaded:
             self._unload()
 
     def _unload(self) -> None:
-        number = served(self.repository / self.name)
+        number = served_number(self.repository / self.name)
         with Control(self.server.url, self.repository) as control:
-            for model in entries(self.repository, self.name, number) if number else [self.name]:
+            for model in entry_names(self.repository, self.name, number) if number else [self.name]:
                 control.unload(model)
 
 

@@ -39,7 +39,7 @@ from builder.repository.sharing.hosting import (
     refuse_misfit,
 )
 from builder.repository.transaction import RepositoryChange, changing
-from builder.repository.versions import activate, callers, known, numbers, served
+from builder.repository.versions import activate, callers, require_front, served_number, version_numbers
 from builder.runtime.contract import (
     FILE,
     HOSTED,
@@ -115,8 +115,8 @@ def _hosted_as(repository: Path, front: str, name: str) -> HostedModel:
             f"{front} hosts {name} already; build its next version there: build-repo MODEL --name {name} "
             f"--output {repository / front / MODELS}"
         )
-    known(repository, name)
-    using, version = callers(repository, name, name), served(repository / name)
+    require_front(repository, name)
+    using, version = callers(repository, name, name), served_number(repository / name)
     if using:
         raise RepositoryError(f"{name} is called by {', '.join(using)}, which would not find it any more")
     if version is None:
@@ -157,7 +157,7 @@ def _entry(front: Path, configs: Sequence[Any], memory_mb: int | None) -> Reposi
 
 def _shared(front: Path) -> SharedServing:
     try:
-        return load_shared(front / str(served(front)))
+        return load_shared(front / str(served_number(front)))
     except ContractError as error:
         raise RepositoryError(f"{front.name} is not a shared front: {error}. Choose another --name") from error
 
@@ -203,10 +203,10 @@ def _parsed(config: Config) -> Any:
 def _serve_as(change: RepositoryChange, repository: Path, entry: RepositoryEntry) -> None:
     """Serve a shared front as `entry` describes it: as a new version, unless the served version is already the same."""
     front = repository / entry.name
-    now = served(front) if front.exists() else None
+    now = served_number(front) if front.exists() else None
     if now is not None and _is(front, entry.at(now)):
         return
-    number = 1 + max(numbers(front), default=0)
+    number = 1 + max(version_numbers(front), default=0)
     staged = change.staging / "new" / entry.name
     _write(staged, entry.at(number), hosts=now is None)
     problems = check(staged.parent)

@@ -23,7 +23,7 @@ from builder.repository.stores.manifest import Blob, Manifest
 from builder.repository.stores.push import AT_ONCE, blob_of
 from builder.repository.stores.store import Store
 from builder.repository.transaction import changing
-from builder.repository.versions import BESIDE, activate, entries, numbers, served
+from builder.repository.versions import BESIDE, activate, entry_names, served_number, version_numbers
 
 
 @dataclass(frozen=True)
@@ -77,24 +77,24 @@ def _publish(
     manifest: Manifest, blobs: Mapping[Blob, Path], repository: Path, keep: int, verify_key: Path | None
 ) -> None:
     number, names = manifest.version, manifest.entries()
-    if number in numbers(repository / manifest.name):
+    if number in version_numbers(repository / manifest.name):
         _refuse_another(manifest, repository)
-    before = served(repository / manifest.name)
+    before = served_number(repository / manifest.name)
     with changing(repository, manifest.name) as change:
         new = change.staging / "new"
         for path, blob in manifest.files.items():
             _place(blobs[blob], new / path)
         for entry in names:
             _put_beside(new / entry, number)
-        if sorted(entries(new, manifest.name, number)) != sorted(names):
+        if sorted(entry_names(new, manifest.name, number)) != sorted(names):
             raise RepositoryError(
                 f"{manifest.name}: its manifest has files of {', '.join(names)}, and its build.json says "
-                f"{', '.join(entries(new, manifest.name, number))}; push the version again"
+                f"{', '.join(entry_names(new, manifest.name, number))}; push the version again"
             )
         problems = [*check(new), *(unsigned(new, verify_key) if verify_key is not None else ())]
         if problems:
             raise RepositoryError(f"what was pulled would not load: {problems[0]}. Nothing was published")
-        if number not in numbers(repository / manifest.name):
+        if number not in version_numbers(repository / manifest.name):
             for entry in reversed(names):
                 move_in(change, new / entry, repository / entry, number)
         activate(change, repository, names, number)

@@ -12,7 +12,7 @@ from builder.common.errors import RepositoryError
 from builder.common.hashing import sha256_of
 from builder.repository.stores.manifest import Blob, Manifest
 from builder.repository.stores.store import Store
-from builder.repository.versions import REPORT, entries, known, numbers, served
+from builder.repository.versions import REPORT, entry_names, require_front, served_number, version_numbers
 
 AT_ONCE = 8  # concurrent uploads of blobs
 
@@ -30,9 +30,9 @@ def push(repository: Path, name: str, store: Store, version: int | None = None) 
 
     An interrupted push leaves blobs that no manifest names, and the next push continues from them.
     """
-    known(repository, name)
-    number = served(repository / name) if version is None else version
-    if number not in numbers(repository / name):
+    require_front(repository, name)
+    number = served_number(repository / name) if version is None else version
+    if number not in version_numbers(repository / name):
         raise RepositoryError(f"{repository} has no version {number} of {name}; see build-repo versions {name}")
     files = version_files(repository, name, number)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -46,7 +46,8 @@ def push(repository: Path, name: str, store: Store, version: int | None = None) 
 
 def version_files(repository: Path, name: str, number: int) -> dict[str, Path]:
     """Return all files of a version, by their paths in the repository."""
-    folders = [repository / entry / part / str(number) for entry in entries(repository, name, number) for part in PARTS]
+    entries = [repository / entry for entry in entry_names(repository, name, number)]
+    folders = [entry / part / str(number) for entry in entries for part in PARTS]
     files = (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file())
     return {file.relative_to(repository).as_posix(): file for file in files}
 

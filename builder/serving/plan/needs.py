@@ -13,7 +13,7 @@ from builder.options import BuildSpec
 from builder.repository.config.render import parse
 from builder.repository.publish import existing_source
 from builder.repository.report.record import read_report
-from builder.repository.versions import served
+from builder.repository.versions import served_number
 from builder.runtime.contract import CacheType, EncoderServing, GenerationServing, LayerShape, load
 
 STRING = 64  # bytes of a text in an answer, such as a label or a name
@@ -84,7 +84,7 @@ def published(repository: Path, name: str) -> Needs:
 
 def served_version(model: Path) -> Path:
     """Return the folder of the version that is served. Raises RepositoryError."""
-    number = served(model)
+    number = served_number(model)
     if number is None:
         raise RepositoryError(f"{model.name} has no version that is served: build it again")
     return model / str(number)

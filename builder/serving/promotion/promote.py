@@ -24,7 +24,7 @@ from builder.checkpoints.distances import Numbers, apart
 from builder.common.errors import ServeError
 from builder.repository.locks import locked
 from builder.repository.transaction import visiting
-from builder.repository.versions import CONFIG, as_candidate, entries
+from builder.repository.versions import CONFIG, as_candidate, entry_names
 from builder.serving.client.client import Client
 from builder.serving.server.control import Control
 
@@ -167,7 +167,7 @@ def beside(control: Control, name: str, number: int, running: int) -> Iterator[s
         (entry / CONFIG).write_bytes(as_candidate((entry / str(number) / CONFIG).read_bytes(), candidate, name))
 
     with locked(repository, name), visiting(repository, candidate, make):
-        _, *engines = entries(repository, name, number)
+        _, *engines = entry_names(repository, name, number)
         others = {engine: control.add(engine, number, [running]) for engine in engines}
         try:
             control.load(candidate)

@@ -21,13 +21,13 @@ from builder.common.errors import ServeError
 from builder.repository.config.render import parse
 from builder.repository.versions import (
     CONFIG,
-    entries,
+    entry_names,
     front_of,
     is_front,
-    numbers,
     one_config,
     rollback,
-    served,
+    served_number,
+    version_numbers,
     with_versions,
 )
 
@@ -68,12 +68,12 @@ class Control:
 
     def switch(self, name: str) -> int:
         """Serve the version of `name` that the repository names. Returns it once no other version is left."""
-        number = served(self.repository / name)
+        number = served_number(self.repository / name)
         if number is None:
             raise ServeError(
                 f"{self.repository} has no version of {name} to serve; build-repo versions {name} shows those it has"
             )
-        _, *engines = entries(self.repository, name, number)
+        _, *engines = entry_names(self.repository, name, number)
         before = self.versions(name) - {number}
         with_both = {engine: self.add(engine, number, before) for engine in engines}
         try:
@@ -106,7 +106,7 @@ class Control:
             yield
         except BaseException:
             number = self._answering(name, before) if agreed else before
-            if number in numbers(self.repository / name) and number != served(self.repository / name):
+            if number in version_numbers(self.repository / name) and number != served_number(self.repository / name):
                 rollback(self.repository, name, number)
             raise
 
@@ -121,13 +121,13 @@ class Control:
     def again(self, model: str) -> None:
         """Load a model that was unloaded: a front with its engine's version, an engine with those that are called."""
         entry = self.repository / model
-        number = served(entry)
+        number = served_number(entry)
         if number is None or not is_front(entry):
             front = front_of(entry)
-            called = self.versions(front, ("READY",)) & set(numbers(entry)) if front else set()
+            called = self.versions(front, ("READY",)) & set(version_numbers(entry)) if front else set()
             self.load(model, {number, *called} if number and called else None)
             return
-        for engine in entries(self.repository, model, number)[1:]:
+        for engine in entry_names(self.repository, model, number)[1:]:
             if number not in self.versions(engine, ("READY",)):
                 self.load(engine)
         self.load(model)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from builder.cli import main
 from builder.clusters.deploy.contents import contents
-from builder.repository.versions import numbers
+from builder.repository.versions import version_numbers
 from builder.serving.plan.process import PROCESS, SERVER
 from tests.clusters.deploy.conftest import CACHE, WEIGHTS
 
@@ -75,8 +75,8 @@ def test_replicas_pull_what_was_in_the_store(store: str, tmp_path: Path) -> None
     assert arguments == ["minilm@2", "writes@1", f"--from={store}", "--repository=/pulled/models"]
     here = [argument.replace("/pulled", str(tmp_path / "pulled")) for argument in arguments]
     assert main(["pull", *here]) == 0
-    assert numbers(tmp_path / "pulled" / "models" / "minilm") == [2]
-    assert numbers(tmp_path / "pulled" / "models" / "writes") == [1]
+    assert version_numbers(tmp_path / "pulled" / "models" / "minilm") == [2]
+    assert version_numbers(tmp_path / "pulled" / "models" / "writes") == [1]
     triton = _containers(written)["triton"]
     assert triton["resources"]["requests"] == {"cpu": 6, "memory": SERVER + 3 * (PROCESS + WEIGHTS) + CACHE}
     assert triton["image"].startswith("registry.example/models-triton:24.10-")

@@ -29,7 +29,7 @@ from builder.repository.stores.publish import publish_to
 from builder.repository.stores.pull import pull
 from builder.repository.stores.push import push
 from builder.repository.stores.store import Store, VersionTakenError, open_store
-from builder.repository.versions import numbers, served
+from builder.repository.versions import served_number, version_numbers
 from tests.repository.stores.versions import outcome, publish_version
 
 LARGE = bytes(range(256)) * 2048
@@ -103,15 +103,15 @@ def test_only_what_changed_is_sent_and_fetched(store: Store, repository: Path, t
     assert push(repository, "front", store).sent < len(LARGE)
     assert pull(store, "front", target).fetched < len(LARGE)
     assert _tree(target) == _tree(repository)
-    assert (served(target / "front"), numbers(target / "front")) == (2, [1, 2])
+    assert (served_number(target / "front"), version_numbers(target / "front")) == (2, [1, 2])
     engine = target / "front_model"
     assert os.path.samefile(engine / "1" / "weights", engine / "2" / "weights"), "one file on the disk"
     assert pull(store, "front", target, version=1).fetched == 0, "back to the one before"
-    assert (served(target / "front"), served(engine)) == (1, 1)
+    assert (served_number(target / "front"), served_number(engine)) == (1, 1)
     publish_version(repository, b"three", LARGE)
     push(repository, "front", store)
     pull(store, "front", target, keep=1)
-    assert numbers(target / "front") == [3]
+    assert version_numbers(target / "front") == [3]
 
 
 def test_what_a_shared_front_hosts_is_not_pulled_beside_it(store: Store, repository: Path, target: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import service_pb2
 
-from builder.repository.versions import served
+from builder.repository.versions import served_number
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import Output
 from builder.serving.gateway.triton import Metadata
@@ -83,7 +83,7 @@ class FakeServer(FakeTriton):
                 await self.may_load.wait()
         finally:
             self.at_once -= 1
-        version = str(served(self.repository / name))
+        version = str(served_number(self.repository / name))
         if name in self.broken:
             state = f"version {version} is at UNAVAILABLE state: Internal: {self.broken[name]}"
             raise ApiError(400, f"load failed for model '{name}': {state};")

@@ -19,7 +19,7 @@ from builder.commands import tune as command
 from builder.common.errors import ServeError, SpecError
 from builder.options import load_specs
 from builder.repository.config.render import parse
-from builder.repository.versions import served
+from builder.repository.versions import served_number
 from builder.runtime.contract import dump, load_generation
 from builder.serving.load.record import Load
 from builder.serving.load.traffic import Level
@@ -190,7 +190,7 @@ def test_a_tuned_decoder_is_what_a_build_by_the_file_that_tune_wrote_makes(
         f"models:\n  - {{model: {checkpoint('writes')}, name: writes, slots: 4, max_length: 128}}\n"
     )
     assert main(["tune", "writes", "--p99-ms", "50", "--repository", str(mine), "--models", str(path)]) == 0
-    assert served(mine / "writes") == 2
+    assert served_number(mine / "writes") == 2
     (spec,) = load_specs(path)
     assert (spec.threads, spec.slots, spec.serving.prefill_tokens, spec.max_length) == (1, 2, 16, 128)
     build(spec)

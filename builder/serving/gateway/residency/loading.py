@@ -14,7 +14,7 @@ from typing import Protocol
 
 from builder.common.errors import BuilderError, RepositoryError
 from builder.repository.signatures import Which, to_be_loaded, unsigned
-from builder.repository.versions import numbers
+from builder.repository.versions import version_numbers
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.needs import Needs, needs_of
 from builder.serving.gateway.residency.offered import Offered
@@ -63,7 +63,7 @@ class TritonLoading:
         name, version = resident.name, resident.version
         resident.earlier = frozenset(await asyncio.to_thread(self.processes.of, [name, *resident.engines]))
         try:
-            await asyncio.to_thread(self._refuse_unsigned, name, numbers if instead else to_be_loaded)
+            await asyncio.to_thread(self._refuse_unsigned, name, version_numbers if instead else to_be_loaded)
             if instead and resident.engines:
                 await asyncio.to_thread(_switch, self.url, self.offered.repository, name)
             else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builder.repository.config.render import parse
-from builder.repository.versions import CONFIG, REPORT, entries
+from builder.repository.versions import CONFIG, REPORT, entry_names
 from builder.runtime.contract import ContractError, load_shared
 from builder.serving.plan.process import PROCESS
 
@@ -32,7 +32,7 @@ def needs_of(repository: Path, name: str, number: int) -> Needs:
     They are an estimate: every instance is a process with its own weights. A model that was loaded once is measured
     instead.
     """
-    front, *engines = entries(repository, name, number)
+    front, *engines = entry_names(repository, name, number)
     models = [repository / model for model in (front, *engines)]
     size = sum(_instances(model) * (PROCESS + _files(model / str(number))) for model in models)
     reserved = _shared(repository / name / str(number))

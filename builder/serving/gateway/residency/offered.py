@@ -13,7 +13,7 @@ from pathlib import Path
 from builder.common.errors import RepositoryError
 from builder.repository.config.render import parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories
-from builder.repository.versions import CONFIG, chosen, numbers
+from builder.repository.versions import CONFIG, numbers_by_policy, version_numbers
 from builder.runtime.contract import HOSTED
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.models import CANDIDATE_OF, Model, hosted_models, read_model, unknown
@@ -128,10 +128,10 @@ class Offered:
     def _parsed(self, name: str, stamp: Stamp) -> Offer:
         try:
             config = parse((self.repository / name / CONFIG).read_text("utf-8"), name)
-            there = numbers(self.repository / name)
+            there = version_numbers(self.repository / name)
         except (RepositoryError, OSError, UnicodeDecodeError) as error:
             raise _unreadable(name, error) from error
-        served = max(chosen(config, there), default=None)
+        served = max(numbers_by_policy(config, there), default=None)
         hidden = config.name not in ("", name) or CANDIDATE_OF in config.parameters
         model = None if served is None or hidden else read_model(config, str(served))
         return Offer(stamp, model)
