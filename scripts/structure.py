@@ -41,7 +41,7 @@ def main() -> None:
     }
     if options.helpers:
         print(
-            *(f"{path}:{node.lineno} {node.name}" for path, node in _called_once(trees) if _has_one_statement(node)),
+            *(f"{path}:{node.lineno} {node.name}" for path, node in _called_once(trees) if _is_simple(node)),
             sep="\n",
         )
         return
@@ -67,6 +67,7 @@ def _figures(folder: Path, trees: Mapping[Path, ast.Module]) -> dict[str, object
         "packages in the largest import cycle": max(map(len, _cycles(pairs)), default=0),
         "private functions that are called once": len(called_once),
         "of these, of a single statement": sum(map(_has_one_statement, called_once)),
+        "of these, without a block of their own": sum(map(_is_simple, called_once)),
         "class names that occur twice or more": sum(count > 1 for count in classes.values()),
         "file names that occur twice or more": sum(count > 1 for count in files.values()),
         "docstrings": len(docstrings),
@@ -128,10 +129,12 @@ def _called_once(trees: Mapping[Path, ast.Module]) -> Iterator[tuple[Path, Funct
 
 
 def _has_one_statement(node: Function) -> bool:
-    body = [statement for statement in node.body if not _is_docstring(statement)]
-    return len(body) == 1 and not isinstance(
-        body[0], ast.If | ast.For | ast.While | ast.With | ast.Try | ast.AsyncFor | ast.AsyncWith
-    )
+    return len([statement for statement in node.body if not _is_docstring(statement)]) == 1
+
+
+def _is_simple(node: Function) -> bool:
+    """Return True if the function is one statement without a block, which can stand where it is called."""
+    return _has_one_statement(node) and not hasattr(node.body[-1], "body")
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
