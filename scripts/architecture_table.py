@@ -30,7 +30,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from builder.building.families import encoder
+from builder.building.families.encoder import stages as encoder
 from builder.building.pipeline import build
 from builder.building.variants import evaluator, steps
 from builder.checkpoints.libraries import quiet_libraries

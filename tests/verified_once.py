@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from builder.building import pipeline
-from builder.building.families import Family, begin, encoder
+from builder.building.families import Family, begin
+from builder.building.families.encoder.outputs import VerifiedEncoder
 from builder.building.pipeline import build
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import resolve
@@ -40,18 +41,18 @@ class VerifiedOnce:
             patch.setattr(pipeline, "begin", self._begin)
             return build(spec)
 
-    def _begin(self, spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> _FromTheLadderOn:
+    def _begin(self, spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> _FromSelection:
         exact = self.exact
-        if isinstance(exact, encoder.Exact):
+        if isinstance(exact, VerifiedEncoder):
             exact = replace(exact, evaluator=replace(exact.evaluator, spec=spec))
-        return _FromTheLadderOn(begin(spec, checkpoint, folder, stage), exact)
+        return _FromSelection(begin(spec, checkpoint, folder, stage), exact)
 
 
 @dataclass(frozen=True)
-class _FromTheLadderOn:
+class _FromSelection:
     """Family whose first stages are done."""
 
-    family: Family[Any, Any, Any, Any, Any]
+    family: Family
     exact: Any
 
     def export(self) -> None: ...

@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 
-from builder.building.families import Family, begin, hand_over
+from builder.building.families import BuiltModel, Family, begin, hand_over
 from builder.building.keys import build_key
-from builder.building.stages import Context, keeping
+from builder.building.stages import Context, StageCache
 from builder.building.verify.runtimes import verify_where_it_runs
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.mapped import giving_back
@@ -37,11 +37,8 @@ from builder.repository.verdict import Unverified, Verified
 from builder.repository.versions import front_of, version_numbers
 from builder.runtime.contract import DRAFT
 
-Exported = TypeVar("Exported")
-Reference = TypeVar("Reference")
-Fused = TypeVar("Fused")
-Exact = TypeVar("Exact")
-Chosen = TypeVar("Chosen")
+if TYPE_CHECKING:
+    from builder.building.families.decoder.drafted import DraftedModel
 
 
 def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildReport:
@@ -61,9 +58,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             _refuse_another_model(store or spec.output, spec, checkpoint.source)
         refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
-            family, stage = _prepared(spec, checkpoint, folder, stage)
-            release = spec.triton if spec.target == "cpu" else None  # there is no GPU here to repeat the calls on
-            outcome: Verified | Unverified = verified(family, key, release, stage)
+            outcome: Verified | Unverified = verified(spec, checkpoint, key, folder, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
             with stage("lay out"):
                 result = hand_over(spec, checkpoint)
@@ -74,54 +69,53 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             return publish(spec.output, outcome, spec.keep, workplace=folder, since=since)
 
 
-def _prepared(
-    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
-) -> tuple[Family[Any, Any, Any, Any, Any], Stage]:
-    """Return the stages of `checkpoint`, with those of its draft if it has one; and `stage`.
+def verified(spec: BuildSpec, checkpoint: Checkpoint, key: str, folder: Path, stage: Stage) -> Verified:
+    """Select a variant of `checkpoint` and lay it out; `key`: of the whole build. Raises BuilderError.
 
-    Before each stage, the weights of both are given back.
+    Before each stage, the memory of weights that are mapped from their file is given back.
     """
     stage = giving_back(checkpoint.model, stage)
-    family = _family(spec, checkpoint, folder, stage)
+    family = begin(spec, checkpoint, folder, stage)
+    selected: BuiltModel | DraftedModel
     if spec.draft is None:
-        return family, stage
-    from builder.building.families.decoder.drafted import (  # loads modules that only decoders need
-        Drafted,
-        resolve_draft,
-    )
+        selected = select_variant(family, Context(spec, checkpoint, folder), stage)
+    else:
+        selected = _select_with_draft(family, Context(spec, checkpoint, folder), stage)
+    on_cpu = spec.target == "cpu"  # there is no GPU here to repeat the calls on
+    checks = verify_where_it_runs(spec.triton, selected.replay(), stage) if on_cpu else ()
+    result = selected.result(stage)
+    report = replace(result.report, build_key=key, verified_on=checks)
+    return Verified.after(result.comparison, with_summary(result.entries, report), report)
+
+
+def select_variant(family: Family, context: Context, stage: Stage) -> BuiltModel:
+    """Run the stages of `family` in order, but those that an earlier build ran with the same key."""
+    cache = StageCache.of(context)
+    with stage("export"):
+        exported = cache.run("export", family.export)
+    with stage("measure PyTorch"):
+        reference = cache.run("reference", lambda: family.reference(exported.get()))
+    with stage("fuse"):
+        fused = cache.run("fuse", lambda: family.fuse(exported.get()))
+    with stage("verify"):
+        exact = cache.run("verify", lambda: family.verify(fused.get(), reference.get()))
+    choice = cache.run("select", lambda: family.select(exact.get(), stage), lambda choice: choice.is_cacheable)
+    return BuiltModel(family, choice.get(), cache.reused)
+
+
+def _select_with_draft(family: Family, context: Context, stage: Stage) -> DraftedModel:
+    """Select a variant of the checkpoint in `context`, then one of its draft; only decoders load that module."""
+    from builder.building.families.decoder.drafted import DraftedModel, naming_draft, resolve_draft
 
     with stage("resolve the draft"):
-        own, draft = resolve_draft(spec, checkpoint)
-    stage = giving_back(draft.model, stage)
-    return Drafted(family, _family(own, draft, folder / DRAFT, stage), own.model), stage
-
-
-def _family(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
-    """Return the stages of `checkpoint`, with those that the cache has taken from there."""
-    folder.mkdir(exist_ok=True)
-    return keeping(begin(spec, checkpoint, folder, stage), Context(spec, checkpoint, folder))
-
-
-def verified(
-    family: Family[Exported, Reference, Fused, Exact, Chosen], key: str, release: str | None, stage: Stage
-) -> Verified:
-    """Run the stages of a family of graphs, in order; `key`: of the whole build. Raises BuilderError.
-
-    `release`: the Triton whose engine repeats the calls; None where it cannot here.
-    """
-    with stage("export"):
-        exported = family.export()
-    with stage("measure PyTorch"):
-        reference = family.reference(exported)
-    with stage("fuse"):
-        fused = family.fuse(exported)
-    with stage("verify"):
-        exact = family.verify(fused, reference)
-    chosen = family.select(exact, stage)
-    checks = () if release is None else verify_where_it_runs(release, family.replay(chosen), stage)
-    entries = family.lay_out(chosen, stage)
-    report = replace(family.report(chosen, entries, checks), build_key=key)
-    return Verified.after(family.comparison(chosen), with_summary(entries, report), report)
+        spec, checkpoint = resolve_draft(context.spec, context.checkpoint)
+    stage = giving_back(checkpoint.model, stage)
+    draft = Context(spec, checkpoint, context.folder / DRAFT)
+    draft.folder.mkdir(exist_ok=True)
+    draft_family = begin(spec, checkpoint, draft.folder, stage)
+    target = select_variant(family, context, stage)
+    with naming_draft(spec.model):
+        return DraftedModel(target, select_variant(draft_family, draft, lambda name: stage(f"{name} of the draft")))
 
 
 def _refuse_another_model(output: Path | Store, spec: BuildSpec, source: str) -> None:

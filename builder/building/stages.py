@@ -1,8 +1,9 @@
-"""Family of models whose stages run once: the result of an earlier build of the same key is reused.
+"""Stages of a build, reused from the user's cache where an earlier build ran them with the same key.
 
-The key of a stage covers the checkpoint, the options that matter to it and the code that made it. A stage is looked up
-when a later one needs it: if the choice is kept, neither the export nor PyTorch's answers are read. A kept result was
-verified with the same key, and its numbers are compared with their bounds again; the report names the kept stages.
+The key of a stage covers the checkpoint, the options that matter to it and the code that ran it. A stage is looked up
+when a later one needs it: if the selection is cached, neither the export nor PyTorch's answers are read. A cached
+result was verified with the same key, and its numbers are compared with their bounds again; the report names the stages
+that were reused.
 """
 
 from __future__ import annotations
@@ -10,57 +11,44 @@ from __future__ import annotations
 import io
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedModel
 
-from builder.building.families import Family
 from builder.building.stage_keys import stage_keys
-from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import TaskGraph
 from builder.common.cache.entries import Entries
 from builder.common.cache.folder import cache_home, is_off
-from builder.common.progress import Stage
 from builder.graphs.export.encoder import task_graph
 from builder.options import BuildSpec
-from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.record import BuildReport, EngineCheck
-from builder.repository.verdict import Comparison
 
 Value = TypeVar("Value")
-Exported = TypeVar("Exported")
-Reference = TypeVar("Reference")
-Fused = TypeVar("Fused")
-Exact = TypeVar("Exact")
-Chosen = TypeVar("Chosen")
 
 READABLE = ("builder.", "numpy", "collections", "pathlib")  # modules whose classes a document may name
+NEEDED_BY = {  # stages that make a stage unnecessary if they are cached
+    "export": ("fuse", "verify", "select"),
+    "reference": ("verify", "select"),
+    "fuse": ("verify", "select"),
+    "verify": ("select",),
+    "select": (),
+}
 
 
-def keeping(
-    family: Family[Exported, Reference, Fused, Exact, Chosen], context: Context
-) -> Family[Any, Any, Any, Any, Any]:
-    """Return `family` over the user's cache; unchanged if BUILD_REPO_CACHE is off."""
-    if is_off():
-        return family
-    return Keeping(family, Shelf(Entries(cache_home()), stage_keys(context.spec), context))
+class Lazy(Generic[Value]):
+    """Result of a stage, computed when it is first read."""
 
-
-class Once(Generic[Value]):
-    """Value of a stage, computed when it is first read."""
-
-    def __init__(self, make: Callable[[], Value]) -> None:
-        self.make = make
+    def __init__(self, compute: Callable[[], Value]) -> None:
+        self.compute = compute
         self.values: list[Value] = []
 
     def get(self) -> Value:
         if not self.values:
-            self.values.append(self.make())
+            self.values.append(self.compute())
         return self.values[0]
 
 
@@ -82,40 +70,60 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Stages of one build in the cache."""
+class StageCache:
+    """Stages of one build in the user's cache; `entries` is None if that is off.
 
-    entries: Entries
+    `reused`: the key of each stage that an earlier build ran, and when.
+    """
+
+    entries: Entries | None
     keys: Mapping[str, str]
     context: Context
-    taken: dict[str, dict[str, str]] = field(default_factory=dict)
+    reused: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def has(self, *stages: str) -> bool:
-        """Return True if one of `stages` appears to be there; it is not read."""
-        return any(self.entries.find(self.keys[stage]) is not None for stage in stages)
+    @classmethod
+    def of(cls, context: Context) -> StageCache:
+        if is_off():
+            return cls(None, {}, context)
+        return cls(Entries(cache_home()), stage_keys(context.spec), context)
 
-    def get(self, stage: str, make: Callable[[], Value], lasts: Callable[[Value], bool] = lambda value: True) -> Value:
-        """Return the value of `stage`: the kept one, or what `make` returns, which is then kept if it `lasts`."""
+    def run(
+        self, stage: str, compute: Callable[[], Value], is_cacheable: Callable[[Value], bool] = lambda value: True
+    ) -> Lazy[Value]:
+        """Return the result of `stage`; it is computed now, unless a later stage is cached that makes it unnecessary.
+
+        `is_cacheable`: whether a later build may reuse a result.
+        """
+        result = Lazy(lambda: self._cached(stage, compute, is_cacheable))
+        if self.entries is None or all(self.entries.find(self.keys[later]) is None for later in NEEDED_BY[stage]):
+            result.get()
+        return result
+
+    def _cached(self, stage: str, compute: Callable[[], Value], is_cacheable: Callable[[Value], bool]) -> Value:
+        """Return the cached result of `stage`, or compute it and cache it if it `is_cacheable`."""
+        if self.entries is None:
+            return compute()
         key = self.keys[stage]
         entry = self.entries.find(key)
         document = None if entry is None else self.entries.read(entry, self.context.folder)
         if entry is not None and document is not None:
             built_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.made))
-            self.taken[stage] = {"key": key, "made": built_at}
-            value: Value = Reader(io.BytesIO(document), self.context).load()
-            return value
-        begun = time.perf_counter()
-        value = make()
-        took = time.perf_counter() - begun
-        if not lasts(value):
-            return value
-        with suppress(OSError):  # a full or read-only disk
-            stream = io.BytesIO()
-            writer = Writer(stream, self.context.folder)
-            writer.dump(value)
-            model = self.context.spec.entry_name
-            self.entries.write(stage, key, model, took, stream.getvalue(), self.context.folder, sorted(writer.files))
+            self.reused[stage] = {"key": key, "made": built_at}
+            cached: Value = Reader(io.BytesIO(document), self.context).load()
+            return cached
+        start = time.perf_counter()
+        value = compute()
+        duration = time.perf_counter() - start
+        if is_cacheable(value):
+            with suppress(OSError):  # a full or read-only disk
+                self._write(self.entries, stage, value, duration)
         return value
+
+    def _write(self, entries: Entries, stage: str, value: object, duration: float) -> None:
+        stream, folder, model = io.BytesIO(), self.context.folder, self.context.spec.entry_name
+        writer = Writer(stream, folder)
+        writer.dump(value)
+        entries.write(stage, self.keys[stage], model, duration, stream.getvalue(), folder, sorted(writer.files))
 
 
 class Writer(pickle.Pickler):
@@ -157,48 +165,3 @@ def _files(path: Path) -> list[Path]:
         if path.is_dir()
         else list(path.parent.glob(f"{path.stem}.*"))
     )
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """Stages of `family`: each runs if a later stage needs it and it is not kept."""
-
-    family: Family[Any, Any, Any, Any, Any]
-    shelf: Shelf
-
-    def export(self) -> Once[Any]:
-        return self._stage("export", self.family.export, "fuse", "verify", "select")
-
-    def reference(self, exported: Once[Any]) -> Once[Any]:
-        return self._stage("reference", lambda: self.family.reference(exported.get()), "verify", "select")
-
-    def fuse(self, exported: Once[Any]) -> Once[Any]:
-        return self._stage("fuse", lambda: self.family.fuse(exported.get()), "verify", "select")
-
-    def verify(self, fused: Once[Any], reference: Once[Any]) -> Once[Any]:
-        return self._stage("verify", lambda: self.family.verify(fused.get(), reference.get()), "select")
-
-    def select(self, exact: Once[Any], stage: Stage) -> Any:
-        return self.shelf.get("select", lambda: self.family.select(exact.get(), stage), self.family.lasts)
-
-    def lasts(self, chosen: Any) -> bool:
-        return self.family.lasts(chosen)
-
-    def _stage(self, name: str, make: Callable[[], Any], *beyond: str) -> Once[Any]:
-        """Return the stage: run now, unless one of the stages `beyond`, which then do not need it, is kept."""
-        once = Once(lambda: self.shelf.get(name, make))
-        if not self.shelf.has(*beyond):
-            once.get()
-        return once
-
-    def replay(self, chosen: Any) -> Replay:
-        return self.family.replay(chosen)
-
-    def lay_out(self, chosen: Any, stage: Stage) -> Sequence[RepositoryEntry]:
-        return self.family.lay_out(chosen, stage)
-
-    def comparison(self, chosen: Any) -> Comparison:
-        return self.family.comparison(chosen)
-
-    def report(self, chosen: Any, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]) -> BuildReport:
-        return replace(self.family.report(chosen, entries, checks), kept=dict(self.shelf.taken))

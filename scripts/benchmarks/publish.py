@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import service_pb2
 
-from builder.building.families import begin
 from builder.building.keys import build_key
 from builder.building.pipeline import verified
 from builder.checkpoints.libraries import quiet_libraries
@@ -143,8 +142,7 @@ def one_build(name: str, scratch: Path, options: Mapping[str, Any], turn: int) -
         extra = {"max_batch_size": 8}
     spec = make_spec(model=str(checkpoint), name=name, output=scratch / "repository", threads=1, **extra, **options)
     (folder / "graphs").mkdir()
-    family = begin(spec, resolve(spec), folder / "graphs", lambda stage: nullcontext())
-    return verified(family, build_key(spec), spec.triton, lambda stage: nullcontext())
+    return verified(spec, resolve(spec), build_key(spec), folder / "graphs", lambda stage: nullcontext())
 
 
 def answers(url: str, repository: Path, name: str) -> list[Sequence[Any]]:

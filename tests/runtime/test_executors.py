@@ -155,5 +155,7 @@ def test_a_document_that_names_no_graph(module: ModuleType, tmp_path: Path) -> N
 )
 def test_what_an_engine_in_process_does_not_have_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        encoder.refuse_without_process(make_spec(model="m", **options).layout, executor_stated="executor" in options)
-    encoder.refuse_without_process(make_spec(model="m", **{**options, "executor": "bls"}).layout, executor_stated=True)
+        encoder.refuse_without_process(make_spec(model="m", **options).layout, explicit_executor="executor" in options)
+    encoder.refuse_without_process(
+        make_spec(model="m", **{**options, "executor": "bls"}).layout, explicit_executor=True
+    )

@@ -8,9 +8,10 @@ the checkpoint as it is.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from builder.building.families.whole_checkpoint import refuse_options
 from builder.building.verify.runtimes import Replay
@@ -20,78 +21,81 @@ from builder.common.progress import Stage
 from builder.options import BuildSpec, LayoutOptions
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.report.provenance import samples_file, versions
-from builder.repository.report.record import BuildReport, EngineCheck
+from builder.repository.report.record import BuildReport
 from builder.repository.verdict import Comparison, Unverified
 
-MAPPED = (
-    "fp32 was judged and timed with its weights left in their file, which takes less memory: it was not opened as it "
-    "is served, and the served model is faster than these numbers"
-)
 GRAPHS = "the graphs in fp32, of which the variants are made,"
 UNTIMED = "answers were judged on this machine's CPU; speed was not measured, for a GPU is to serve it"
 
-Exported = TypeVar("Exported")
-Reference = TypeVar("Reference")
-Fused = TypeVar("Fused")
-Exact = TypeVar("Exact")
-Chosen = TypeVar("Chosen")
+
+class Choice(Protocol):
+    """Variant that a family selected."""
+
+    @property
+    def is_cacheable(self) -> bool:
+        """True if a later build of the same may reuse the choice; False if memory was short for a part of it."""
 
 
-class Family(Protocol[Exported, Reference, Fused, Exact, Chosen]):
-    """Stages of a build for one checkpoint, which exchange frozen dataclasses.
+@dataclass(frozen=True)
+class Result:
+    """Entries of a verified model, the front first; all comparisons with PyTorch; everything decided and measured."""
 
-    Every step raises BuilderError.
+    entries: tuple[RepositoryEntry, ...]
+    comparison: Comparison
+    report: BuildReport
+
+
+class Family(Protocol):
+    """Stages of the build of one checkpoint; builder/building/pipeline.py runs them in this order.
+
+    Each takes what earlier ones returned: frozen dataclasses of the family, which the cache can store. Every stage
+    raises BuilderError.
     """
 
-    def export(self) -> Exported:
+    def export(self) -> Any:
         """Return the checkpoint as ONNX, with its attention fused where that is possible."""
-        ...
 
-    def reference(self, exported: Exported) -> Reference:
+    def reference(self, exported: Any) -> Any:
         """Return PyTorch's answers to the samples and its latency.
 
         Runs before any engine is open, since the threads of an open engine would wait.
         """
-        ...
 
-    def fuse(self, exported: Exported) -> Fused:
+    def fuse(self, exported: Any) -> Any:
         """Return the export with its operators fused as far as every value stays the same."""
-        ...
 
-    def verify(self, fused: Fused, reference: Reference) -> Exact:
+    def verify(self, fused: Any, reference: Any) -> Any:
         """Return the fused graph after checking that it answers as PyTorch does."""
-        ...
 
-    def select(self, exact: Exact, stage: Stage) -> Chosen:
+    def select(self, exact: Any, stage: Stage) -> Choice:
         """Return the variant to serve, with all that were measured for it."""
-        ...
 
-    def lasts(self, chosen: Chosen) -> bool:
-        """Return True if a later build of the same may reuse `chosen`; False if memory was short for a part of it."""
-        ...
-
-    def replay(self, chosen: Chosen) -> Replay:
+    def replay(self, choice: Any) -> Replay:
         """Return calls for the serving engine to repeat, where its version differs from this build's."""
-        ...
 
-    def lay_out(self, chosen: Chosen, stage: Stage) -> Sequence[RepositoryEntry]:
-        """Return the entries of the repository, the front model first."""
-        ...
-
-    def comparison(self, chosen: Chosen) -> Comparison:
-        """Return all comparisons with PyTorch, of the fused graph and of the variant that is served."""
-        ...
-
-    def report(
-        self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
-    ) -> BuildReport:
-        """Return the report of everything that was decided and measured."""
-        ...
+    def result(self, choice: Any, stage: Stage) -> Result:
+        """Lay out the choice for the repository, compare it with PyTorch and report it."""
 
 
-def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
-    """Return the steps for `checkpoint`, whose graphs are created in `folder`. Raises SpecError and CheckpointError."""
-    family: Family[Any, Any, Any, Any, Any] = _module(checkpoint.task.family).begin(spec, checkpoint, folder, stage)
+@dataclass(frozen=True)
+class BuiltModel:
+    """Choice of a family, ready to be laid out. `reused`: the stages that an earlier build ran, for the report."""
+
+    family: Family
+    choice: Choice
+    reused: Mapping[str, dict[str, str]]
+
+    def replay(self) -> Replay:
+        return self.family.replay(self.choice)
+
+    def result(self, stage: Stage) -> Result:
+        result = self.family.result(self.choice, stage)
+        return replace(result, report=replace(result.report, kept=dict(self.reused)))
+
+
+def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family:
+    """Return the family of `checkpoint`, whose graphs are created in `folder`. Raises SpecError and CheckpointError."""
+    family: Family = _module(checkpoint.task.family).begin(spec, checkpoint, folder, stage)
     return family
 
 

@@ -37,7 +37,7 @@ from builder.options import BuildSpec, Serving
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import request_limits
 from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
+from builder.repository.report.record import BuildReport, MeasuredVariant
 from builder.repository.verdict import ParityBound
 from builder.runtime.contract import Arena, GenerationServing, Session
 from builder.runtime.fields import Field
@@ -181,7 +181,6 @@ def report_of(
     memory: Memory,
     operators: Counter[str],
     entries: Sequence[RepositoryEntry],
-    checks: tuple[EngineCheck, ...],
     **of_the_family: Any,
 ) -> BuildReport:
     """Return the report of a generating model: the common facts, `about` the build, and the fields `of_the_family`."""
@@ -193,6 +192,5 @@ def report_of(
         padding=0.0,
         files=file_hashes(entries),
         memory=asdict(memory),
-        verified_on=checks,
         **of_the_family,
     )

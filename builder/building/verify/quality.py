@@ -19,6 +19,7 @@ from builder.engines import Infer
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field
 
+SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
 ALONE = 4  # one of so many samples is run alone, too
 
 

@@ -1,4 +1,4 @@
-"""A decoder with a draft: built and verified side by side, one text with it and without."""
+"""A decoder with a draft: built and verified one after the other, one text with it and without."""
 
 from __future__ import annotations
 
@@ -184,12 +184,12 @@ def test_the_weights_of_both_are_given_back_before_a_stage(
 ) -> None:
     given: list[str] = []
 
-    def first_stage(family: Any, key: str, release: str, stage: Stage) -> None:
+    def first_stage(family: Any, context: Any, stage: Stage) -> None:
         given.clear()
         with stage("export"):
             raise BuilderError("enough")
 
-    monkeypatch.setattr("builder.building.pipeline.verified", first_stage)
+    monkeypatch.setattr("builder.building.pipeline.select_variant", first_stage)
     monkeypatch.setattr("builder.checkpoints.mapped.LARGE", 0)
     monkeypatch.setattr("builder.checkpoints.mapped.SOON", -1)
     monkeypatch.setattr("builder.checkpoints.mapped.give_back", lambda model: given.append(model.config.model_type))

@@ -1,14 +1,13 @@
 """Decoders: one graph for prefill and decoding over a cache, run by the emitted decode loop.
 
 A decoder is built for one engine (one_engine.py), or for each that this machine can measure, of which one is chosen
-(fastest_engine.py). One with a draft is two decoders that are built side by side (drafted.py).
+(fastest_engine.py). One with a draft is two decoders that are built one after the other (drafted.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from transformers import GenerationConfig
 
@@ -29,8 +28,8 @@ from builder.graphs.export.decoder import cache_shapes
 from builder.options import BuildSpec
 
 
-def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
-    """Return the steps of a decoder.
+def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family:
+    """Return the stages of a decoder.
 
     Raises SpecError and CheckpointError for what is refused before the work begins.
     """

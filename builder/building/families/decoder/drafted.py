@@ -1,18 +1,17 @@
 """A decoder with a draft: a smaller one with the same tokens, whose guesses it verifies while it serves.
 
-The draft goes through the stages of any decoder, beside those of its target, in the same precision and for the same
-engine; it is laid into a folder of the target's version (builder/runtime/generation/drafting.py says how it guesses).
+The draft goes through the stages of any decoder, after its target, in the same precision and for the same engine; it
+is laid into a folder of the target's version (builder/runtime/generation/drafting.py says how it guesses).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
-from builder.building.families import Family
+from builder.building.families import BuiltModel, Result
 from builder.building.verify.recording import Case
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
@@ -26,15 +25,13 @@ from builder.engines.decoding import engine_of
 from builder.graphs.export.decoder import cache_shapes
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.record import BuildReport, EngineCheck
+from builder.repository.report.provenance import file_hashes
+from builder.repository.report.record import BuildReport
 from builder.repository.verdict import Comparison
 from builder.runtime.contract import DRAFT
 from builder.runtime.generation.scheduler import FEW
 
 SLOTS = FEW // 2  # sequences that guess in one step, at most: each has its own token and a guess
-
-Value = TypeVar("Value")
-Steps = Family[Any, Any, Any, Any, Any]
 
 
 def refuse_draft(spec: BuildSpec) -> None:
@@ -59,7 +56,7 @@ def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:
 def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Checkpoint]:
     """Return the draft of `spec` and its specification. Raises CheckpointError, and SpecError where memory is short."""
     own = draft_spec(spec, target.task.name, target.max_length)
-    with _named(own.model):
+    with naming_draft(own.model):
         other = difference(locate(own.source, weights=False).tokenizer, target.tokenizer)
         if other is not None:
             raise CheckpointError(f"{other}; a draft has the tokeniser of its target, {target.source}")
@@ -77,17 +74,8 @@ def _cache(spec: BuildSpec, checkpoint: Checkpoint) -> int:
     return engine_of(spec).plan_memory(shapes, weights, checkpoint.max_length).cache
 
 
-def _is_shared(path: str, content: bytes | Path) -> bool:
-    """Return True for a file of the version folder that a draft has in common with its target."""
-    return path == "1/tokenizer.json" or (isinstance(content, Path) and content.is_relative_to(RUNTIME))
-
-
-def _in_its_folder(case: Case) -> Case:
-    return replace(case, name=f"{DRAFT}/{case.name}")
-
-
 @contextmanager
-def _named(draft: str) -> Iterator[None]:
+def naming_draft(draft: str) -> Iterator[None]:
     """Name the draft in errors that are raised inside."""
     try:
         yield
@@ -96,73 +84,45 @@ def _named(draft: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Both:
-    """Results of one stage for the target and for its draft."""
+class DraftedModel:
+    """Decoder, `target`, and its `draft`, to be published as one model."""
 
-    target: Any
-    draft: Any
+    target: BuiltModel
+    draft: BuiltModel
 
-
-@dataclass(frozen=True)
-class Drafted:
-    """Steps of `target`, each with that of its `draft`, whose checkpoint errors name by `source`."""
-
-    target: Steps
-    draft: Steps
-    source: str
-
-    def export(self) -> Both:
-        return Both(self.target.export(), self._of_draft(self.draft.export))
-
-    def reference(self, exported: Both) -> Both:
-        return self._each(self.target.reference, self.draft.reference, exported)
-
-    def fuse(self, exported: Both) -> Both:
-        return self._each(self.target.fuse, self.draft.fuse, exported)
-
-    def verify(self, fused: Both, reference: Both) -> Both:
-        return self._each(self.target.verify, self.draft.verify, fused, reference)
-
-    def select(self, exact: Both, stage: Stage) -> Both:
-        target = self.target.select(exact.target, stage)
-        return Both(target, self._of_draft(self.draft.select, exact.draft, lambda name: stage(f"{name} of the draft")))
-
-    def lasts(self, chosen: Both) -> bool:
-        return self.target.lasts(chosen.target) and self.draft.lasts(chosen.draft)
-
-    def replay(self, chosen: Both) -> Replay:
+    def replay(self) -> Replay:
         """Return the calls of both, which the same engine repeats."""
-        own, draft = self.target.replay(chosen.target), self.draft.replay(chosen.draft)
-        return replace(own, cases=lambda: [*own.cases(), *map(_in_its_folder, draft.cases())])
+        target, draft = self.target.replay(), self.draft.replay()
+        return replace(target, cases=lambda: [*target.cases(), *(_in_folder(case) for case in draft.cases())])
 
-    def lay_out(self, chosen: Both, stage: Stage) -> tuple[RepositoryEntry, ...]:
-        """Return the target's entry, with the draft's own files in a folder of it."""
-        (entry,), (beside,) = self.target.lay_out(chosen.target, stage), self.draft.lay_out(chosen.draft, stage)
-        own = {path: content for path, content in beside.files.items() if not _is_shared(path, content)}
+    def result(self, stage: Stage) -> Result:
+        """Return the target's entry with the draft's own files in a folder of it, and all that was measured of both."""
+        target, draft = self.target.result(stage), self.draft.result(stage)
+        (entry,), (draft_entry,) = target.entries, draft.entries
+        own = {path: content for path, content in draft_entry.files.items() if not _is_shared(path, content)}
         files = {f"1/{DRAFT}/{path.removeprefix('1/')}": content for path, content in own.items()}
-        return (replace(entry, files={**entry.files, **files}),)
+        entry = replace(entry, files={**entry.files, **files})
+        bounds = (replace(bound, name=f"of the draft, {bound.name}") for bound in draft.comparison.bounds)
+        comparison = Comparison((*target.comparison.bounds, *bounds))
+        return Result((entry,), comparison, _report(target.report, draft.report, entry))
 
-    def comparison(self, chosen: Both) -> Comparison:
-        own, draft = self.target.comparison(chosen.target), self.draft.comparison(chosen.draft)
-        named = (replace(bound, name=f"of the draft, {bound.name}") for bound in draft.bounds)
-        return Comparison((*own.bounds, *named))
 
-    def report(self, chosen: Both, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]) -> BuildReport:
-        """Return the target's report, with the facts about its draft."""
-        own, draft = self.target.report(chosen.target, entries, checks), self.draft.report(chosen.draft, (), ())
-        served = next(measured for measured in draft.variants if measured.name == draft.chosen)
-        return replace(
-            own,
-            draft={"checkpoint": draft.checkpoint, "served": asdict(served), "kept": draft.kept},
-            memory={**(own.memory or {}), "draft": sum((draft.memory or {}).values())},
-            warnings=(*own.warnings, *(f"the draft: {warning}" for warning in draft.warnings)),
-        )
+def _is_shared(path: str, content: bytes | Path) -> bool:
+    """Return True for a file of the version folder that a draft has in common with its target."""
+    return path == "1/tokenizer.json" or (isinstance(content, Path) and content.is_relative_to(RUNTIME))
 
-    def _each(self, step: Callable[..., Any], of_draft: Callable[..., Any], *before: Both) -> Both:
-        """Run a step of the target and the same step of the draft on the results of the steps before."""
-        target = step(*(both.target for both in before))
-        return Both(target, self._of_draft(of_draft, *(both.draft for both in before)))
 
-    def _of_draft(self, step: Callable[..., Value], *arguments: Any) -> Value:
-        with _named(self.source):
-            return step(*arguments)
+def _in_folder(case: Case) -> Case:
+    return replace(case, name=f"{DRAFT}/{case.name}")
+
+
+def _report(target: BuildReport, draft: BuildReport, entry: RepositoryEntry) -> BuildReport:
+    """Return the report of `entry`: the target's, with the facts about its draft."""
+    served = next(variant for variant in draft.variants if variant.name == draft.chosen)
+    return replace(
+        target,
+        files=file_hashes([entry]),
+        draft={"checkpoint": draft.checkpoint, "served": asdict(served), "kept": draft.kept},
+        memory={**(target.memory or {}), "draft": sum((draft.memory or {}).values())},
+        warnings=(*target.warnings, *(f"the draft: {warning}" for warning in draft.warnings)),
+    )

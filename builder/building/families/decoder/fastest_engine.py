@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from builder.building.families.decoder.one_engine import Chosen, Decoder, Exact, Fused, Measured
+from builder.building.families import Result
+from builder.building.families.decoder.one_engine import Decoder
+from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecoder, SelectedDecoder, VerifiedDecoder
 from builder.building.families.generating import vocabulary_of
 from builder.building.variants.traffic import Rates, Traffic, fastest, in_words, measure, remark_on_noise
 from builder.building.verify.emitted import generate
@@ -24,9 +26,7 @@ from builder.common.progress import Stage
 from builder.engines import title
 from builder.engines.decoding import opened
 from builder.graphs.export.decoder import DecoderExport
-from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
-from builder.repository.verdict import Comparison
+from builder.repository.report.record import MeasuredVariant
 
 ANSWER = 16  # tokens
 TRAFFIC = Traffic(clients=(1, 8), requests=16)
@@ -45,12 +45,16 @@ class Engines(Generic[After]):
 
 
 @dataclass(frozen=True)
-class Picked:
-    """Choice of `engine`, with the variants of all engines in its choice; `choice`: what was measured, in words."""
+class SelectedEngine:
+    """Choice of `engine`, with the variants of all engines; `choice`: what was measured, in words."""
 
     engine: str
-    chosen: Chosen
+    decoder: SelectedDecoder
     choice: str
+
+    @property
+    def is_cacheable(self) -> bool:
+        return self.decoder.is_cacheable
 
 
 @dataclass(frozen=True)
@@ -63,48 +67,39 @@ class FastestEngine:
     def export(self) -> DecoderExport:
         return self._first.export()
 
-    def reference(self, exported: DecoderExport) -> Measured:
+    def reference(self, exported: DecoderExport) -> PyTorchDecoder:
         return self._first.reference(exported)
 
-    def fuse(self, exported: DecoderExport) -> Engines[Fused]:
+    def fuse(self, exported: DecoderExport) -> Engines[FusedDecoder]:
         each = Engines(dict.fromkeys(self.decoders, exported), self.refused)
         return of_each(each, lambda engine: self.decoders[engine].fuse, UNABLE)
 
-    def verify(self, fused: Engines[Fused], reference: Measured) -> Engines[Exact]:
+    def verify(self, fused: Engines[FusedDecoder], reference: PyTorchDecoder) -> Engines[VerifiedDecoder]:
         return of_each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
 
-    def select(self, exact: Engines[Exact], stage: Stage) -> Picked:
+    def select(self, exact: Engines[VerifiedDecoder], stage: Stage) -> SelectedEngine:
         """Choose the precision that each engine would serve, then the engine that generates most tokens a second."""
         chosen = of_each(exact, lambda engine: partial(self._select, engine, stage=stage), (*UNABLE, VerificationError))
         rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
         engine = fastest(rates) if rates else next(iter(chosen.by_engine))
         others = [measured for one in chosen.by_engine.values() for measured in one.variants[1:]]
-        picked = chosen.by_engine[engine]
-        return Picked(engine, replace(picked, variants=(picked.variants[0], *others)), _choice(engine, rates, chosen))
+        fastest_decoder = chosen.by_engine[engine]
+        decoder = replace(fastest_decoder, variants=(fastest_decoder.variants[0], *others))
+        return SelectedEngine(engine, decoder, _choice(engine, rates, chosen))
 
-    def lasts(self, picked: Picked) -> bool:
-        return self.decoders[picked.engine].lasts(picked.chosen)
+    def replay(self, choice: SelectedEngine) -> Replay:
+        return self.decoders[choice.engine].replay(choice.decoder)
 
-    def replay(self, picked: Picked) -> Replay:
-        return self.decoders[picked.engine].replay(picked.chosen)
-
-    def lay_out(self, picked: Picked, stage: Stage) -> Sequence[RepositoryEntry]:
-        return self.decoders[picked.engine].lay_out(picked.chosen, stage)
-
-    def comparison(self, picked: Picked) -> Comparison:
-        return self.decoders[picked.engine].comparison(picked.chosen)
-
-    def report(
-        self, picked: Picked, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
-    ) -> BuildReport:
-        report = self.decoders[picked.engine].report(picked.chosen, entries, checks)
-        return replace(report, choice="; ".join(filter(None, [picked.choice, report.choice])))
+    def result(self, choice: SelectedEngine, stage: Stage) -> Result:
+        result = self.decoders[choice.engine].result(choice.decoder, stage)
+        words = "; ".join(filter(None, [choice.choice, result.report.choice]))
+        return replace(result, report=replace(result.report, choice=words))
 
     @property
     def _first(self) -> Decoder:
         return next(iter(self.decoders.values()))
 
-    def _select(self, engine: str, exact: Exact, stage: Stage) -> Chosen:
+    def _select(self, engine: str, exact: VerifiedDecoder, stage: Stage) -> SelectedDecoder:
         """Return the choice of `engine`, with the engine's name in its variants."""
         chosen = self.decoders[engine].select(exact, stage)
         named = {
@@ -118,12 +113,12 @@ class FastestEngine:
             measured=named[id(chosen.measured)],
         )
 
-    def _rates(self, chosen: Mapping[str, Chosen], stage: Stage) -> dict[str, Rates]:
+    def _rates(self, chosen: Mapping[str, SelectedDecoder], stage: Stage) -> dict[str, Rates]:
         with stage("measure as served"):
             loops = {engine: self._loop(engine, one) for engine, one in chosen.items()}
             return measure(loops, self._first.rows, TRAFFIC)
 
-    def _loop(self, engine: str, chosen: Chosen) -> Callable[[Sequence[Sequence[int]]], object]:
+    def _loop(self, engine: str, chosen: SelectedDecoder) -> Callable[[Sequence[Sequence[int]]], object]:
         """Return the emitted loop over the choice of `engine`: a function that answers several rows, greedily."""
         decoder = self.decoders[engine]
         room, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
@@ -164,7 +159,7 @@ def of_each(
     return Engines(results, refused)
 
 
-def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[Chosen]) -> str:
+def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[SelectedDecoder]) -> str:
     words = f"chose {title(fastest)}"
     if rates:
         named = {chosen.by_engine[engine].measured.name: rate for engine, rate in rates.items()}

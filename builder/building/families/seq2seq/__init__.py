@@ -2,111 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from builder.building.families import GRAPHS, Family, built_from, code_not_run
-from builder.building.families.generating import (
-    exact_bound,
-    kept_bounds,
-    measured_pytorch,
-    precisions,
-    quantised_parts,
-    refuse_options,
-    report_of,
-    serving_document,
-    vocabulary_of,
-)
+from builder.building.families.generating import refuse_options
 from builder.building.families.seq2seq.settings import Settings, read_settings, source_of
-from builder.building.families.seq2seq.texts import texts_to_judge, token_rows, verified_beginning
-from builder.building.variants import steps
-from builder.building.variants.generating import PrecisionCandidates, Required
-from builder.building.variants.selection import Selection, select
-from builder.building.verify.recording import Case
-from builder.building.verify.runtimes import Replay
-from builder.building.verify.seq2seq import (
-    Agreement,
-    Graphs,
-    Reference,
-    make_reference,
-    measure,
-    recorded,
-    refuse_wrong_answers,
-    text_agreement,
-)
+from builder.building.families.seq2seq.stages import Seq2Seq
+from builder.building.families.seq2seq.texts import texts_to_judge
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import refuse_other_text
-from builder.checkpoints.generation_config import end_ids
-from builder.checkpoints.metrics import texts as texts_against
-from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.memory import Memory, cache_bytes, refuse_slots, weights_bytes
 from builder.common.progress import Stage
-from builder.common.workplace import refuse_without_room
-from builder.engines.onnxruntime import BACKEND, loop_session
+from builder.engines.onnxruntime import BACKEND
 from builder.engines.onnxruntime.decoding import refuse_head_sizes
-from builder.engines.optimise.fusion import fuse
-from builder.engines.optimise.quantised import Quantised
-from builder.engines.optimise.weights import quantise_weights
-from builder.graphs.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
-from builder.graphs.onnx.graph import check_release, operators_of_a_call
-from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
-from builder.graphs.onnx.searches import for_searches
-from builder.graphs.onnx.shared_tables import with_shared_tables
+from builder.graphs.export.seq2seq import seq2seq_shapes
 from builder.options import BuildSpec
-from builder.repository.config.entries import RepositoryEntry
-from builder.repository.layout.generating import lay_out_generating
-from builder.repository.report.record import BuildReport, EngineCheck, MeasuredVariant
-from builder.repository.verdict import Comparison
-from builder.runtime.contract import Arena, GenerationServing, LayerShape, Source
-from builder.runtime.fields import Field
-
-VERIFIED_BEAMS = 4  # more beams take longer to verify, and show no more
+from builder.runtime.contract import LayerShape
 
 
-@dataclass(frozen=True)
-class Measured:
-    """PyTorch's answers to the samples, and its `MeasuredVariant`."""
-
-    answers: Reference
-    measured: MeasuredVariant
-
-
-@dataclass(frozen=True)
-class Fused:
-    """Export with its fused graphs."""
-
-    exported: Seq2SeqExport
-    graphs: Graphs
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Fused graphs, verified against PyTorch."""
-
-    fused: Fused
-    pytorch: Measured
-    measured: MeasuredVariant
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Graphs that are served, of those that were measured."""
-
-    exact: Exact
-    graphs: Graphs
-    quantised: tuple[Quantised, ...]
-    variants: tuple[MeasuredVariant, ...]
-    selection: Selection[str]
-
-
-def begin(
-    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
-) -> Family[Seq2SeqExport, Measured, Fused, Exact, Chosen]:
-    """Return the steps of an encoder-decoder.
+def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Seq2Seq:
+    """Return the stages of an encoder-decoder.
 
     Raises SpecError and CheckpointError for what is refused before the work.
     """
@@ -132,205 +47,6 @@ def begin(
     return Seq2Seq(spec, checkpoint, folder, settings, source, memory, tuple(texts_to_judge(spec.samples, checkpoint)))
 
 
-@dataclass(frozen=True)
-class Seq2Seq:
-    """Steps of an encoder-decoder, judged on `samples`; `source` says how their texts are read."""
-
-    spec: BuildSpec
-    checkpoint: Checkpoint
-    folder: Path
-    settings: Settings
-    source: Source
-    memory: Memory
-    samples: tuple[Mapping[str, Any], ...]
-
-    def export(self) -> Seq2SeqExport:
-        """Export an encoder and a decoder step. Raises RepositoryError where the disk has no room for them."""
-        words = self.checkpoint.model.get_input_embeddings().weight.numel() * 4  # each of the two graphs has them
-        refuse_without_room(self.memory.weights + words, GRAPHS)
-        return export_seq2seq(self.checkpoint.model, self.folder, self.settings.beams)
-
-    def reference(self, exported: Seq2SeqExport) -> Measured:
-        """Return greedy and searched answers, their probabilities, and the time of a text and of a step."""
-        model, beams = self.checkpoint.model, min(self.settings.beams, VERIFIED_BEAMS)
-        rows = token_rows(self.samples, self.checkpoint, self.source)
-        answers = make_reference(model, rows, *verified_beginning(self.source), self._ends, beams)
-        latency = steps.pytorch_seq2seq(model, self.spec.build_threads)
-        return Measured(answers, measured_pytorch(self.memory, latency, answers.perplexity))
-
-    def fuse(self, exported: Seq2SeqExport) -> Fused:
-        """Fuse both graphs and add to the decoder's what beam search and batching beside it need.
-
-        Raises an error where the release's engine would not run the decoder.
-        """
-        encoder, decoder = fuse(exported.encoder, self.folder), fuse(exported.decoder, self.folder)
-        vocabulary, beams = vocabulary_of(self.checkpoint.model), self.settings.beams
-        if beams > 1:
-            decoder = for_searches(decoder, beams, self.folder)
-        check_release(decoder, self.spec.triton, in_process=True)
-        return Fused(exported, Graphs(encoder, decoder, exported.caches, exported.cross, beams, vocabulary))
-
-    def verify(self, fused: Fused, reference: Measured) -> Exact:
-        """Compare probabilities and answers."""
-        reference = replace(
-            reference, measured=replace(reference.measured, scores=self._scores(reference.answers.greedy))
-        )
-        measured, agreement = self._measure("fp32", fused.graphs, reference.answers)
-        refuse_wrong_answers(self.checkpoint.model, reference.answers, agreement)
-        return Exact(fused, reference, measured)
-
-    def select(self, exact: Exact, stage: Stage) -> Chosen:
-        """Choose the requested weights, or the fastest that keep the quality."""
-        graphs, none = exact.fused.graphs, tuple[Quantised, ...]()
-        candidates = PrecisionCandidates(
-            exact.pytorch.measured,
-            (exact.measured, none),
-            self._required,
-            self.checkpoint.task.metric,
-            make=lambda precision: self._quantised(graphs, precision),
-            timed=lambda precision, parts: self._timed(precision, _with(graphs, parts)),
-            judged=lambda measured, parts: self._judged(measured, _with(graphs, parts), exact.pytorch.answers)[0],
-            graphs=lambda parts: [part.graph for part in parts],
-        )
-        selection = select(candidates, precisions(self.spec.precision, self.spec.triton, in_process=True), stage)
-        quantised = candidates.variant(selection.chosen.option)
-        variants = (
-            exact.pytorch.measured,
-            exact.measured,
-            *(one for one in selection.tried if one is not exact.measured),
-        )
-        return Chosen(exact, _with(graphs, quantised), quantised, variants, selection)
-
-    def lasts(self, chosen: Chosen) -> bool:
-        """Return True: its graphs are always judged as they are served."""
-        return True
-
-    def replay(self, chosen: Chosen) -> Replay:
-        """Return calls with a few texts together, one of them with beam search too."""
-        return Replay(chosen.graphs.decoder.engine, True, lambda: [self._case(chosen)])
-
-    def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
-        """Return the decode loop with its graphs inside."""
-        checkpoint, source, graphs = self.checkpoint, self.source, chosen.graphs
-        fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
-        serving, tokenizer = self.serving(graphs, fields[0]), tokenizer_json(checkpoint.tokenizer)
-        served = with_shared_tables([graphs.decoder, graphs.encoder], self.folder / "served")
-        return lay_out_generating(self.spec.layout, serving, tokenizer, served, fields)
-
-    def serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:
-        """Return what serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""
-        spec, settings = self.spec, self.settings
-        return serving_document(
-            spec.serving,
-            self.checkpoint,
-            settings.config,
-            Arena(spec.slots, settings.max_answer, "float32", graphs.caches),
-            loop_session(spec.loop_threads, spec.serving.spinning),
-            settings.beams,
-            fields,
-            start=1,
-            executor="in-process",
-            model=graphs.decoder.path.name,
-            outputs=graphs.decoder.outputs,
-            source=replace(self.source, encoder=graphs.encoder.path.name),
-        )
-
-    def comparison(self, chosen: Chosen) -> Comparison:
-        """Compare log-probabilities of the fused graphs, and what quantising kept."""
-        exact, metric = chosen.exact, self.checkpoint.task.metric
-        bounds = kept_bounds(
-            self._required, exact.measured, chosen.selection.chosen.measured, exact.pytorch.measured, metric
-        )
-        return Comparison((exact_bound(exact.measured), *bounds))
-
-    def report(
-        self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
-    ) -> BuildReport:
-        graphs, selection = chosen.graphs, chosen.selection
-        operators = operators_of_a_call(graphs.encoder) + operators_of_a_call(graphs.decoder)
-        encoder_attentions = chosen.exact.fused.exported.encoder_attentions
-        encoder_layers = int(self.checkpoint.config.num_hidden_layers)
-        return report_of(
-            built_from(self.spec.layout, self.spec.samples, self.checkpoint),
-            self.checkpoint.task,
-            self.spec.quality,
-            replace(self.memory, weights=graphs.size),
-            operators,
-            entries,
-            checks,
-            attention={
-                "fused": operators[ATTENTION] + operators[CACHED_ATTENTION],
-                "layers": len(graphs.caches) + len(graphs.cross) + encoder_layers,
-            },
-            quantised=quantised_parts(selection.chosen.option, chosen.quantised),
-            variants=chosen.variants,
-            samples=len(chosen.exact.pytorch.answers.sources),
-            warnings=(
-                *filter(None, [code_not_run(self.checkpoint)]),
-                *_unfused(encoder_attentions, encoder_layers),
-            ),
-            choice=selection.choice,
-            chosen=selection.chosen.measured.name,
-        )
-
-    @property
-    def _ends(self) -> Sequence[int]:
-        return end_ids(self.settings.config, self.checkpoint.tokenizer, vocabulary_of(self.checkpoint.model))
-
-    @property
-    def _required(self) -> Required:
-        return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self.checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-    def _scores(self, answers: Sequence[Sequence[int]]) -> dict[str, float]:
-        """Return the task's usual scores of `answers`, if the samples have reference texts."""
-        labels = self.checkpoint.task.labels
-        targets = [str(sample[key]) for sample in self.samples for key in labels if key in sample]
-        return texts_against(targets, [self._decode(answer) for answer in answers]) if targets else {}
-
-    def _measure(self, name: str, graphs: Graphs, reference: Reference) -> tuple[MeasuredVariant, Agreement]:
-        """Measure `graphs` in every way."""
-        judged, agreement = self._judged(
-            MeasuredVariant(name, graphs.size, {}), graphs, reference
-        )  # raises if it does not run
-        return replace(judged, latency_ms=self._timed(name, graphs).latency_ms), agreement
-
-    def _timed(self, name: str, graphs: Graphs) -> MeasuredVariant:
-        """Return their size, and the time of a text and of a token."""
-        return MeasuredVariant(
-            name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads, self.spec.chooses_by_time)
-        )
-
-    def _judged(
-        self, measured: MeasuredVariant, graphs: Graphs, reference: Reference
-    ) -> tuple[MeasuredVariant, Agreement]:
-        """Return `measured` with its measures against PyTorch's answers."""
-        agreement = measure(graphs, reference, self.spec.build_threads)
-        texts = text_agreement(reference.greedy, agreement.greedy, self._decode)
-        judged = replace(
-            measured,
-            error=agreement.error,
-            quality=float(np.mean(texts)),
-            worst=min(texts),
-            batch_agreement=agreement.alone,
-            perplexity=agreement.perplexity,
-            tokens=agreement.hits,
-            answers=float(np.mean([a == b for a, b in zip(reference.greedy, agreement.greedy, strict=True)])),
-            scores=self._scores(agreement.greedy),
-        )
-        return judged, agreement
-
-    def _quantised(self, graphs: Graphs, precision: str) -> tuple[Quantised, ...]:
-        both, options = (graphs.encoder, graphs.decoder), self.spec.weight_options
-        grids = self.checkpoint.grids
-        return tuple(quantise_weights(graph, precision, options, self.folder, grids) for graph in both)
-
-    def _case(self, chosen: Chosen) -> Case:
-        return recorded(chosen.graphs, chosen.exact.pytorch.answers, self.spec.build_threads)
-
-
 def plan_memory(
     slots: int,
     usable: float,
@@ -344,17 +60,3 @@ def plan_memory(
     holds = f"{slots} slots of {checkpoint.max_length} tokens read and {settings.max_answer} generated"
     refuse_slots(cache, usable, "the caches need", holds, "--slots, --max-length or --max-answer")
     return Memory(cache, weights_bytes(checkpoint.model))
-
-
-def _with(graphs: Graphs, quantised: tuple[Quantised, ...]) -> Graphs:
-    return replace(graphs, encoder=quantised[0].graph, decoder=quantised[1].graph) if quantised else graphs
-
-
-def _unfused(fused: int, layers: int) -> tuple[str, ...]:
-    """Return a warning if the encoder has attentions of separate operators."""
-    if fused >= layers:
-        return ()
-    return (
-        f"{fused} of {layers} attentions of the encoder are fused; the others run as separate operators, which is "
-        "right but slower and takes memory quadratic in the length",
-    )
