@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from builder.building.verify.recording import STEPS
-from builder.commands.build import older_than_fixes
+from builder.commands.build_one import older_than_fixes
 from builder.common.releases import FIXES, NEWEST, RELEASES, lacking, version_tuple
 from builder.options import make_spec
 from builder.serving.server.embedded import EMBEDDED

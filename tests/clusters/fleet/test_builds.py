@@ -20,7 +20,7 @@ from rich.console import Console
 from builder.cli import main
 from builder.clusters.fleet.executor import Outcome, Progress
 from builder.clusters.fleet.view import Lines
-from builder.commands import build as command
+from builder.commands import build_many
 
 
 class Killing(Lines):
@@ -78,9 +78,9 @@ def ran(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path])
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(signal, "signal", lambda *_: None)
-        patch.setattr(command, "view", lambda console, plan, workers: Killing(console, len(plan.builds)))
+        patch.setattr(build_many, "view", lambda console, plan, workers: Killing(console, len(plan.builds)))
         written, printed = Console(record=True, width=500), []
-        patch.setattr(command, "screen", written)
+        patch.setattr(build_many, "screen", written)
         patch.setattr("builtins.print", lambda text: printed.append(text))
         status = main([str(models), "--workers", "1", "--json"])
         return Ran(models, output, status, json.loads(printed[0]), written.export_text(), dict(os.environ))

@@ -1,0 +1,105 @@
+"""Build of one model in this process, as `build-repo MODEL` runs it, and what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+from builder.clusters.fleet.plan import Planned
+from builder.clusters.fleet.work import load_libraries, seldom_collecting
+from builder.commands import screen, screen_table
+from builder.common.releases import NEWEST, lacking
+from builder.options import BuildSpec
+from builder.repository.check import pending
+from builder.repository.report.record import BuildReport
+
+
+def build_one(model: Planned, verbose: bool, show: bool) -> BuildReport:
+    """Build in this process, stage by stage; do nothing if nothing changed. Raises BuilderError.
+
+    `verbose`: print what libraries say; `show`: print the table of variants.
+    """
+    spec = model.spec
+    screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
+    if model.status == "unchanged" and model.report is not None:
+        report, outcome = model.report, f"nothing to do: version {model.report.version} of {spec.entry_name}"
+        done = f"{outcome} is what this would build, and is in {spec.store or spec.output} (--rebuild builds it again)"
+    else:
+        report = _built(spec, verbose)
+        outcome = f"version {report.version} of {' and '.join(report.files)}"
+        done = f"published {outcome} in {spec.store or spec.output}"
+    if show:
+        screen_table(report.table())
+    screen.print(f"  {done}", highlight=False, soft_wrap=True)
+    for name, what in pending(spec.output, unserved=True).items():
+        if spec.store is None and name in report.files:
+            screen.print(f"  [yellow]next:[/] {what}", highlight=False, soft_wrap=True)
+    return report
+
+
+def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
+    with screen.status("loading torch and transformers"):
+        load_libraries()
+    from builder.building.pipeline import build
+    from builder.checkpoints.libraries import quiet_libraries
+
+    warn_of_release(spec.triton, indent="  ")
+    with seldom_collecting(), _library_output(verbose), contextlib.nullcontext() if verbose else quiet_libraries():
+        report = build(spec, _stage)
+    for warning in report.warnings:
+        screen.print(f"  [yellow]warning:[/] {warning}", highlight=False)
+    if report.choice:
+        screen.print(f"  {report.choice}", highlight=False)
+    if report.memory:
+        parts = ", ".join(f"{size / 1e6:.0f} MB of {what}" for what, size in report.memory.items())
+        screen.print(f"  {parts}", highlight=False)
+    if report.attention["layers"]:
+        fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+        screen.print(
+            f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return report
+
+
+def warn_of_release(triton: str, indent: str = "") -> None:
+    """Print a warning for a release that is not for untrusted clients."""
+    if too_old := older_than_fixes(triton):
+        screen.print(f"{indent}[yellow]warning:[/] {too_old}", highlight=False, soft_wrap=True)
+
+
+def older_than_fixes(triton: str) -> str:
+    """Return why a release is not for untrusted clients, in one line; empty where no problem is known."""
+    fixes = lacking(triton)
+    if not fixes:
+        return ""
+    reasons = "; ".join(f"{fix.what} (mended in {fix.since}: {fix.source})" for fix in fixes)
+    return f"Triton {triton} is older than known fixes: {reasons}. Build for {NEWEST} if you can (--triton)"
+
+
+@contextlib.contextmanager
+def _stage(name: str) -> Iterator[None]:
+    """Print one line per stage: a spinner while it runs, its time when it is done."""
+    start = time.perf_counter()
+    with screen.status(name):
+        yield
+    screen.print(f"  [green]✓[/] {name:<16} {time.perf_counter() - start:6.1f} s", highlight=False)
+
+
+@contextlib.contextmanager
+def _library_output(shown: bool) -> Iterator[None]:
+    """Send what libraries print, from Python or C++, to standard error, or nowhere: never to standard output."""
+    sys.stdout.flush()
+    duplicate = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(2 if shown else nowhere.fileno(), 1)
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(duplicate, 1)
+        os.close(duplicate)
