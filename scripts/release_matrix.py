@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from builder.building.variants.candidates import VariantMaker
-from builder.building.verify.emitted import Prompted, answer
+from builder.building.verify.emitted import PromptedRequest, answer
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window
 from builder.building.verify.runtimes import NotAtHand, difference, environment, replayed
@@ -121,9 +121,9 @@ def seq2seqs(name: str, folder: Path) -> Iterator[Row]:
         yield Row(name, "encoder-decoder", precision, tuple(both), case)
 
 
-def _asked(source: Sequence[int], beams: int, count: int) -> Prompted:
+def _asked(source: Sequence[int], beams: int, count: int) -> PromptedRequest:
     """Return a request for an answer of `count` tokens to `source`, whatever they are."""
-    return Prompted((2,), Rules(Options(temperature=0.0, num_beams=beams), max_tokens=count), tuple(source))
+    return PromptedRequest((2,), Rules(Options(temperature=0.0, num_beams=beams), max_tokens=count), tuple(source))
 
 
 def outcome(row: Row, version: str, folder: Path) -> str:

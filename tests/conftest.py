@@ -49,10 +49,10 @@ def _short_timings() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda process: {0})
-        for module in (timing, traffic):
-            patch.setattr(module, "ENOUGH_S", 0.0)
-        patch.setattr(timing, "WARM_UP", 1)
-        patch.setattr(timing, "LEAST", 2)
+        patch.setattr(timing, "MEASURED_S", 0.0)
+        patch.setattr(traffic, "MAX_MEASURED_S", 0.0)
+        patch.setattr(timing, "WARM_UP_RUNS", 1)
+        patch.setattr(timing, "MIN_RUNS", 2)
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.building.verify.mates import alike
+from builder.building.verify.batching_constraint import batching_constraint
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tokenizer import tokenizer_json
@@ -29,7 +29,7 @@ def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) ->
     module = task_graph(checkpoint)
     graph = Graph(folder, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
     pad = {"input_ids": padding_id(checkpoint)}
-    needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
+    needed = batching_constraint(module, rows_of(checkpoint), checkpoint.max_length)
     parameters = task.parameters(checkpoint)
     side = checkpoint.tokenizer.truncation_side
     serving = serving_document(spec.front, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSeq2SeqLM
 
-from builder.building.verify.emitted import Prompted, answer
+from builder.building.verify.emitted import PromptedRequest, answer
 from builder.building.verify.seq2seq import Graphs
 from builder.common.machine import available_cores
 from builder.engines.optimise.fusion import fuse
@@ -88,7 +88,7 @@ def _by_turns(graphs: Graphs, forbidden: tuple[int, ...], turns: int) -> dict[st
         Options(temperature=0.0, num_beams=BEAMS), (), tuple((token,) for token in forbidden), max_tokens=ANSWER
     )
     texts = np.random.default_rng(0).integers(5, 30_000, (SEARCHES, SOURCE)).tolist()
-    prompted = [Prompted((0,), rules, tuple(text)) for text in texts]
+    prompted = [PromptedRequest((0,), rules, tuple(text)) for text in texts]
     alternating = Alternating(executor)
     for _ in range(turns):
         answer(executor, prompted, SEARCHES * SOURCE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from builder.building.pipeline import build
-from builder.building.variants.evaluator import FEWEST
+from builder.building.variants.evaluator import MIN_SAMPLES
 from builder.checkpoints.tasks import all_tasks
 from builder.checkpoints.tasks.base import EncoderTask
 from builder.common.errors import SpecError
@@ -66,4 +66,4 @@ def test_the_default_texts_are_of_mixed_length() -> None:
 def test_every_encoder_task_has_enough_samples_to_calibrate_on() -> None:
     tasks = [task for task in all_tasks().values() if isinstance(task, EncoderTask)]
     assert len(tasks) >= 8
-    assert {task.name: len(task.samples) for task in tasks if len(task.samples) < FEWEST} == {}
+    assert {task.name: len(task.samples) for task in tasks if len(task.samples) < MIN_SAMPLES} == {}

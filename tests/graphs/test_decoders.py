@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from builder.building.pipeline import build
-from builder.building.verify.emitted import Prompted, answer, generate
+from builder.building.verify.emitted import PromptedRequest, answer, generate
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.long_rows import ask_long_row, refuse_wrong_long_row
 from builder.building.verify.recording import Recorder
@@ -282,7 +282,7 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
     graph = finding_likeliest(fuse(result.graph, tmp_path))
     executor = InProcess(graph.path, geometry_of(result.caches, 18, 128, VOCABULARY), Session(threads=1))
     searches = [
-        Prompted(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
+        PromptedRequest(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
         for prompt, options in zip(prompts(), SEARCHES, strict=True)
     ]
     recorder = Recorder(executor)
@@ -314,7 +314,10 @@ def test_a_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> No
         (Options(temperature=0.0, logit_bias={7: 1.0}), False),
     ):
         recorder.calls.clear()
-        asked = [Prompted(prompt, Rules(search, (3,), max_tokens=20)), Prompted(prompt, Rules(beside, max_tokens=20))]
+        asked = [
+            PromptedRequest(prompt, Rules(search, (3,), max_tokens=20)),
+            PromptedRequest(prompt, Rules(beside, max_tokens=20)),
+        ]
         hypotheses, _ = answer(executor, asked)
         assert [list(cut(one.tokens, (3,), 20)) for one in hypotheses] == searched(model, prompt, search)
         read = Counter(name for name, _ in recorder.calls)

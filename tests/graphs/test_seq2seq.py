@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from builder.building.pipeline import build
-from builder.building.verify.emitted import Prompted, answer
+from builder.building.verify.emitted import PromptedRequest, answer
 from builder.building.verify.runtimes import difference, replayed
 from builder.building.verify.seq2seq import Graphs, Reference, pytorch_answer, recorded
 from builder.common.errors import ExportError, VerificationError
@@ -57,9 +57,9 @@ def graphs_of(model: PreTrainedModel, folder: Path, beams: int = BEAMS) -> Graph
     return Graphs(encoder, decoder, exported.caches, exported.cross, beams, VOCABULARY)
 
 
-def asked(source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> Prompted:
+def asked(source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> PromptedRequest:
     chosen = Options(temperature=0.0, **options)
-    return Prompted((START,), Rules(chosen, (END,), source=source, max_tokens=count, **more), source)
+    return PromptedRequest((START,), Rules(chosen, (END,), source=source, max_tokens=count, **more), source)
 
 
 def expected(model: PreTrainedModel, source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Measures whether something else used the cores while this process measured: how long its threads waited for one.
+"""Time that this process waited for a core, to notice that other programs used them while it measured.
 
 Linux counts for each thread how long it ran and how long it could have run but waited (/proc/PID/task/*/schedstat, by
 the kernel's Documentation/scheduler/sched-stats.rst); elsewhere the wait is unknown, and nothing is reported.
@@ -10,19 +10,19 @@ from contextlib import suppress
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
-BUSY = 0.2  # of the time that threads could run: a larger share has causes outside the process
+BUSY_SHARE = 0.2  # of the time that threads could run: a larger share is caused by other processes
 
 
-class Waiting:
-    """Time that this process's threads waited for a core, from now on."""
+class CpuWaitMeter:
+    """Meter of the time that this process's threads wait for a core, from now on."""
 
     def __init__(self) -> None:
-        self.begun = _times()
+        self.start = _times()
 
     @property
     def share(self) -> float:
         """Share of the time in which this process's threads could run that they waited for a core, 0 to 1."""
-        ran, waited = (max(0, now - then) for now, then in zip(_times(), self.begun, strict=True))
+        ran, waited = (max(0, now - then) for now, then in zip(_times(), self.start, strict=True))
         return waited / (ran + waited) if ran + waited else 0.0
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from builder.building.variants.latency import engine_latencies
 from builder.building.variants.traffic import Rates, measure
-from builder.building.verify.mates import alike
+from builder.building.verify.batching_constraint import batching_constraint
 from builder.building.verify.parity import Reference, error_at, usual_references
 from builder.building.verify.quality import Quality, served_quality
 from builder.checkpoints.checkpoint import Checkpoint
@@ -37,8 +37,8 @@ from builder.runtime.contract import FILE, Alike, EncoderServing, dump
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field, InputError
 
-MOST_WEIGHTS = 200_000_000  # bytes of a model that answers a hundred texts more in seconds
-FEWEST = 16  # samples, of which half are fitted to
+MAX_QUICK_WEIGHTS = 200_000_000  # bytes: such a model answers a hundred further texts in seconds
+MIN_SAMPLES = 16  # samples, of which half are fitted to
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Evaluator:
         The fewer samples there are, the better the worst of them looks.
         """
         task = encoder_task(self.checkpoint.task)
-        if self.spec.samples is not None or weights_bytes(self.checkpoint.model) > MOST_WEIGHTS:
+        if self.spec.samples is not None or weights_bytes(self.checkpoint.model) > MAX_QUICK_WEIGHTS:
             return self
         front = Pipeline(self.front, _no_engine)
         more = tuple(sample for sample in task.more_samples if _fits(sample, front, self.fields[0]))
@@ -203,8 +203,8 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     """
     task = encoder_task(checkpoint.task)
     parameters = task.parameters(checkpoint)
-    needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
-    serving = _serving(spec.front, checkpoint, graph, needed, parameters)
+    constraint = batching_constraint(module, rows_of(checkpoint), checkpoint.max_length)
+    serving = _serving(spec.front, checkpoint, graph, constraint, parameters)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
@@ -232,19 +232,19 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
 
 
 def _serving(
-    options: FrontOptions, checkpoint: Checkpoint, graph: Graph, needed: Alike, parameters: Mapping[str, Any]
+    options: FrontOptions, checkpoint: Checkpoint, graph: Graph, constraint: Alike, parameters: Mapping[str, Any]
 ) -> EncoderServing:
     module, side = encoder_task(checkpoint.task).module, checkpoint.tokenizer.truncation_side
     pad = {"input_ids": padding_id(checkpoint)}
-    return serving_document(options, module, graph, checkpoint.max_length, pad, parameters, needed, side)
+    return serving_document(options, module, graph, checkpoint.max_length, pad, parameters, constraint, side)
 
 
 def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
     """Split into samples to fit to, and others to judge on: the quality on a sample that was fitted to says little."""
-    if len(samples) < FEWEST:
+    if len(samples) < MIN_SAMPLES:
         raise SpecError(
             f"calibration and pruning use half of the samples and are judged on the other half: {len(samples)} are too "
-            f"few, at least {FEWEST} are needed. Give more with --samples"
+            f"few, at least {MIN_SAMPLES} are needed. Give more with --samples"
         )
     return samples[::2], samples[1::2]
 

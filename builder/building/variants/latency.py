@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from builder.building.variants.timing import ROUGHLY, SOONER, pytorch_with, warm_ms
+from builder.building.variants.timing import CHOOSING_SHARE, ROUGH_SHARE, pytorch_with, warm_ms
 from builder.checkpoints.tasks.base import TaskGraph
 from builder.common.speed import Latencies
 from builder.engines import Infer
@@ -43,7 +43,7 @@ def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, ch
     feeds = _feeds(graph.inputs, rows, max_length)
     if not choosing and not encoding_engine(graph.engine).prepares_shapes:
         return _about(feeds, infer)
-    share = SOONER if choosing else ROUGHLY
+    share = CHOOSING_SHARE if choosing else ROUGH_SHARE
     return {shape: _prepared_ms(partial(infer, feed), share) for shape, feed in feeds.items()}
 
 
@@ -58,7 +58,7 @@ def _about(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencie
     Only the smallest shape is run once before: the others find the weights read.
     """
     run(next(iter(feeds.values())))
-    return {shape: warm_ms(partial(run, feed), ROUGHLY) for shape, feed in feeds.items()}
+    return {shape: warm_ms(partial(run, feed), ROUGH_SHARE) for shape, feed in feeds.items()}
 
 
 def _feeds(names: tuple[str, ...], rows: Rows, max_length: int) -> dict[str, Feed]:

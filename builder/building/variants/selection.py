@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from builder.building.variants import contention
-from builder.building.variants.contention import Waiting
+from builder.building.variants.contention import CpuWaitMeter
 from builder.building.variants.traffic import Rates, fastest, in_words, remark_on_noise
 from builder.common.errors import ExportError, VerificationError
 from builder.common.progress import Stage
@@ -25,9 +25,9 @@ from builder.repository.report.record import MeasuredVariant
 
 Option = TypeVar("Option")
 
-FINALISTS = 4  # at most
+MAX_FINALISTS = 4
 NOT_COMPARED = "timed in another build than PyTorch"
-WITHIN = 2.5  # how many times slower than the first finalist another may be, over fixed shapes
+MAX_SLOWDOWN = 2.5  # of a finalist to the fastest, over fixed shapes
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class _Selector(Generic[Option]):
         return Selection(chosen, tuple(tried), choice)
 
     def _time_all(self, options: Sequence[Option]) -> None:
-        begun, waiting = time.perf_counter(), Waiting()
+        start, wait_meter = time.perf_counter(), CpuWaitMeter()
         for number, option in enumerate(options, 1):
-            left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(options) - number + 1)
+            left_s = (time.perf_counter() - start) / max(number - 1, 1) * (len(options) - number + 1)
             progress = f", {number} of {len(options)}" + (f", about {left_s:.0f} s left" if number > 1 else "")
             name = self.candidates.name(option)
             with self.stage(name + progress * (len(options) > 1)):
@@ -157,7 +157,7 @@ class _Selector(Generic[Option]):
                     if len(options) == 1:
                         raise
                     self.impossible[name] = str(error)
-        self.waited = waiting.share
+        self.waited = wait_meter.share
 
     def _push(self, option: Option, left_alone: int, order: int) -> None:
         measured = self.candidates.time(option, left_alone)
@@ -165,10 +165,10 @@ class _Selector(Generic[Option]):
 
     def _finalists(self) -> list[Candidate[Option]]:
         """Return the fastest that keep the quality and those nearly as fast; the others stay in the queue."""
-        most = 1 if self.candidates.served is None else FINALISTS
+        count = 1 if self.candidates.served is None else MAX_FINALISTS
         finalists: list[Candidate[Option]] = []
-        while self.queue and len(finalists) < most:
-            if finalists and self.queue[0][0] > WITHIN * self._slowness(finalists[0].measured):
+        while self.queue and len(finalists) < count:
+            if finalists and self.queue[0][0] > MAX_SLOWDOWN * self._slowness(finalists[0].measured):
                 break
             _, _, candidate = heapq.heappop(self.queue)
             with self.stage(f"judge {candidate.measured.name}"):
@@ -229,7 +229,7 @@ class _Selector(Generic[Option]):
         if self.impossible:
             words += "; not possible: "
             words += ", ".join(f"{name} ({reason})" for name, reason in self.impossible.items())
-        if self.waited > contention.BUSY:
+        if self.waited > contention.BUSY_SHARE:
             words += (
                 f"; other programs had the cores: threads waited for one {self.waited:.0%} of the time, so that times "
                 "near each other say nothing; build again while nothing else runs"

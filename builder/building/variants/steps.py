@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import Cache, PreTrainedModel
 
-from builder.building.variants.timing import ROUGHLY, median_ms, pytorch_with, warm_ms
+from builder.building.variants.timing import ROUGH_SHARE, median_ms, pytorch_with, warm_ms
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.seq2seq import Graphs
 from builder.common.speed import Latencies
@@ -99,4 +99,4 @@ def _timed(runs: Mapping[str, Run], choosing: bool) -> Latencies:
 def _about(runs: Mapping[str, Run]) -> Latencies:
     """Return rough times. The first is run once before: it may be what reads the weights."""
     next(iter(runs.values()))()
-    return {name: warm_ms(run, ROUGHLY) for name, run in runs.items()}
+    return {name: warm_ms(run, ROUGH_SHARE) for name, run in runs.items()}

@@ -9,22 +9,22 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-ENOUGH_S = 0.3  # of repeated runs
-SOONER, ROUGHLY = 1 / 3, 0.1  # shares of that: where a rough time chooses, and where none does
-WARM_UP, LEAST, MOST = 2, 3, 20  # runs: before those that count, and the least and most of those that count
-LONG_S = 1.0  # of one run: the extra work of a first run is small beside it
+MEASURED_S = 0.3  # time of the repeated runs
+CHOOSING_SHARE, ROUGH_SHARE = 1 / 3, 0.1  # shares of that time: if a variant is chosen by it, and if not
+WARM_UP_RUNS, MIN_RUNS, MAX_RUNS = 2, 3, 20
+LONG_RUN_S = 1.0  # beside a run this long, the extra work of a first run is small
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """Return the median of `LEAST` to `MOST` runs after `WARM_UP` more, in milliseconds.
+    """Return the median of `MIN_RUNS` to `MAX_RUNS` runs after `WARM_UP_RUNS` more, in milliseconds.
 
-    One long run is enough to warm up; short runs are repeated for `ENOUGH_S`.
+    One long run is enough to warm up; short runs are repeated for `MEASURED_S`.
     """
-    for _ in range(WARM_UP):
-        if _seconds(run) > LONG_S:
+    for _ in range(WARM_UP_RUNS):
+        if _seconds(run) > LONG_RUN_S:
             break
     times: list[float] = []
-    while len(times) < LEAST or (len(times) < MOST and sum(times) < ENOUGH_S):
+    while len(times) < MIN_RUNS or (len(times) < MAX_RUNS and sum(times) < MEASURED_S):
         times.append(_seconds(run))
     return float(np.median(times)) * 1000
 
@@ -36,7 +36,7 @@ def warm_ms(run: Callable[[], object], share: float) -> float:
     which the fastest are measured as they will be served.
     """
     times: list[float] = []
-    while not times or (len(times) < LEAST and sum(times) < share * ENOUGH_S):
+    while not times or (len(times) < MIN_RUNS and sum(times) < share * MEASURED_S):
         times.append(_seconds(run))
     return float(np.median(times)) * 1000
 

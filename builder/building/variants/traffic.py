@@ -18,11 +18,11 @@ Request = TypeVar("Request")
 
 CLIENTS = (1, 16)
 REQUESTS = 32  # of one round and number of clients
-LEAST_ROUNDS, MOST_ROUNDS = 3, 7
-ENOUGH_S = 20.0  # no further round begins after it
-NEAR = 0.9  # share of another rate above which the difference may be noise
-BUSY = 0.3  # spread of the rounds of one engine above which the machine is called busy
-LOST, LOST_ROUNDS = 1 - BUSY, 2  # below that share of the fastest in each of so many rounds: it has no further ones
+MIN_ROUNDS, MAX_ROUNDS = 3, 7
+MAX_MEASURED_S = 20.0  # no further round begins after it
+EQUAL_SHARE = 0.9  # share of another rate above which the difference may be noise
+BUSY_SPREAD = 0.3  # spread of the rounds of one engine above which the machine is called busy
+LOSING_SHARE, LOSING_ROUNDS = 1 - BUSY_SPREAD, 2  # an engine below this share in each of as many rounds is dropped
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Rates:
 
     def equals(self, faster: Rates) -> bool:
         """Return True if the lead of `faster` may be noise: it is small, and not there in every pair of rounds."""
-        return self.typical >= NEAR * faster.typical and not self.below(faster)
+        return self.typical >= EQUAL_SHARE * faster.typical and not self.below(faster)
 
     def below(self, faster: Rates, share: float = 1.0) -> bool:
         """Return True if it is slower than `share` of `faster` in every round that both had."""
@@ -75,7 +75,7 @@ def measure(
 ) -> dict[str, Rates]:
     """Return the rates of each of `fronts` over `requests`, by name. A front answers a list of requests as one batch.
 
-    A front that has lost has fewer rounds than the others.
+    A front that is clearly slower has fewer rounds than the others.
     """
     count = traffic.requests
     measured: dict[str, dict[int, list[float]]] = {
@@ -83,18 +83,18 @@ def measure(
     }
     for front in fronts.values():
         front(requests[:count])
-    begun, running = time.perf_counter(), dict(fronts)
-    for number in range(MOST_ROUNDS):
-        if number >= LEAST_ROUNDS and (time.perf_counter() - begun > ENOUGH_S or settled(_rates(measured))):
+    start, running = time.perf_counter(), dict(fronts)
+    for number in range(MAX_ROUNDS):
+        if number >= MIN_ROUNDS and (time.perf_counter() - start > MAX_MEASURED_S or settled(_rates(measured))):
             break
         for clients in traffic.clients:
             drawn = np.random.default_rng([number, clients]).integers(len(requests), size=count)
             batches = [[requests[i] for i in drawn[at : at + clients]] for at in range(0, count, clients)]
             for name, front in running.items():
                 measured[name][clients].append(count / _seconds(front, batches))
-        if number + 1 >= LOST_ROUNDS:
-            gone = lost(_rates(measured))
-            running = {name: front for name, front in running.items() if name not in gone}
+        if number + 1 >= LOSING_ROUNDS:
+            dropped = losing(_rates(measured))
+            running = {name: front for name, front in running.items() if name not in dropped}
         if len(running) == 1:
             break
     return _rates(measured)
@@ -106,10 +106,10 @@ def fastest(rates: Mapping[str, Rates]) -> str:
     return max((name for name in rates if len(rates[name].rounds) == most), key=lambda name: rates[name].typical)
 
 
-def lost(rates: Mapping[str, Rates]) -> set[str]:
+def losing(rates: Mapping[str, Rates]) -> set[str]:
     """Return those that are so much slower than the fastest, in every round, that no further round could change it."""
     best = rates[fastest(rates)]
-    return {name for name, one in rates.items() if one.below(best, LOST)}
+    return {name for name, one in rates.items() if one.below(best, LOSING_SHARE)}
 
 
 def in_words(rates: Mapping[str, Rates]) -> str:
@@ -121,7 +121,7 @@ def in_words(rates: Mapping[str, Rates]) -> str:
 def remark_on_noise(rates: Mapping[str, Rates], measured: str) -> str:
     """Return a remark for the report if the machine was busy. `measured`: what has the rates, e.g. "engine"."""
     worst = max(rate.spread for rate in rates.values())
-    return f"; the machine was busy: the rounds of one {measured} are {worst:.0%} apart" if worst > BUSY else ""
+    return f"; the machine was busy: the rounds of one {measured} are {worst:.0%} apart" if worst > BUSY_SPREAD else ""
 
 
 def settled(rates: Mapping[str, Rates]) -> bool:
@@ -132,7 +132,7 @@ def settled(rates: Mapping[str, Rates]) -> bool:
     """
     best = rates[fastest(rates)]
     others = [one for one in rates.values() if one is not best]
-    return all((one.typical < NEAR * best.typical) == one.below(best) for one in others)
+    return all((one.typical < EQUAL_SHARE * best.typical) == one.below(best) for one in others)
 
 
 def _rates(measured: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Rates]:

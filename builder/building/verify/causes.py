@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.building.verify.mates import SHORT, first_row_distance
+from builder.building.verify.batching_constraint import SHORT, first_row_distance
 from builder.building.verify.parity import TOLERANCE, USUAL, error_at, reference
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.model import load_model

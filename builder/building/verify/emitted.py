@@ -26,7 +26,7 @@ PREFILL_TOKENS = 16  # few, so that short prompts come in pieces too
 
 
 @dataclass(frozen=True)
-class Taught:
+class ForcedRow:
     """Sequence that is fed token by token, whatever the model would say: `targets[i]` follows `tokens[i]`.
 
     `best[i]` is the token that PyTorch finds most probable there.
@@ -38,7 +38,7 @@ class Taught:
 
 
 @dataclass(frozen=True)
-class Agreeing:
+class ForcedResult:
     """Result of teacher forcing: by row, where the best token is PyTorch's, and the targets' log-probabilities."""
 
     hits: list[np.ndarray]
@@ -72,25 +72,25 @@ def perplexity(logprobs: Sequence[np.ndarray]) -> float:
 
 
 @dataclass(frozen=True)
-class _Fed:
+class _FedRow:
     """Row that is being fed: the results after each of its tokens that have run."""
 
-    row: Taught
+    row: ForcedRow
     hits: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     @property
-    def held(self) -> int:
+    def done(self) -> int:
         return len(self.hits)
 
     @property
-    def left(self) -> int:
-        return len(self.row.targets) - self.held
+    def remaining(self) -> int:
+        return len(self.row.targets) - self.done
 
-    def take(self, logits: np.ndarray) -> None:
+    def record(self, logits: np.ndarray) -> None:
         """Add the results of `logits`: after each of the next tokens, (tokens, vocabulary)."""
         for after in logits:
-            place, shifted = self.held, after - after.max()
+            place, shifted = self.done, after - after.max()
             self.hits.append(bool(after.argmax() == self.row.best[place]))
             total = np.log(np.exp(shifted).sum(dtype=np.float64))
             self.logprobs.append(float(shifted[self.row.targets[place]] - total))
@@ -98,39 +98,39 @@ class _Fed:
 
 def teacher_forced(
     executor: Executor,
-    rows: Sequence[Taught],
+    rows: Sequence[ForcedRow],
     begin: Callable[[Sequence[int]], object] = lambda group: None,
     steps: int | None = None,
-) -> Agreeing:
+) -> ForcedResult:
     """Feed each row token by token, as decoding does, in batches of unequal rows.
 
     `begin`: called with the indices of each batch, to attach what their encoder read.
     `steps`: how many of a row's last tokens come one by one, those before them in one call, as a prompt does: the rows
     of a step then hold unequal numbers of tokens. None: all of them.
     """
-    fed = [_Fed(row) for row in rows]
-    order = sorted(range(len(rows)), key=lambda index: -fed[index].left)
+    fed = [_FedRow(row) for row in rows]
+    order = sorted(range(len(rows)), key=lambda index: -fed[index].remaining)
     for start in range(0, len(order), executor.geometry.slots):
         group = order[start : start + executor.geometry.slots]
         begin(group)
         _feed(executor, [fed[index] for index in group], steps)
-    return Agreeing([np.array(one.hits) for one in fed], [np.array(one.logprobs) for one in fed])
+    return ForcedResult([np.array(one.hits) for one in fed], [np.array(one.logprobs) for one in fed])
 
 
-def _feed(executor: Executor, group: Sequence[_Fed], steps: int | None) -> None:
+def _feed(executor: Executor, group: Sequence[_FedRow], steps: int | None) -> None:
     """Run `group`, the longest first: so the rows that have tokens left are always those of the first slots."""
     for slot, one in enumerate(group):
-        if steps is not None and (prompt := one.left - steps) > 0:
+        if steps is not None and (prompt := one.remaining - steps) > 0:
             tokens = np.array([one.row.tokens[:prompt]], np.int64)
-            one.take(executor.run(slot, tokens, np.zeros(1, np.int64), np.arange(prompt)))
-    while running := [one for one in group if one.left]:
-        tokens = np.array([[one.row.tokens[one.held]] for one in running], np.int64)
-        logits = executor.run(0, tokens, np.array([one.held for one in running]))
+            one.record(executor.run(slot, tokens, np.zeros(1, np.int64), np.arange(prompt)))
+    while running := [one for one in group if one.remaining]:
+        tokens = np.array([[one.row.tokens[one.done]] for one in running], np.int64)
+        logits = executor.run(0, tokens, np.array([one.done for one in running]))
         for one, after in zip(running, logits, strict=True):
-            one.take(after[None])
+            one.record(after[None])
 
 
-class _NoText:
+class _NoDetokeniser:
     """Stand-in for a detokeniser where only tokens are needed."""
 
     def push(self, token: int) -> str:
@@ -141,7 +141,7 @@ class _NoText:
 
 
 @dataclass(frozen=True)
-class Prompted:
+class PromptedRequest:
     """One request of the emitted engine: a prompt, the rules of its answer, and the text its encoder reads."""
 
     prompt: tuple[int, ...]
@@ -154,18 +154,18 @@ def generate(
 ) -> list[list[int]]:
     """Return greedy tokens after each prompt, all of them together in the emitted engine, in any order of batches."""
     rules = Rules(Options(temperature=0.0), max_tokens=count)
-    prompted = [Prompted(tuple(prompt), rules) for prompt in prompts]
+    prompted = [PromptedRequest(tuple(prompt), rules) for prompt in prompts]
     return [list(hypotheses[0].tokens) for hypotheses in answer(executor, prompted, prefill_tokens)]
 
 
 def answer(
-    executor: Executor, prompted: Sequence[Prompted], prefill_tokens: int = PREFILL_TOKENS
+    executor: Executor, prompted: Sequence[PromptedRequest], prefill_tokens: int = PREFILL_TOKENS
 ) -> list[list[Hypothesis]]:
     """Return the emitted engine's answers to all: the n best of a search, or one sequence with no score."""
     engine = Engine(executor, Limits(queue=len(prompted), prefill_tokens=prefill_tokens), reuse_prefixes=False)
     running: list[GeneratedSequence | Beams] = []
     errors: list[Exception] = []
-    text: Any = _NoText()
+    text: Any = _NoDetokeniser()
     for index, one in enumerate(prompted):
         rules = one.rules
         request = Request(

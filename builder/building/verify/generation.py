@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from builder.building.verify.emitted import Taught, generate, perplexity, teacher_forced
+from builder.building.verify.emitted import ForcedRow, generate, perplexity, teacher_forced
 from builder.common.errors import VerificationError
 from builder.engines.decoding import Executors
 from builder.runtime.contract import CacheType, LayerShape
@@ -20,12 +20,12 @@ from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.onnxruntime import InPlace
 
 TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
-TIE = 1e-3  # two logits this close may change places
-LONGEST_SAMPLE = 96
+MAX_TIE_GAP = 1e-3  # two logits this close may change places
+MAX_SAMPLE_TOKENS = 96
 NEW_TOKENS = 24
-GENERATED = 4  # by transformers' own generate, one by one: a difference from a run over a text shows at once
-TOGETHER = 256  # tokens of rows that PyTorch reads at once, padding included: their logits are in memory
-ALIKE = 0.75  # least length of a row, as a share of the longest one: padding is computed, too
+GENERATED_TOKENS = 4  # by transformers' own generate, one by one: a difference from a run over a text shows at once
+MAX_BATCH_TOKENS = 256  # tokens of rows that PyTorch reads at once, padding included: their logits are in memory
+MIN_LENGTH_SHARE = 0.75  # least length of a row, as a share of the longest one: padding is computed, too
 ROWS = 16  # rows that run at once: weights are read from memory once for all of them
 
 
@@ -48,7 +48,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Course:
+class RunOrder:
     """Order in which a graph runs over a Reference.
 
     `rows` at once, of each the last `steps` tokens one by one after the others as a prompt (None: all one by one);
@@ -60,11 +60,11 @@ class Course:
     alone: int | None
 
 
-TOKEN_BY_TOKEN = Course(ROWS, None, None)
+TOKEN_BY_TOKEN = RunOrder(ROWS, None, None)
 # All that a graph in fp32 says is compared with PyTorch's. A row that sees another, and a step that reads the cache
 # otherwise than a prompt, is off in each of those steps, whose rows hold unequal numbers of tokens; what goes wrong for
 # a row alone, in a text. A graph in less is measured as it says a text, token by token.
-EXACT = Course(rows=40, steps=12, alone=1)
+EXACT = RunOrder(rows=40, steps=12, alone=1)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Written:
+class GreedyText:
     """Greedy `text` of a `writer` after `prompt`, of which `asked` tokens were requested."""
 
     prompt: tuple[int, ...]
@@ -115,7 +115,7 @@ class Written:
         """
         after, text = logits[-self.asked - 1 : -1], torch.tensor(self.text)
         best, own = after.max(dim=-1), after.gather(-1, text[:, None])[:, 0]
-        gaps, allowed = best.values - own, TIE * after.abs().amax(dim=-1).clamp(min=1.0)
+        gaps, allowed = best.values - own, MAX_TIE_GAP * after.abs().amax(dim=-1).clamp(min=1.0)
         wrong = (~(gaps <= allowed)).nonzero()[:, 0].tolist()  # NaN is wrong too
         if wrong:
             number = wrong[0]
@@ -131,11 +131,13 @@ def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Ref
 
     The graph is to write on from more of them.
     """
-    sampled = tuple(tuple(row[:LONGEST_SAMPLE]) for row in rows if len(row) > 2)
+    sampled = tuple(tuple(row[:MAX_SAMPLE_TOKENS]) for row in rows if len(row) > 2)
     answers = _best_and_logprobs(model, sampled)
     best, logprobs = ([answers[index][part] for index in range(len(sampled))] for part in (0, 1))
     prompts = tuple(row[: max(2, len(row) // (2 + index % 3))] for index, row in enumerate(sampled[:6]))
-    return Reference(sampled, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], GENERATED)))
+    return Reference(
+        sampled, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], GENERATED_TOKENS))
+    )
 
 
 def _best_and_logprobs(
@@ -159,8 +161,8 @@ def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[t
     remaining = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     while remaining:
         longest = len(rows[remaining[0]])
-        alike = [index for index in remaining if len(rows[index]) >= ALIKE * longest]
-        group = alike[: max(1, TOGETHER // longest)]
+        similar = [index for index in remaining if len(rows[index]) >= MIN_LENGTH_SHARE * longest]
+        group = similar[: max(1, MAX_BATCH_TOKENS // longest)]
         remaining = remaining[len(group) :]
         padded = [[*rows[index], *[0] * (longest - len(rows[index]))] for index in group]
         with torch.no_grad():
@@ -209,18 +211,18 @@ def measure(
     vocabulary: int,
     reference: Reference,
     cache: CacheType = "float32",
-    course: Course = TOKEN_BY_TOKEN,
+    order: RunOrder = TOKEN_BY_TOKEN,
 ) -> Agreement:
     """Run a graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
     longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
-    slots = min(course.rows, len(reference.rows))
+    slots = min(order.rows, len(reference.rows))
     geometry = geometry_of(caches, slots, longest + 1, vocabulary, cache)
     executor = executors(geometry)
     rows = zip(reference.rows, reference.best, strict=True)
-    forced = teacher_forced(executor, [Taught(row[:-1], row[1:], best) for row, best in rows], steps=course.steps)
+    forced = teacher_forced(executor, [ForcedRow(row[:-1], row[1:], best) for row, best in rows], steps=order.steps)
     forced.refuse_nan()
     together = generate(executor, reference.prompts, NEW_TOKENS)
-    alone = [generate(executor, [prompt], NEW_TOKENS)[0] for prompt in reference.prompts[: course.alone]]
+    alone = [generate(executor, [prompt], NEW_TOKENS)[0] for prompt in reference.prompts[: order.alone]]
     return Agreement(
         error=forced.error(reference.logprobs),
         mean=forced.share,
@@ -248,9 +250,9 @@ def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: A
     """
     prompts, alone = reference.prompts, agreement.alone
     texts = [
-        Written(prompts[0], reference.generated, GENERATED, "transformers' generate"),
-        *(Written(*text, NEW_TOKENS, "the fused graph") for text in zip(prompts, agreement.greedy, strict=True)),
-        *(Written(*text, NEW_TOKENS, "the fused graph alone") for text in zip(prompts, alone, strict=False)),
+        GreedyText(prompts[0], reference.generated, GENERATED_TOKENS, "transformers' generate"),
+        *(GreedyText(*text, NEW_TOKENS, "the fused graph") for text in zip(prompts, agreement.greedy, strict=True)),
+        *(GreedyText(*text, NEW_TOKENS, "the fused graph alone") for text in zip(prompts, alone, strict=False)),
     ]
     for text in texts:
         text.refuse_short()

@@ -62,13 +62,13 @@ def served_quality(
     agreements = [task.agreement(e, a) for e, a in pairs]
     differences = [task.difference(e, a) for e, a in pairs]
     error, where = max(differences)
-    mates = [task.agreement(answer, together[place]) for place, answer in alone.items()]
+    batched = [task.agreement(answer, together[place]) for place, answer in alone.items()]
     return Quality(
         mean=float(np.mean(agreements)),
         worst=float(np.min(agreements)),
         error=error,
         where=where,
-        batch_agreement=float(np.mean(mates)),
+        batch_agreement=float(np.mean(batched)),
         padding=1 - tokens / max(padded, 1),
         scores=score(together),
     )

@@ -31,9 +31,9 @@ ROUNDED_ACTIVATIONS = 0.2
 ROUNDS_ACTIVATIONS = ("DynamicQuantizeLinear", "QuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger")
 ROUNDING = (*ROUNDS_ACTIVATIONS, "MatMulNBits", "DequantizeLinear")
 STEPS = 6  # tokens after each row
-LIKELIEST = 16  # of the most probable tokens of each row
-LONG = 48  # tokens of a row that comes in pieces, unless a window needs more
-PIECES, LEAST_PIECE = 8, 16
+LIKELIEST_TOKENS = 16  # of the most probable tokens of each row
+LONG_ROW_TOKENS = 48  # tokens of a row that comes in pieces, unless a window needs more
+MAX_PIECES, MIN_PIECE_TOKENS = 8, 16
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
     infer = infer_with(graph, threads)
     job = {
         "way": "graph",
-        "room": _replay_file(graph.engine),
+        "opener": _replay_file(graph.engine),
         "model": str(graph.path),
         "arithmetic": graph.arithmetic,
         "outputs": list(graph.outputs),
@@ -68,7 +68,7 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
 
 
 def _replay_file(engine: str) -> str:
-    """Return the part of replay.py that opens its graphs."""
+    """Return the file of the engine's package that opens its graphs for replay.py."""
     spec = importlib.util.find_spec(f"builder.engines.{engine}.replay")
     assert spec is not None
     return str(spec.origin)
@@ -121,7 +121,7 @@ class Recorder:
         job = {
             "way": "loop",
             "builder": str(PACKAGE),
-            "room": _replay_file(graphs[0].engine),
+            "opener": _replay_file(graphs[0].engine),
             "remote": remote,
             "session": asdict(session_here(graphs[0].engine, executor.geometry.cache, threads)),
             "models": [str(graph.path) for graph in graphs],
@@ -145,7 +145,7 @@ def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[i
     It has a slot for each prompt and the long row, and memory for `STEPS` more tokens in it.
     """
     rows = [list(long), *map(list, prompts)]
-    piece = max(LEAST_PIECE, -(-len(long) // PIECES))
+    piece = max(MIN_PIECE_TOKENS, -(-len(long) // MAX_PIECES))
     tokens = np.zeros((len(rows), 1), np.int64)
     for start in range(0, len(long), piece):
         part = np.array([rows[0][start : start + piece]], np.int64)
@@ -155,15 +155,15 @@ def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[i
         tokens[slot] = executor.run(slot, np.array([row], np.int64), np.zeros(1, np.int64)).argmax()
     lengths = np.array([len(row) for row in rows], np.int64)
     if executor.searches:  # the step is then made again, and writes the same
-        executor.likeliest(Part(0, tokens, lengths), LIKELIEST)
+        executor.likeliest(Part(0, tokens, lengths), LIKELIEST_TOKENS)
     for _ in range(STEPS):
         tokens = executor.run(0, tokens, lengths).argmax(axis=-1)[:, None]
         lengths = lengths + 1
 
 
-def past_the_window(graph: Graph, tokens: Sequence[int], room: int) -> list[int]:
-    """Return `tokens`, repeated, as many as go past the longest attention window, of those that fit into `room`."""
+def past_the_window(graph: Graph, tokens: Sequence[int], max_length: int) -> list[int]:
+    """Return `tokens`, repeated past the longest attention window as far as `max_length` allows."""
     model = onnx.load(str(graph.path), load_external_data=False)
     windows = [a.i for n in nodes_of(model.graph) for a in n.attribute if a.name == "local_window_size" and a.i > 0]
-    count = max(2, min(max([LONG, *(window + LEAST_PIECE for window in windows)]), room - STEPS))
+    count = max(2, min(max([LONG_ROW_TOKENS, *(window + MIN_PIECE_TOKENS for window in windows)]), max_length - STEPS))
     return (list(tokens) * (1 + count // len(tokens)))[:count]

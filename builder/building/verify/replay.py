@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 
-def graph(room: Any, case: "dict[str, Any]") -> "list[Any]":
+def replay_graph(opener: Any, case: "dict[str, Any]") -> "list[Any]":
     """Repeat calls of one graph, each by itself."""
-    infer = room.open_graph(case)
+    infer = opener.open_graph(case)
     return [infer(feeds) for feeds in case["calls"]]
 
 
-def loop(room: Any, case: "dict[str, Any]") -> "list[Any]":
+def replay_loop(opener: Any, case: "dict[str, Any]") -> "list[Any]":
     """Repeat calls of an emitted executor, in their order: a cache is filled and read again."""
     sys.path.append(case["builder"])
-    executor = room.open_executor(case)
+    executor = opener.open_executor(case)
     answers = []
     for name, arguments in case["calls"]:
         answer = getattr(executor, name)(*arguments)
@@ -44,12 +44,12 @@ def kept(name: str, answer: Any, vocabulary: int) -> Any:
     return np.array(answer) if name == "run" else answer if name == "encode" else None
 
 
-WAYS = {"graph": graph, "loop": loop}
+WAYS = {"graph": replay_graph, "loop": replay_loop}
 
 
-def room(file: str) -> Any:
+def load_module(file: str) -> Any:
     """Return the module in `file`, which stands alone."""
-    spec = importlib.util.spec_from_file_location("room", file)
+    spec = importlib.util.spec_from_file_location("opener", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +62,7 @@ def main(calls: Path, answers: Path) -> None:
     replies: list[list[Any] | str] = []
     for case in pickle.loads(calls.read_bytes()):
         try:
-            replies.append(WAYS[case["way"]](room(case["room"]), case))
+            replies.append(WAYS[case["way"]](load_module(case["opener"]), case))
         except Exception as error:
             replies.append(f"{type(error).__name__}: {error}")
     answers.write_bytes(pickle.dumps(replies))

@@ -15,8 +15,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, R
 from sacrebleu.metrics.chrf import CHRF
 from transformers import PreTrainedModel
 
-from builder.building.verify.emitted import Prompted, Taught, answer, perplexity, teacher_forced
-from builder.building.verify.generation import ROWS, TIE, TOLERANCE
+from builder.building.verify.emitted import ForcedRow, PromptedRequest, answer, perplexity, teacher_forced
+from builder.building.verify.generation import MAX_TIE_GAP, ROWS, TOLERANCE
 from builder.building.verify.recording import Case, Recorder
 from builder.common.errors import VerificationError, first_line
 from builder.graphs.onnx.graph import Graph
@@ -29,9 +29,9 @@ from builder.runtime.generation.processors import Rules
 
 RUN_ERRORS = (Fail, RuntimeException, InvalidArgument, RuntimeError)
 NEW_TOKENS = 32
-LONGEST_SAMPLE = 128
-REPLAYED, REPLAYED_TOKENS = 3, 8  # samples, and tokens of their answers, on another version of the engine
-SEARCHED = 4  # samples that beam search answers too, in which PyTorch is slow
+MAX_SAMPLE_TOKENS = 128
+REPLAYED_SAMPLES, REPLAYED_TOKENS = 3, 8  # samples, and tokens of their answers, on another version of the engine
+SEARCHED_SAMPLES = 4  # samples that beam search answers too, in which PyTorch is slow
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class Reference:
         return perplexity(self.logprobs)
 
     @property
-    def taught(self) -> list[Taught]:
+    def taught(self) -> list[ForcedRow]:
         """Greedy answers, to be fed to the graphs."""
         answers = zip(self.greedy, self.best, strict=True)
-        return [Taught((self.start, *answer[:-1]), answer, best) for answer, best in answers]
+        return [ForcedRow((self.start, *answer[:-1]), answer, best) for answer, best in answers]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def make_reference(
     beams: int,
 ) -> Reference:
     """Let PyTorch answer `sources`, one by one."""
-    sampled = tuple(tuple(source[:LONGEST_SAMPLE]) for source in sources)
+    sampled = tuple(tuple(source[:MAX_SAMPLE_TOKENS]) for source in sources)
     greedy, best, logprobs = [], [], []
     for source in sampled:
         tokens = pytorch_answer(model, source, start, ends, NEW_TOKENS, forced_bos_token_id=first)[0]
@@ -118,7 +118,7 @@ def make_reference(
         best.append(logits.argmax(dim=-1).numpy())
         logprobs.append(own[:, 0].numpy())
     options = {"num_beams": beams, "forced_bos_token_id": first}
-    chosen = sampled[:: max(1, len(sampled) // SEARCHED)][:SEARCHED] if beams > 1 else ()
+    chosen = sampled[:: max(1, len(sampled) // SEARCHED_SAMPLES)][:SEARCHED_SAMPLES] if beams > 1 else ()
     searched = tuple(pytorch_answer(model, source, start, ends, NEW_TOKENS, **options)[0] for source in chosen)
     answers = (tuple(greedy), tuple(best), tuple(logprobs))
     return Reference(sampled, start, first, tuple(ends), *answers, beams, chosen, searched)
@@ -177,14 +177,14 @@ def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
         ) from error
     forced.refuse_nan()
     greedy = Rules(Options(temperature=0.0), reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
-    prompted = [Prompted((reference.start,), greedy, source) for source in reference.sources]
+    prompted = [PromptedRequest((reference.start,), greedy, source) for source in reference.sources]
     together = [hypotheses[0].tokens for hypotheses in answer(executor, prompted)]
     alone = [answer(executor, [one])[0][0].tokens for one in prompted]
     searched: list[tuple[int, ...]] = []
     if reference.beams > 1:
         options = Options(temperature=0.0, num_beams=reference.beams)
         search = Rules(options, reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
-        prompted = [Prompted((reference.start,), search, source) for source in reference.searched_sources]
+        prompted = [PromptedRequest((reference.start,), search, source) for source in reference.searched_sources]
         searched = [hypotheses[0].tokens for hypotheses in answer(executor, prompted)]
     return Agreement(
         error=forced.error(reference.logprobs),
@@ -210,7 +210,7 @@ def recorded(graphs: Graphs, reference: Reference, threads: int) -> Case:
 
     The search ends before the rows beside it, which so go on in steps without a search.
     """
-    sources, beams = reference.sources[:REPLAYED], reference.beams
+    sources, beams = reference.sources[:REPLAYED_SAMPLES], reference.beams
     executor = graphs.executor(len(sources) + beams, REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
     recorder = Recorder(executor)
     asked = [_going_on(reference, source, 1, REPLAYED_TOKENS) for source in sources]
@@ -220,10 +220,10 @@ def recorded(graphs: Graphs, reference: Reference, threads: int) -> Case:
     return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
 
 
-def _going_on(reference: Reference, source: tuple[int, ...], beams: int, count: int) -> Prompted:
+def _going_on(reference: Reference, source: tuple[int, ...], beams: int, count: int) -> PromptedRequest:
     """Return a request whose answer has `count` tokens, whichever they are."""
     options = Options(temperature=0.0, num_beams=beams)
-    return Prompted((reference.start,), Rules(options, first=reference.first, max_tokens=count), source)
+    return PromptedRequest((reference.start,), Rules(options, first=reference.first, max_tokens=count), source)
 
 
 def text_agreement(
@@ -251,7 +251,7 @@ def refuse_wrong_answers(model: PreTrainedModel, reference: Reference, agreement
     for kind, sources, answers, actual in kinds:
         for source, expected, got in zip(sources, answers, actual, strict=True):
             whole = kind == "searched"
-            if expected != got and abs(_gap(model, reference, source, (expected, got), whole)) > TIE:
+            if expected != got and abs(_gap(model, reference, source, (expected, got), whole)) > MAX_TIE_GAP:
                 raise VerificationError(
                     f"a {kind} answer begins {list(got[:6])}, transformers' {list(expected[:6])}, and they are not a "
                     "tie. Nothing was published: this is a bug worth reporting, with the checkpoint's name"

@@ -38,7 +38,7 @@ SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
 
 @pytest.fixture(autouse=True)
 def _twice_as_slow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.building.variants.selection.WITHIN", 1.9)
+    monkeypatch.setattr("builder.building.variants.selection.MAX_SLOWDOWN", 1.9)
 
 
 def graph_of(variant: Variant, left_alone: int) -> Graph:
@@ -241,7 +241,7 @@ def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_
 
 def test_what_is_not_served_is_dropped_as_soon_as_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph below the quality is dropped before another is made of it; a slower one before the rest is measured."""
-    monkeypatch.setattr("builder.building.variants.selection.WITHIN", 3.0)
+    monkeypatch.setattr("builder.building.variants.selection.MAX_SLOWDOWN", 3.0)
     evaluator, maker = FakeEvaluator({("int8", 0): 0.9}), a_maker()
     gone: list[list[tuple[str, int]]] = []
     measured = evaluator.traffic
@@ -355,4 +355,4 @@ def test_a_choice_says_where_other_programs_had_the_cores(
 
 def test_where_nothing_is_counted_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "TASKS", tmp_path / "none")
-    assert contention.Waiting().share == 0.0
+    assert contention.CpuWaitMeter().share == 0.0

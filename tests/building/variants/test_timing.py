@@ -38,7 +38,7 @@ def test_a_rough_time_of_a_token_leaves_out_the_first_run(
 def test_an_engine_that_prepares_itself_for_a_shape_is_not_timed_while_it_does(
     engine: str, runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "LEAST", 1)
+    monkeypatch.setattr(timing, "MIN_RUNS", 1)
     calls: list[str] = []
     monkeypatch.setattr(
         latency, "_feeds", lambda *shapes: {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}}
@@ -56,7 +56,7 @@ def test_an_engine_that_prepares_itself_for_a_shape_is_not_timed_while_it_does(
 
 def test_rough_times_of_shapes_are_warmed_up_once_by_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is chosen by them: a run of each shape before those that count was a third of their time."""
-    monkeypatch.setattr(timing, "LEAST", 1)
+    monkeypatch.setattr(timing, "MIN_RUNS", 1)
     calls: list[str] = []
     feeds = {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}}
     times = latency._about(feeds, lambda feed: calls.append(str(feed["x"].size)))

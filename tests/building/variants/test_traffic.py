@@ -11,8 +11,8 @@ import pytest
 from builder.building.variants import traffic
 from builder.building.variants.traffic import (
     CLIENTS,
-    LEAST_ROUNDS,
-    MOST_ROUNDS,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
     REQUESTS,
     Rates,
     fastest,
@@ -24,8 +24,8 @@ from builder.runtime.fields import Tensors
 
 
 def test_engines_take_turns_over_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "ENOUGH_S", 0.0)
-    monkeypatch.setattr(traffic, "LOST", 0.0)
+    monkeypatch.setattr(traffic, "MAX_MEASURED_S", 0.0)
+    monkeypatch.setattr(traffic, "LOSING_SHARE", 0.0)
     seen: list[tuple[str, list[int]]] = []
 
     class Front(Pipeline):
@@ -42,9 +42,9 @@ def test_engines_take_turns_over_the_same_batches(monkeypatch: pytest.MonkeyPatc
     batches = [[batch for who, batch in seen if who == name] for name in rates]
     assert batches[0] == batches[1]
     assert {len(batch) for batch in batches[0][1:]} == set(CLIENTS)
-    assert all(len(figures) == LEAST_ROUNDS for figures in rates["one"].by_clients.values())
+    assert all(len(figures) == MIN_ROUNDS for figures in rates["one"].by_clients.values())
     many = [tuple(batch) for batch in batches[0][1:] if len(batch) > 1]
-    assert len(many) == len(set(many)) == LEAST_ROUNDS * REQUESTS // CLIENTS[1], "no batch comes twice"
+    assert len(many) == len(set(many)) == MIN_ROUNDS * REQUESTS // CLIENTS[1], "no batch comes twice"
     turns = [who for who, _ in seen[2:]]
     assert turns[0] == "one"
     assert turns[REQUESTS] == "two"
@@ -78,7 +78,7 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> dict[str, in
     """Return how many rounds each front has, by its name, that takes so many seconds for a request."""
     clock = Clock()
     monkeypatch.setattr(traffic, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(traffic, "ENOUGH_S", 1e9)
+    monkeypatch.setattr(traffic, "MAX_MEASURED_S", 1e9)
     rates = measure({name: clock.front(each) for name, each in seconds.items()}, range(20))
     assert seconds[fastest(rates)] == min(seconds.values())
     return {name: len(one.rounds) for name, one in rates.items()}
@@ -86,14 +86,14 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> dict[str, in
 
 def test_what_has_lost_has_no_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = rounds_of(monkeypatch, slow=2.0, fast=1.0, near=1.05)
-    assert rounds == {"slow": 2, "fast": MOST_ROUNDS, "near": MOST_ROUNDS}
-    assert rounds_of(monkeypatch, slow=2.0, fast=1.0, slower=1.2) == {"slow": 2, "fast": LEAST_ROUNDS, "slower": 3}
+    assert rounds == {"slow": 2, "fast": MAX_ROUNDS, "near": MAX_ROUNDS}
+    assert rounds_of(monkeypatch, slow=2.0, fast=1.0, slower=1.2) == {"slow": 2, "fast": MIN_ROUNDS, "slower": 3}
     assert rounds_of(monkeypatch, slow=2.0, fast=1.0) == {"slow": 2, "fast": 2}
 
 
 def test_the_fastest_is_of_those_that_were_measured_to_the_end() -> None:
     """The others' rounds may be of a quieter time."""
-    assert fastest({"lost": Rates({1: (20.0, 20.0)}), "one": Rates({1: (40.0, 9.0, 9.0)})}) == "one"
+    assert fastest({"losing": Rates({1: (20.0, 20.0)}), "one": Rates({1: (40.0, 9.0, 9.0)})}) == "one"
 
 
 def test_what_the_figures_say() -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from builder.building.verify.generation import (
     EXACT,
-    GENERATED,
+    GENERATED_TOKENS,
     NEW_TOKENS,
     Agreement,
     Reference,
@@ -51,7 +51,7 @@ def right(model: PreTrainedModel, reference: Reference) -> Agreement:
 
 
 def test_the_text_of_generate_is_right(model: PreTrainedModel, reference: Reference, right: Agreement) -> None:
-    assert reference.generated == right.greedy[0][:GENERATED]
+    assert reference.generated == right.greedy[0][:GENERATED_TOKENS]
     refuse_wrong_text(model, reference, right)
 
 
@@ -73,7 +73,7 @@ def test_a_model_whose_generate_is_no_forward_pass_is_refused(
 ) -> None:
     """The graph gives what the forward pass gives; transformers' users would get something else."""
     other = (*reference.generated[:-1], reference.generated[-1] ^ 1)
-    with pytest.raises(VerificationError, match=rf"greedy token {GENERATED} of transformers' generate is "):
+    with pytest.raises(VerificationError, match=rf"greedy token {GENERATED_TOKENS} of transformers' generate is "):
         refuse_wrong_text(model, replace(reference, generated=other), right)
 
 
@@ -85,7 +85,7 @@ def test_one_other_token_of_a_row_alone_is_refused(
         refuse_wrong_text(model, reference, replace(right, alone=(text,)))
 
 
-@pytest.mark.parametrize("length", [0, GENERATED - 1])
+@pytest.mark.parametrize("length", [0, GENERATED_TOKENS - 1])
 def test_a_text_that_ends_too_soon_is_refused(
     model: PreTrainedModel, reference: Reference, right: Agreement, length: int
 ) -> None:
@@ -188,7 +188,7 @@ def test_what_an_engine_may_do_wrong_is_refused(
     """They are refused too if few of the tokens come one by one, as of a graph in fp32."""
 
     def verify() -> None:
-        agreement = measure(lambda geometry: kind(geometry, said), CACHES, VOCABULARY, reference, course=EXACT)
+        agreement = measure(lambda geometry: kind(geometry, said), CACHES, VOCABULARY, reference, order=EXACT)
         refuse_wrong_probabilities(agreement)
         refuse_wrong_text(model, reference, agreement)
 

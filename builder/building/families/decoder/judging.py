@@ -64,11 +64,11 @@ class DecoderJudge:
         self, measured: MeasuredVariant, lowered: Lowered, executors: Executors | None = None
     ) -> tuple[MeasuredVariant, Agreement]:
         """Return `measured` with its agreement with PyTorch's answers."""
-        course = EXACT if lowered == self.fused.exact else TOKEN_BY_TOKEN
+        order = EXACT if lowered == self.fused.exact else TOKEN_BY_TOKEN
         if lowered.graph.size >= LARGE:  # its cache for many rows is large too
-            course = replace(course, rows=TOKEN_BY_TOKEN.rows)
+            order = replace(order, rows=TOKEN_BY_TOKEN.rows)
         executors, caches = executors or self._open(lowered), self.fused.exported.caches
-        agreement = measure(executors, caches, self.vocabulary, self.pytorch.answers, lowered.cache, course)
+        agreement = measure(executors, caches, self.vocabulary, self.pytorch.answers, lowered.cache, order)
         judged = replace(
             measured,
             error=agreement.error,

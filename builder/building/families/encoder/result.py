@@ -71,11 +71,13 @@ def report_of(
 
 def _batching_remark(evaluator: Evaluator) -> str | None:
     """Describe which texts may share an engine call, if answers depend on the rest of a batch; else None."""
-    needed = evaluator.serving.batching.alike
-    if needed is None:
+    constraint = evaluator.serving.batching.alike
+    if constraint is None:
         return None
-    what = "of the same number of tokens" if needed == "length" else f"in which the token {needed} is equally frequent"
-    return f"only texts {what} share an engine call: this model's answers depend on the rest of a batch otherwise"
+    common = "of the same number of tokens"
+    if constraint != "length":
+        common = f"in which the token {constraint} is equally frequent"
+    return f"only texts {common} share an engine call: this model's answers depend on the rest of a batch otherwise"
 
 
 def _quantised(quantised: Quantised) -> dict[str, object] | None:

@@ -1,4 +1,4 @@
-"""Rows that can share an engine call: found by running PyTorch, since no configuration says it.
+"""Constraint on the rows of one engine call; found by running PyTorch, since no configuration says it.
 
 Padding gets into the answers of models with parts that no attention mask reaches (the Fourier transform of FNet,
 arXiv:2105.03824; the convolutions of ConvBERT, arXiv:2008.02496). Heads that pool at the end token, as BART's, take as
@@ -20,8 +20,8 @@ from builder.runtime.contract import Alike
 SHORT, PADDED = 9, 40  # tokens
 
 
-def alike(module: TaskGraph, rows: Rows, max_length: int) -> Alike:
-    """Return what rows of one call must have in common: nothing, their length, or how often they have a token id."""
+def batching_constraint(module: TaskGraph, rows: Rows, max_length: int) -> Alike:
+    """Return what rows of one call must have in common: nothing, their length, or the count of a token id."""
     short, padded = min(SHORT, max_length), min(PADDED, max_length)
     changes = changes_beyond(module.model)
     if changes is not None and max_length > changes:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from builder.building.verify.mates import alike, first_row_distance
+from builder.building.verify.batching_constraint import batching_constraint, first_row_distance
 from builder.building.verify.parity import TOLERANCE, reference
 from builder.checkpoints.answers import difference
 from builder.checkpoints.resolve import resolve
@@ -27,7 +27,7 @@ from tests.tiny_encoders import SIZES, VOCABULARY, make_checkpoint
 def test_most_models_share_calls_freely(name: str, checkpoint: Callable[[str], Path]) -> None:
     spec = make_spec(model=str(checkpoint(name)), pooling="cls" if name == "pooled" else None)
     resolved = resolve(spec)
-    assert alike(task_graph(resolved), rows_of(resolved), resolved.max_length) is None
+    assert batching_constraint(task_graph(resolved), rows_of(resolved), resolved.max_length) is None
 
 
 @pytest.mark.parametrize("model_type", ["convbert", "fnet"])
@@ -57,7 +57,7 @@ def test_positions_that_are_scaled_by_the_longest_row_are_batched_by_length() ->
     rows = Rows((2,), (3,), np.arange(10, VOCABULARY), 0, 1)
     one, beside = reference(module, rows, [9]), reference(module, rows, [9, 100])
     assert first_row_distance(one, beside) > TOLERANCE
-    assert (alike(module, rows, 128), alike(module, rows, 64)) == ("length", None)
+    assert (batching_constraint(module, rows, 128), batching_constraint(module, rows, 64)) == ("length", None)
 
 
 def test_a_head_that_pools_at_the_end_token_is_batched_by_their_number(tmp_path: Path) -> None:
