@@ -198,12 +198,12 @@ def _generated(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) 
     service = Service(folder / "repository" / "model" / "1")
     longest = service.serving.arena.length
     prompts = [_text(tokenizer, length) for length in (3, 14, 40, longest - NEW_TOKENS)]
-    service.engine.start()
+    service.loop.start()
     try:
         answers = [_answer(service, prompt) for prompt in prompts]
         outcomes = [wait() for wait in answers]
     finally:
-        service.engine.stop()
+        service.loop.stop()
     errors = [0.0]
     for prompt, answer in zip(prompts, outcomes, strict=True):
         ids = tokenizer(prompt)["input_ids"]

@@ -59,7 +59,7 @@ class TritonPythonModel:
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch)]
         for thread in self.threads:
             thread.start()
-        self.service.engine.start()
+        self.service.loop.start()
 
     def execute(self, requests: "list[Any]") -> None:
         """Start the requests, and raise nothing: encoder_model.py says why."""
@@ -75,10 +75,10 @@ class TritonPythonModel:
 
         It does so when a client asks for readiness.
         """
-        return self.service.engine.failure is None
+        return self.service.loop.failure is None
 
     def finalize(self) -> None:
-        self.service.engine.stop()
+        self.service.loop.stop()
         self.stopping.set()
         self.outbox.put(None)
         for thread in self.threads:
@@ -154,7 +154,7 @@ class TritonPythonModel:
             if self.metrics.due():
                 self._publish()
                 housekeeping.tidy()
-            failure = self.service.engine.failure
+            failure = self.service.loop.failure
             if failure is not None:
                 self._publish()
                 pb_utils.Logger.log_error(
@@ -182,9 +182,9 @@ class TritonPythonModel:
             return sender in self.open and bool(sender.is_cancelled())
 
     def _publish(self) -> None:
-        engine = self.service.engine
-        engine.stats.cache_usage = engine.cache.usage
-        self.metrics.publish(values(engine.stats))
+        loop = self.service.loop
+        loop.stats.cache_usage = loop.cache.usage
+        self.metrics.publish(values(loop.stats))
 
     def _infer(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "dict[str, Any]":
         """Call the engine's model; return arrays, and Triton's own tensor for a cache or what else is on a device.

@@ -23,7 +23,7 @@ from builder.graphs.export.seq2seq import export_seq2seq
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.searches import for_searches
 from builder.options import WeightOptions
-from builder.runtime.generation.executors.base import Likeliest, Part
+from builder.runtime.generation.executors.base import Part, ScoredCandidates
 from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttending
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
@@ -53,7 +53,7 @@ class Alternating:
                 self.times[MODEL].append(_ms_since(start))
             return logits
 
-        def few_read(part: Part, count: int) -> Likeliest:
+        def few_read(part: Part, count: int) -> ScoredCandidates:
             self._begin(FEW, len(part.tokens))
             return likeliest(part, count)
 
@@ -65,7 +65,7 @@ class Alternating:
             self.times[self.last[0]].append(_ms_since(self.last[1]))
         now = time.perf_counter()
         self.last = (title, now) if rows == SEARCHES * BEAMS else None
-        self.executor.searches = not self.executor.searches
+        self.executor.has_likeliest = not self.executor.has_likeliest
         return now
 
 

@@ -29,13 +29,13 @@ from builder.repository.check import check
 from builder.repository.report.record import read_report
 from builder.runtime.contract import CacheType, load_generation
 from builder.runtime.fields import InputError
-from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.openvino import OpenVino
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
 from tests.generation.test_cuda_executor import answers
-from tests.generation.test_engine import Asked
+from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 
@@ -183,15 +183,15 @@ def test_rows_that_guess_say_what_they_say_without(cache: CacheType, tmp_path: P
     exported, graph = paged("llama", tmp_path)
     beginnings = [np.random.default_rng(seed).integers(5, VOCABULARY, 12).tolist() * 2 for seed in range(3)]
     executor, texts = executor_of(exported, graph, 3, cache), []
-    assert executor.guesses
-    for executor.guesses in (False, True):
-        engine = Engine(executor, Limits(100, 64), False)
+    assert executor.can_speculate
+    for executor.can_speculate in (False, True):
+        loop = DecodeLoop(executor, SchedulerLimits(100, 64), False)
         requests = [Asked(prompt, 90) for prompt in beginnings]
         for one in requests:
-            engine.submit(one.sequences)
-        engine.run_until_idle()
+            loop.submit(one.sequences)
+        loop.run_until_idle()
         texts.append([one.tokens for one in requests])
-        assert (engine.stats.right_guesses > 0) == executor.guesses
+        assert (loop.stats.right_guesses > 0) == executor.can_speculate
     assert texts[0] == texts[1]
 
 
@@ -215,7 +215,7 @@ def built(module_folder: Callable[[str], Path]) -> Path:
 def test_a_built_repository_answers_more_at_once_than_its_memory_holds(built: Path) -> None:
     texts = [f"The museum in Oslo {number} " * 4 for number in range(5)]
     service = Service(built / "writes" / "1")
-    count = service.engine.cache.blocks
+    count = service.loop.cache.blocks
     assert count is not None
     assert 4 <= count.count < 8, "a text of 128 tokens, and less than two"
     alone = [answers(built / "writes" / "1", [text])[0] for text in texts[:2]]

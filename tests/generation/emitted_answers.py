@@ -41,12 +41,12 @@ def written(repository: Path, name: str) -> str:
         if last:
             done.set()
 
-    service.engine.start()
+    service.loop.start()
     try:
         service.submit({"text_input": text(TEXT)}, {"temperature": 0.0, "max_tokens": 12}, respond)
         assert done.wait(600)
     finally:
-        service.engine.stop()
+        service.loop.stop()
     texts = []
     for answer in answers:
         if isinstance(answer, Exception):

@@ -9,8 +9,8 @@ import numpy as np
 from builder.runtime.generation.executors.base import (
     Executor,
     Geometry,
-    Likeliest,
     Part,
+    ScoredCandidates,
     copy_slot,
     last_of_rows,
 )
@@ -42,14 +42,16 @@ class SumExecutor(ArenaExecutor):
         super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
         self.calls: list[tuple[int, int, int]] = []  # first slot, rows, new tokens
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: np.ndarray | None = None
+    ) -> np.ndarray:
         rows, new = tokens.shape
         self.calls.append((first, rows, new))
         for row, length in enumerate(lengths.tolist()):
             self.arena["key_0"][first + row, 0, length : length + new, 0] = tokens[row]
-        wanted = last_of_rows(tokens) if wanted is None else wanted
-        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(wanted), 1))
-        for number, (row, column) in enumerate(zip(*np.divmod(wanted, new), strict=True)):
+        logits_positions = last_of_rows(tokens) if logits_positions is None else logits_positions
+        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(logits_positions), 1))
+        for number, (row, column) in enumerate(zip(*np.divmod(logits_positions, new), strict=True)):
             held = self.arena["key_0"][first + row, 0, : lengths[row] + column + 1, 0].astype(np.int64)
             logits[number, next_token(held.tolist())] += 9.0
         return logits
@@ -58,7 +60,7 @@ class SumExecutor(ArenaExecutor):
 class JoiningSumExecutor(SumExecutor):
     """Executor that runs texts beginning side by side as one call, and leaves padding after each, as on a GPU."""
 
-    joins = True
+    joins_prefills = True
 
     def run_together(self, parts: Sequence[Part]) -> list[np.ndarray]:
         first, longest = parts[0].first, max(part.tokens.shape[1] for part in parts)
@@ -74,13 +76,13 @@ class JoiningSumExecutor(SumExecutor):
 class SearchingSumExecutor(SumExecutor):
     """Executor that finds the most probable tokens for searches."""
 
-    searches = True
+    has_likeliest = True
 
     def __init__(self, slots: int = 4, max_length: int = 32) -> None:
         super().__init__(slots, max_length)
         self.counts: list[int] = []  # of tokens that were asked for
 
-    def likeliest(self, part: Part, count: int) -> Likeliest:
+    def likeliest(self, part: Part, count: int) -> ScoredCandidates:
         self.counts.append(count)
         return likeliest(self.run(*part), count)
 
@@ -105,8 +107,8 @@ class PagedSumExecutor(Paged):
                 assert rows.positions[index] == position
                 self.held[table[position // BLOCK], position % BLOCK] = rows.tokens[index]
                 tokens[index] = self.next_token(self.held[table].ravel()[: position + 1].astype(np.int64).tolist())
-        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(rows.wanted), 1))
-        logits[np.arange(len(logits)), tokens[rows.wanted]] += 9.0
+        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(rows.logits_positions), 1))
+        logits[np.arange(len(logits)), tokens[rows.logits_positions]] += 9.0
         return logits
 
     def _copy_block(self, source: int, target: int) -> None:
@@ -128,11 +130,11 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def likeliest(logits: np.ndarray, count: int) -> Likeliest:
+def likeliest(logits: np.ndarray, count: int) -> ScoredCandidates:
     """Return the values that a graph finds in (rows, vocabulary)."""
     tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
     totals = np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return Likeliest(tokens, np.take_along_axis(logits, tokens, axis=-1), totals)
+    return ScoredCandidates(tokens, np.take_along_axis(logits, tokens, axis=-1), totals)
 
 
 class ReadingExecutor(ArenaExecutor, EncodingExecutor):
@@ -153,7 +155,9 @@ class ReadingExecutor(ArenaExecutor, EncodingExecutor):
         self.texts.append([len(row) for row in rows])
         return [[np.array(row, np.float32).reshape(1, -1, 1)] * 2 for row in rows]
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: np.ndarray | None = None
+    ) -> np.ndarray:
         logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(tokens), 1))
         places = self.sources.place_of[first : first + len(tokens)]
         seen = {
@@ -168,7 +172,7 @@ class ReadingExecutor(ArenaExecutor, EncodingExecutor):
             if position >= 0:
                 text = self.sources.cross_arena["cross_key_0"][position, 0, : self.sources.lengths[position], 0]
                 logits[row, answer_token(text.astype(int).tolist(), cache[: length + 1].astype(int).tolist())] = 9.0
-        return logits if wanted is None else logits[wanted]
+        return logits if logits_positions is None else logits[logits_positions]
 
 
 def answer_token(text: list[int], tokens: list[int]) -> int:

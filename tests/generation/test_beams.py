@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from builder.runtime.generation.beams import BeamSearch, reorder
-from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.errors import DeadlineExceeded
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.sequences import Beams, Piece, Request
 from tests.generation.executors import (
     VOCABULARY,
@@ -24,7 +24,7 @@ from tests.generation.executors import (
     expected,
     likeliest,
 )
-from tests.generation.test_engine import Asked, Letters, engine_of
+from tests.generation.test_decode_loop import Asked, Letters, loop_of
 
 
 def logits_after(tokens: list[int]) -> np.ndarray:
@@ -68,7 +68,7 @@ def test_searches_and_rows_share_a_batch(kind: type[SumExecutor], slots: int, re
     """Greedy rows and searches of 2 to 4 beams come and go; each finds what it finds alone, in a cache of its own."""
     generator = np.random.default_rng(3)
     executor = kind(slots, max_length=40)
-    engine = Engine(executor, Limits(100, 5), reuse)
+    loop = DecodeLoop(executor, SchedulerLimits(100, 5), reuse)
     begin = generator.integers(0, VOCABULARY, 4).tolist()
     searched, streams = [], []
     for number in range(18):
@@ -76,13 +76,13 @@ def test_searches_and_rows_share_a_batch(kind: type[SumExecutor], slots: int, re
         count = int(generator.integers(1, 7))
         if number % 3:
             searched.append(Searched(prompt, count, beams=2 + number % 3, n=2))
-            engine.submit([searched[-1].beams])
+            loop.submit([searched[-1].beams])
         else:
             streams.append(Asked(prompt, count))
-            engine.submit(streams[-1].sequences)
+            loop.submit(streams[-1].sequences)
         for _ in range(int(generator.integers(0, 4))):
-            engine.step()
-    engine.run_until_idle()
+            loop.step()
+    loop.run_until_idle()
     for one in streams:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
     for search in searched:
@@ -95,8 +95,8 @@ def test_searches_and_rows_share_a_batch(kind: type[SumExecutor], slots: int, re
         assert second is not None
         assert best >= second
         assert not search.errors
-    assert engine.cache.free == slots
-    assert engine.stats.moved_positions > 0
+    assert loop.cache.free_slots == slots
+    assert loop.stats.moved_positions > 0
     if isinstance(executor, SearchingSumExecutor):
         assert set(executor.counts) == {16}, "eight at most, in steps of 16"
 
@@ -118,90 +118,90 @@ def test_only_what_beams_do_not_share_is_copied() -> None:
             copied.append((start, length))
             super().copy(source, target, length, start)
 
-    engine = Engine(NotingExecutor(slots=2, max_length=64), Limits(10, 100), reuse_prefixes=False)
+    loop = DecodeLoop(NotingExecutor(slots=2, max_length=64), SchedulerLimits(10, 100), reuse_prefixes=False)
     prompt = list(range(30))
-    engine.submit([Searched(prompt, 12, beams=2).beams])
-    engine.run_until_idle()
+    loop.submit([Searched(prompt, 12, beams=2).beams])
+    loop.run_until_idle()
     assert copied[0] == (0, 30), "at the first split the second beam has nothing yet"
     assert all(length - start <= 11 for start, length in copied[1:])
     assert all(start >= 30 for start, _ in copied[1:]), "the prompt is never copied again"
-    assert engine.stats.moved_positions == sum(length - start for start, length in copied)
+    assert loop.stats.moved_positions == sum(length - start for start, length in copied)
 
 
 def test_a_search_waits_for_all_its_slots_and_is_not_overtaken() -> None:
-    engine = engine_of(SumExecutor(slots=3, max_length=40), prefill=100)
+    loop = loop_of(SumExecutor(slots=3, max_length=40), prefill=100)
     first, wide, later = Asked([1], 6), Searched([2], 2, beams=3), Asked([3], 1)
-    engine.submit(first.sequences)
-    engine.step()
-    engine.submit([wide.beams])
-    engine.submit(later.sequences)
-    engine.step()
+    loop.submit(first.sequences)
+    loop.step()
+    loop.submit([wide.beams])
+    loop.submit(later.sequences)
+    loop.step()
     assert not later.tokens, "two slots are free, and they are kept for the search"
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert later.tokens == expected([3], 1)
     assert wide.answers == [best_answers([2], 3, 2)[0][1]]
 
 
-def steps(engine: Engine, count: int, streams: list[Asked]) -> None:
+def steps(loop: DecodeLoop, count: int, streams: list[Asked]) -> None:
     """Run steps, each of which gives each of these streams one token."""
     for _ in range(count):
         before = [len(stream.tokens) for stream in streams]
-        engine.step()
+        loop.step()
         assert [len(stream.tokens) for stream in streams] == [count + 1 for count in before]
 
 
 @pytest.mark.parametrize("executor", [SumExecutor(20, max_length=64), PagedSumExecutor(20, 64, blocks=80)])
 def test_a_stream_has_a_token_of_every_step_beside_sixteen_beams(executor: Executor) -> None:
     """Either may come first, and the other's prompt is read or it searches."""
-    engine = Engine(executor, Limits(100, 4))
+    loop = DecodeLoop(executor, SchedulerLimits(100, 4))
     before, wide, after = Asked([1], 30), Searched(list(range(12)), 12, beams=16), Asked([2, 3], 12)
-    engine.submit(before.sequences)
-    engine.step()
-    engine.submit([wide.beams])
-    steps(engine, 4, [before])
-    engine.submit(after.sequences)
-    engine.step()
+    loop.submit(before.sequences)
+    loop.step()
+    loop.submit([wide.beams])
+    steps(loop, 4, [before])
+    loop.submit(after.sequences)
+    loop.step()
     assert after.tokens
-    steps(engine, 4, [before, after])
+    steps(loop, 4, [before, after])
     assert not wide.pieces, "the search runs meanwhile"
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert before.tokens == expected([1], 30)
     assert after.tokens == expected([2, 3], 12)
 
 
 def test_streams_have_the_slots_that_a_waiting_search_leaves_and_do_not_delay_it() -> None:
-    engine = engine_of(SumExecutor(slots=20, max_length=64), prefill=100)
+    loop = loop_of(SumExecutor(slots=20, max_length=64), prefill=100)
     running, waiting = Searched([1], 6, beams=16), Searched([2], 6, beams=16)
-    engine.submit([running.beams])
-    engine.submit([waiting.beams])
+    loop.submit([running.beams])
+    loop.submit([waiting.beams])
     streams = [Asked([3, number], 40) for number in range(8)]
     for stream in streams:
-        engine.submit(stream.sequences)
-    engine.step()
+        loop.submit(stream.sequences)
+    loop.step()
     assert [bool(stream.tokens) for stream in streams] == [True] * 4 + [False] * 4, "twenty slots but sixteen"
     while not running.pieces:
-        engine.step()
-    engine.step()
+        loop.step()
+    loop.step()
     assert waiting.beams.generated, "it begins when the search before it has ended, though streams wait too"
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert [stream.tokens for stream in streams] == [expected([3, number], 40) for number in range(8)]
     assert waiting.answers == [best_answers([2], 16, 6)[0][1]]
 
 
 def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:
-    engine = engine_of(SumExecutor(slots=6, max_length=40), prefill=100)
+    loop = loop_of(SumExecutor(slots=6, max_length=40), prefill=100)
     late, broken, good = Searched([1], 30, 2, deadline=time.monotonic() - 1), Searched([2], 5, 2), Asked([3], 8)
     broken.beams.search.rules = Rules(
         Options(temperature=0.0, num_beams=2), bad_words=tuple((token,) for token in range(VOCABULARY)), max_tokens=5
     )
-    engine.submit([late.beams])
-    engine.submit([broken.beams])
-    engine.submit(good.sequences)
-    engine.run_until_idle()
+    loop.submit([late.beams])
+    loop.submit([broken.beams])
+    loop.submit(good.sequences)
+    loop.run_until_idle()
     assert isinstance(late.errors[0], DeadlineExceeded)
     assert "forbid every token" in str(broken.errors[0])
     assert good.tokens == expected([3], 8)
-    assert engine.cache.free == 6
+    assert loop.cache.free_slots == 6
 
 
 class FailingRules(Rules):
@@ -215,19 +215,19 @@ class FailingRules(Rules):
 
 @pytest.mark.parametrize("kind", [SumExecutor, SearchingSumExecutor])
 def test_a_search_whose_rules_fail_takes_nobody_with_it(kind: type[SumExecutor]) -> None:
-    engine = engine_of(kind(slots=6, max_length=40), prefill=100)
+    loop = loop_of(kind(slots=6, max_length=40), prefill=100)
     broken, good, stream = Searched([1], 6, beams=2), Searched([2], 6, beams=2), Asked([3], 8)
     broken.beams.search.rules = FailingRules(
         Options(temperature=0.0, num_beams=2, no_repeat_ngram_size=2), max_tokens=6
     )
-    engine.submit([broken.beams])
-    engine.submit([good.beams])
-    engine.submit(stream.sequences)
-    engine.run_until_idle()
+    loop.submit([broken.beams])
+    loop.submit([good.beams])
+    loop.submit(stream.sequences)
+    loop.run_until_idle()
     assert [str(error) for error in broken.errors] == ["a broken rule"]
     assert good.answers == [best_answers([2], 2, 6)[0][1]]
     assert stream.tokens == expected([3], 8)
-    assert engine.cache.free == 6
+    assert loop.cache.free_slots == 6
 
 
 def test_of_equally_likely_continuations_the_first_beams_lower_tokens_go_on() -> None:
@@ -275,7 +275,7 @@ def test_the_most_probable_tokens_are_all_that_a_search_needs(kind: str) -> None
         of_all, of_few = (BeamSearch(SETTLED[kind], [7], frozenset(ENDS)) for _ in range(2))
         while not of_all.done:
             logits = table[[(generated or [7])[-1] for generated in of_all.generated]]
-            count = of_few.looks_at()
+            count = of_few.num_needed()
             assert count >= 9, "three for each beam: two may end"
             assert of_few.step(likeliest(logits, count)) == of_all.step(list(logits))
             assert of_few.generated == of_all.generated
@@ -292,7 +292,7 @@ def test_of_continuations_that_round_alike_the_higher_logit_goes_on(kind: str) -
     order = [token for token in np.argsort(-logits[0]).tolist() if token not in (*rules.forbidden([7], []), *ENDS)]
     for read in (None, 20, 32):
         search = BeamSearch(rules, [7], frozenset(ENDS))
-        assert 0 < search.looks_at() <= 20
+        assert 0 < search.num_needed() <= 20
         search.step(list(logits) if read is None else likeliest(logits, read))
         assert [tokens[0] for tokens in search.generated] == order[:3]
 
@@ -310,7 +310,7 @@ def test_of_continuations_that_round_alike_the_higher_logit_goes_on(kind: str) -
     ],
 )
 def test_a_search_whose_scores_change_reads_all(rules: Rules) -> None:
-    assert BeamSearch(rules, [7], frozenset()).looks_at() == 0
+    assert BeamSearch(rules, [7], frozenset()).num_needed() == 0
 
 
 def test_a_search_that_may_say_nothing_of_what_it_looks_at_is_refused() -> None:
@@ -318,4 +318,4 @@ def test_a_search_that_may_say_nothing_of_what_it_looks_at_is_refused() -> None:
     search = BeamSearch(rules, [7], frozenset())
     logits = np.zeros((1, 6), np.float32)
     with pytest.raises(RuntimeError, match="forbid every token"):
-        search.step(likeliest(logits, search.looks_at()))
+        search.step(likeliest(logits, search.num_needed()))

@@ -203,7 +203,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=list(HOSTILE))
 def test_a_template_comes_to_an_end(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits apply to time and to memory."""
+    """SchedulerLimits apply to time and to memory."""
     monkeypatch.setattr(sandbox, "SECONDS", 0.1)
     chat = ChatTemplate(template, {})
     begun = time.thread_time()

@@ -30,7 +30,7 @@ from builder.graphs.onnx.slots import slot_copier
 from builder.options import make_spec
 from builder.repository.report.record import read_report
 from builder.runtime.contract import LayerShape, Session, load_generation
-from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors import cuda as device_module
 from builder.runtime.generation.executors import onnxruntime_cuda_blocks as cuda_blocks
 from builder.runtime.generation.executors.base import Executor
@@ -38,12 +38,12 @@ from builder.runtime.generation.executors.cuda import ELEMENTS
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks, block_tokens, feeds_of
 from builder.runtime.generation.executors.paged import Rows
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from tests.decoders import SIZES, make_decoder, make_decoder_checkpoint
 from tests.generation.copying_device import CopyingDevice
 from tests.generation.device_fault import DeviceFault
 from tests.generation.test_cuda_executor import answers
-from tests.generation.test_engine import Asked
+from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 
@@ -88,11 +88,11 @@ def llama(module_folder: Callable[[str], Path]) -> TinyDecoder:
 
 def answered(executor: Executor, requests: list[Asked], prefill_tokens: int = 24) -> list[list[int]]:
     """Return an engine's answers to `requests`, each submitted one step after the one before."""
-    engine = Engine(executor, Limits(0, prefill_tokens))
+    loop = DecodeLoop(executor, SchedulerLimits(0, prefill_tokens))
     for one in requests:
-        engine.submit(one.sequences)
-        engine.step()
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+        loop.step()
+    loop.run_until_idle()
     assert not any(one.errors for one in requests)
     return [one.tokens for one in requests]
 
@@ -117,7 +117,7 @@ def test_blocks_on_a_device_say_what_slots_say(model_type: str, cuda: CopyingDev
     assert np.mean(same) > 0.9, "fp16 is nearly what transformers says"
     held = sum(tensor.allocation.content.nbytes for tensor in executor.cache.tensors.values())
     layers = [LayerShape(heads, size) for heads, size in decoder.geometry.layers]
-    assert held == executor.blocks.count * block_bytes(layers, "float16")
+    assert held == executor.blocks.num_blocks * block_bytes(layers, "float16")
 
 
 def test_rows_that_come_and_go_share_few_blocks_and_say_what_each_says_alone(
@@ -133,15 +133,15 @@ def test_rows_that_come_and_go_share_few_blocks_and_say_what_each_says_alone(
     requests = [Asked(text, 24 + 3 * number) for number, text in enumerate(texts)]
     executor = llama.in_blocks(blocks=11)
     cuda.calls.clear()
-    engine = Engine(executor, Limits(0, 24))
+    loop = DecodeLoop(executor, SchedulerLimits(0, 24))
     for one in requests:
-        engine.submit(one.sequences)
-        engine.step()
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+        loop.step()
+    loop.run_until_idle()
     alone = [answered(llama.in_slots(), [Asked(text, 24 + 3 * number)])[0] for number, text in enumerate(texts)]
     assert [one.tokens for one in requests] == alone
-    assert engine.stats.preemptions > 0
-    assert engine.stats.reused_tokens > 0
+    assert loop.stats.preemptions > 0
+    assert loop.stats.reused_tokens > 0
     assert any(rows > 1 and rows < tokens for rows, tokens in cuda.calls), "pieces and steps in one call"
 
 

@@ -34,22 +34,22 @@ from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.slots import slot_copier
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import FILE, Session, dump, load_generation
-from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors import cuda as device_module
 from builder.runtime.generation.executors.base import Candidates, Executor, Geometry
-from builder.runtime.generation.executors.candidates import MOST, in_order
+from builder.runtime.generation.executors.candidates import MAX_CANDIDATES, in_order
 from builder.runtime.generation.executors.cuda import ELEMENTS, copy_to_host
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.generation.copying_device import CopyingDevice
 from tests.generation.device_fault import DeviceFault
-from tests.generation.test_engine import Asked
+from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import prompts
 from tests.tiny_encoders import VOCABULARY
 
@@ -129,10 +129,10 @@ def half(module_folder: Callable[[str], Path]) -> tuple[Graph, Graph, Geometry]:
 def generated(executor: Executor, options: dict[str, Any]) -> list[list[int]]:
     """Return the tokens of two requests that begin and run together; the second goes on alone, and guesses."""
     requests = [Asked(prompt, count, **options) for prompt, count in zip(prompts(), (12, 40), strict=False)]
-    engine = Engine(executor, Limits(0, 128))
+    loop = DecodeLoop(executor, SchedulerLimits(0, 128))
     for one in requests:
-        engine.submit(one.sequences)
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+    loop.run_until_idle()
     assert not any(one.errors for one in requests)
     return [one.tokens for one in requests]
 
@@ -145,7 +145,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "random_seed": 3}
     [
         ({}, True),
         ({**SAMPLED, "top_k": 8, "top_p": 0.9, "typical_p": 0.9}, True),
-        ({**SAMPLED, "top_k": MOST + 1}, False),
+        ({**SAMPLED, "top_k": MAX_CANDIDATES + 1}, False),
         ({**SAMPLED, "top_p": 0.9}, False),
         ({"logit_bias": {7: 3.0}}, False),
         ({"repetition_penalty": 1.3}, False),
@@ -157,7 +157,7 @@ def test_where_the_best_logits_are_enough_no_others_leave_the_device(
 ) -> None:
     graph, copier, geometry = half
     on_device = Cuda(graph.path, copier.path, geometry, CUDA)
-    assert on_device.candidates == MOST < VOCABULARY
+    assert on_device.candidates == MAX_CANDIDATES < VOCABULARY
     cuda.fetched.clear()
     answers = generated(on_device, options)
     assert (cuda.fetched["top_tokens"] > 0, cuda.fetched["logits"] > 0) == (enough, not enough)
@@ -180,9 +180,9 @@ def test_of_equal_logits_the_lower_token_comes_first() -> None:
 
 def test_an_option_that_begins_to_matter_gets_all_logits() -> None:
     sampler = Sampler(Rules(Options(temperature=0.0, min_tokens=2), ends=(3,), last=(3,), max_tokens=5))
-    assert [sampler.settled_by(8, 1) for sampler.generated in ([], [5] * 2, [5] * 3, [5] * 4)] == [0, 1, 1, 0]
+    assert [sampler.needs_only_top(8, 1) for sampler.generated in ([], [5] * 2, [5] * 3, [5] * 4)] == [0, 1, 1, 0]
     sampler.generated = [5] * 3
-    assert not sampler.settled_by(8, 2), "the second of two is forced"
+    assert not sampler.needs_only_top(8, 2), "the second of two is forced"
 
 
 def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(cuda: CopyingDevice, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_the_emitted_model_answers_as_the_one_for_the_cpu(built: Path, cuda: Cop
 def answers(folder: Path, texts: list[str]) -> list[str]:
     """Return greedy answers to requests that run together, two beginning alike."""
     service = Service(folder)
-    service.engine.start()
+    service.loop.start()
     by_number: dict[int, str] = {}
     done = threading.Semaphore(0)
     for number, text in enumerate(texts):
@@ -272,7 +272,7 @@ def answers(folder: Path, texts: list[str]) -> list[str]:
         service.submit({"text_input": np.array([text], object)}, {"max_tokens": 24}, respond)
     for _ in texts:
         assert done.acquire(timeout=600)
-    service.engine.stop()
+    service.loop.stop()
     return [by_number[number] for number in range(len(texts))]
 
 

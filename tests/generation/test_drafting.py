@@ -7,40 +7,44 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.runtime.generation.decode_loop import DecodeLoop
+from builder.runtime.generation.draft_length import INITIAL_LENGTH, MAX_LENGTH, MAX_PAUSE, DraftLength
 from builder.runtime.generation.drafting import Drafter
-from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.base import Executor, last_of_rows
-from builder.runtime.generation.pace import FIRST, LONGEST_PAUSE, MOST, Pace
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from tests.generation.executors import VOCABULARY, PagedSumExecutor, SumExecutor, expected
-from tests.generation.test_engine import Asked
-from tests.generation.test_lookup import CopyingExecutor, said
+from tests.generation.test_decode_loop import Asked
+from tests.generation.test_prompt_lookup import CopyingExecutor, said
 
 LENGTH = 400
 PROMPT = np.random.default_rng(3).integers(0, VOCABULARY, 30).tolist()
 
 
 class Target(SumExecutor):
-    guesses = True
+    can_speculate = True
 
 
 class PagedTarget(PagedSumExecutor):
-    guesses = True
+    can_speculate = True
 
 
 class Wrong(SumExecutor):
     """Draft that always gives another token than SumExecutor."""
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
-        return np.roll(super().run(first, tokens, lengths, wanted), 1, axis=1)
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: np.ndarray | None = None
+    ) -> np.ndarray:
+        return np.roll(super().run(first, tokens, lengths, logits_positions), 1, axis=1)
 
 
 class Fickle(SumExecutor):
     """Draft that is wrong after each third token."""
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
-        logits = super().run(first, tokens, lengths, wanted)
-        assert wanted is None
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: np.ndarray | None = None
+    ) -> np.ndarray:
+        logits = super().run(first, tokens, lengths, logits_positions)
+        assert logits_positions is None
         rows, places = np.divmod(last_of_rows(tokens), tokens.shape[1])
         wrong = (lengths[rows] + places) % 3 == 0
         return np.where(wrong[:, None], np.roll(logits, 1, axis=1), logits)
@@ -49,14 +53,14 @@ class Fickle(SumExecutor):
 DRAFTS: dict[str, type[SumExecutor]] = {"right": SumExecutor, "wrong": Wrong, "fickle": Fickle}
 
 
-def answered(executor: Executor, requests: list[Asked], draft: Executor | None = None, prefill: int = 64) -> Engine:
-    engine = Engine(executor, Limits(100, prefill), draft=draft)
+def answered(executor: Executor, requests: list[Asked], draft: Executor | None = None, prefill: int = 64) -> DecodeLoop:
+    loop = DecodeLoop(executor, SchedulerLimits(100, prefill), draft=draft)
     for one in requests:
-        engine.submit(one.sequences)
-    engine.run_until_idle()
-    assert engine.cache.free == executor.geometry.slots
+        loop.submit(one.sequences)
+    loop.run_until_idle()
+    assert loop.cache.free_slots == executor.geometry.slots
     assert not any(one.errors for one in requests)
-    return engine
+    return loop
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
@@ -146,51 +150,51 @@ def test_a_step_reads_no_more_than_a_piece_for_all_its_rows() -> None:
     draft = SumExecutor(2, LENGTH)
     drafter = Drafter(draft, VOCABULARY)
     first, second = PROMPT[:10], PROMPT[10:20]
-    drafter.begin(16)
-    assert drafter.guess(1, first, 3) == expected(first, 3)
-    assert drafter.guess(2, second, 3) == []
+    drafter.start_step(16)
+    assert drafter.propose(1, first, 3) == expected(first, 3)
+    assert drafter.propose(2, second, 3) == []
     assert [new for _, _, new in draft.calls] == [10, 1, 1, 6]
-    drafter.begin(16)
-    assert drafter.guess(2, second, 3) == expected(second, 3)
+    drafter.start_step(16)
+    assert drafter.propose(2, second, 3) == expected(second, 3)
     other = [*first, 49]
-    assert drafter.guess(1, other, 2) == expected(other, 2), "of a guess that was not kept nothing is left"
+    assert drafter.propose(1, other, 2) == expected(other, 2), "of a guess that was not kept nothing is left"
     assert draft.calls[-2] == (0, 1, 1), "and what was read is not read again"
 
 
 def test_a_draft_with_more_rows_in_its_last_matrix_guesses_tokens_that_there_are() -> None:
     """Matrices are padded, some more than others."""
     drafter = Drafter(SumExecutor(1, LENGTH), 10)
-    drafter.begin(100)
-    assert max(drafter.guess(1, PROMPT, 20)) < 10
+    drafter.start_step(100)
+    assert max(drafter.propose(1, PROMPT, 20)) < 10
 
 
 def test_a_guided_answer_is_not_guessed() -> None:
     request = Asked(PROMPT, 20)
     (sequence,) = request.sequences
-    assert sequence.room(LENGTH) == 19
+    assert sequence.max_speculative(LENGTH) == 19
     sequence.sampler.guide = object()  # type: ignore[assignment]
-    assert sequence.room(LENGTH) == 0
+    assert sequence.max_speculative(LENGTH) == 0
 
 
-def test_the_pace_of_a_draft_follows_what_was_right() -> None:
-    pace, sizes, position = Pace(), [], 0
+def test_the_draft_of_a_draft_follows_what_was_right() -> None:
+    draft, sizes, position = DraftLength(), [], 0
     for right in (4, 6, 7, 3, 2, 0, 0, 0, 0, 0):
-        sizes.append(pace.ahead(position))
-        pace.learn(sizes[-1], right)
+        sizes.append(draft.next(position))
+        draft.learn(sizes[-1], right)
         position += 1 + right
-    assert sizes == [FIRST, 6, MOST, MOST, 6, 5, 4, 3, 2, 1]
-    assert pace.ahead(position) == 0
-    assert pace.ahead(position + 6) == 0
-    assert pace.ahead(position + 7) == 1
-    pace.learn(1, 1)
-    assert pace.ahead(position + 9) == 3
+    assert sizes == [INITIAL_LENGTH, 6, MAX_LENGTH, MAX_LENGTH, 6, 5, 4, 3, 2, 1]
+    assert draft.next(position) == 0
+    assert draft.next(position + 6) == 0
+    assert draft.next(position + 7) == 1
+    draft.learn(1, 1)
+    assert draft.next(position + 9) == 3
 
 
 def test_a_draft_that_is_never_right_costs_next_to_nothing() -> None:
-    pace, guessed = Pace(), 0
+    draft, guessed = DraftLength(), 0
     for position in range(2000):
-        ahead = pace.ahead(position)
+        ahead = draft.next(position)
         if ahead:
             guessed += ahead
-            pace.learn(ahead, 0)
-    assert guessed <= 10 + 6 + 2000 // LONGEST_PAUSE
+            draft.learn(ahead, 0)
+    assert guessed <= 10 + 6 + 2000 // MAX_PAUSE

@@ -65,9 +65,9 @@ def test_logits_are_pytorchs_wherever_they_are_wanted(kind: str, model_type: str
     first, second = prompts()[0], prompts()[2]
     executor.run(0, np.array([first]), np.array([0]))
     executor.run(2, np.array([second[:6]]), np.array([0]))
-    wanted = np.array([4, 0, 7, 1, 2])  # more than there are slots
-    logits = executor.run(2, np.array([second[6:14]]), np.array([6]), wanted)
-    np.testing.assert_allclose(logits, expected(second, (6 + wanted).tolist()), atol=1e-4)
+    logits_positions = np.array([4, 0, 7, 1, 2])  # more than there are slots
+    logits = executor.run(2, np.array([second[6:14]]), np.array([6]), logits_positions)
+    np.testing.assert_allclose(logits, expected(second, (6 + logits_positions).tolist()), atol=1e-4)
     lengths = np.array([len(first), 0, 14])
     logits = executor.run(0, np.array([[7], [0], [second[14]]]), lengths, np.array([2, 0]))
     np.testing.assert_allclose(logits[0], expected(second, [14])[0], atol=1e-4)

@@ -129,13 +129,17 @@ class RandomExecutor(ArenaExecutor):
         super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
         self.calls: list[tuple[int, int]] = []
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: np.ndarray | None = None
+    ) -> np.ndarray:
         rows, new = tokens.shape
         self.calls.append((rows, new))
         for row, length in enumerate(lengths.tolist()):
             self.arena["key_0"][first + row, 0, length : length + new, 0] = tokens[row]
         drawn = []
-        for row, column in zip(*np.divmod(last_of_rows(tokens) if wanted is None else wanted, new), strict=True):
+        for row, column in zip(
+            *np.divmod(last_of_rows(tokens) if logits_positions is None else logits_positions, new), strict=True
+        ):
             held = self.arena["key_0"][first + row, 0, : lengths[row] + column + 1, 0].astype(np.int64)
             drawn.append(np.random.default_rng(held).normal(0, 4, VOCABULARY))
         return np.array(drawn, np.float32)
@@ -182,7 +186,7 @@ class Asked:
                 self.answers[number] = value
 
             self.service.submit({}, parameters, answer)
-        self.service.engine.run_until_idle()
+        self.service.loop.run_until_idle()
         return [self._read(self.answers[number]) for number in range(len(requests))]
 
     @staticmethod

@@ -19,17 +19,17 @@ from builder.runtime.contract import Session, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import responses
 from builder.runtime.generation import service as service_module
-from builder.runtime.generation.calls import SCORED_TOKENS
-from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.calls import MAX_SCORED_TOKENS
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.responses import Answer
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
 from builder.runtime.panics import TokenizerError
 from tests.decoders import make_decoder
 from tests.generation.executors import SumExecutor
-from tests.generation.test_engine import Asked
+from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import prompts
 from tests.servings import answered, decoder_serving
 from tests.tiny_encoders import VOCABULARY
@@ -47,15 +47,15 @@ def test_they_are_pytorchs(model_type: str, tmp_path: Path) -> None:
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 128)
     executor = InProcess(exported.graph.path, geometry_of(exported.caches, 4, 128, VOCABULARY), Session(threads=1))
-    engine = Engine(executor, Limits(100, 16))
+    loop = DecodeLoop(executor, SchedulerLimits(100, 16))
     mates = [Asked(prompt, 20) for prompt in prompts()]
     wanted = [scored(prompt, n=1 + number % 2) for number, prompt in enumerate([*prompts(), prompts()[1]])]
     for mate, one in zip([*mates, mates[0]], wanted, strict=True):
-        engine.submit(mate.sequences) if not mate.pieces else None
-        engine.submit(one.sequences)
-        engine.step()
-    engine.run_until_idle()
-    assert engine.stats.reused_tokens, "sequences after the first of a request need not read its prompt again"
+        loop.submit(mate.sequences) if not mate.pieces else None
+        loop.submit(one.sequences)
+        loop.step()
+    loop.run_until_idle()
+    assert loop.stats.reused_tokens, "sequences after the first of a request need not read its prompt again"
     for one in wanted:
         tokens = one.request.prompt
         with torch.no_grad():
@@ -72,20 +72,24 @@ def test_they_are_pytorchs(model_type: str, tmp_path: Path) -> None:
 
 def test_a_long_prompt_comes_in_pieces_and_nothing_of_it_from_the_cache() -> None:
     executor = SumExecutor(slots=2, max_length=400)
-    engine = Engine(executor, Limits(10, prefill_tokens=300))
+    loop = DecodeLoop(executor, SchedulerLimits(10, prefill_tokens=300))
     prompt = np.random.default_rng(0).integers(0, 50, 200).tolist()
     before, one, after = Asked(prompt, 2), scored(prompt), Asked(prompt, 2)
     for request in (before, one, after):
-        engine.submit(request.sequences)
-        engine.run_until_idle()
+        loop.submit(request.sequences)
+        loop.run_until_idle()
     assert one.tokens[:2] == before.tokens == after.tokens
-    assert [new for _, _, new in executor.calls if new > 1] == [200, *[SCORED_TOKENS] * 3, 200 - 3 * SCORED_TOKENS]
-    assert engine.stats.reused_tokens == 199, "of the third, which wants no log-probabilities"
+    assert [new for _, _, new in executor.calls if new > 1] == [
+        200,
+        *[MAX_SCORED_TOKENS] * 3,
+        200 - 3 * MAX_SCORED_TOKENS,
+    ]
+    assert loop.stats.reused_tokens == 199, "of the third, which wants no log-probabilities"
     assert len(one.request.scores or ()) == 199
 
 
 def test_what_fails_for_one_prompt_fails_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(SumExecutor(), Limits(10, 8))
+    loop = DecodeLoop(SumExecutor(), SchedulerLimits(10, 8))
     bad, good = scored([1, 2, 49, 3]), scored([4, 5])
 
     def failing(start: int, logits: np.ndarray) -> None:
@@ -93,12 +97,12 @@ def test_what_fails_for_one_prompt_fails_for_it_alone(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(bad.request, "score", failing)
     for one in (bad, good):
-        engine.submit(one.sequences)
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+    loop.run_until_idle()
     assert isinstance(bad.errors[0], ZeroDivisionError)
     assert good.request.scores
     assert not good.errors
-    assert engine.cache.free == 4
+    assert loop.cache.free_slots == 4
 
 
 @pytest.fixture
@@ -134,7 +138,7 @@ def answers_of(
 ) -> list[dict[str, np.ndarray]]:
     answers: list[Answer] = []
     small.submit(tensors or {}, {"max_tokens": 3, **parameters}, lambda answer, last: answers.append(answer))
-    small.engine.run_until_idle()
+    small.loop.run_until_idle()
     return [answered(answer) for answer in answers]
 
 
@@ -174,7 +178,7 @@ def test_the_loop_leaves_the_writing_of_answers_to_others(small: Service, stream
     left: list[Callable[[], None]] = []
     text = {"text_input": np.array([b"BCD"], object)}
     small.start(small.prepare(text, asked, lambda *answer: answers.append(answer), left.append))
-    small.engine.run_until_idle()
+    small.loop.run_until_idle()
     assert not answers
     for work in left:
         work()
@@ -211,6 +215,6 @@ def test_an_answer_that_cannot_be_written_is_one_error(
     assert [isinstance(answer, Exception) for answer, _ in answers] == [False, False, True]
     assert [last for _, last in answers] == [False, False, True]
     assert str(answers[-1][0]) == "no such token"
-    assert small.engine.stats.failures == 1
+    assert small.loop.stats.failures == 1
     assert other[0]["completion_tokens"].tolist() == [3]
-    assert not small.engine.scheduler.busy
+    assert not small.loop.scheduler.has_unfinished

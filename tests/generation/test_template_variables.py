@@ -151,7 +151,7 @@ def test_each_answer_says_once_that_its_prompt_opened_the_reasoning(
     service, answers = Service(tmp_path), list[Any]()
     asked = {"n": n, "stream": stream, "max_tokens": 4, "temperature": 1.0}
     service.submit(messages, asked, lambda answer, last: answers.append(answered(answer)))
-    service.engine.run_until_idle()
+    service.loop.run_until_idle()
     says = [answer for answer in answers if "thinking" in answer]
     numbers = [int(answer["index"][0]) if "index" in answer else 0 for answer in says]
     assert sorted(numbers) == (list(range(n)) if stream else [0])

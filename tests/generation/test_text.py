@@ -15,7 +15,7 @@ from builder.common.errors import CheckpointError
 from builder.runtime.contract import dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import service as service_module
-from builder.runtime.generation.blocks import Blocks
+from builder.runtime.generation.block_manager import BlockManager
 from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.service import Service
 from builder.runtime.generation.text import BROKEN, Detokenizer, Spelling, StopStrings
@@ -216,7 +216,7 @@ def test_an_answer_without_a_length_is_as_long_as_the_blocks_hold(
     """Regression: a search was refused for a max_tokens that no client had sent, if the checkpoint's is a long one."""
     service = service_of("", False, tmp_path, monkeypatch)
     service.serving = replace(service.serving, beams=4, max_tokens=60)
-    service.engine.cache.blocks = Blocks(slots=4, count=10, size=4)
+    service.loop.cache.blocks = BlockManager(slots=4, num_blocks=10, block_size=4)
     texts = prompt()
 
     def longest(**options: object) -> int:

@@ -25,16 +25,16 @@ from builder.graphs.export.encoder import export
 from builder.graphs.onnx.slots import slot_copier
 from builder.options import WeightOptions
 from builder.runtime.contract import Session
-from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cuda import ELEMENTS
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.stats import Stats
 from tests.decoders import make_decoder
-from tests.generation.test_engine import Asked
+from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import prompts
 from tests.models import minilm
 from tests.tiny_encoders import VOCABULARY
@@ -102,14 +102,14 @@ def long_prompts() -> list[list[int]]:
 def answered(executor: Executor) -> tuple[list[list[int]], Stats]:
     """Return 48 tokens after each prompt, in an engine with a prefix cache; each comes when the one before is read."""
     requests = [Asked(prompt, 48) for prompt in long_prompts()]
-    engine = Engine(executor, Limits(0, 256))
+    loop = DecodeLoop(executor, SchedulerLimits(0, 256))
     for one in requests:
-        engine.submit(one.sequences)
+        loop.submit(one.sequences)
         for _ in range(4):
-            engine.step()
-    engine.run_until_idle()
+            loop.step()
+    loop.run_until_idle()
     assert not any(one.errors for one in requests)
-    return [one.tokens for one in requests], engine.stats
+    return [one.tokens for one in requests], loop.stats
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
@@ -126,7 +126,7 @@ def test_blocks_say_on_the_gpu_what_slots_say_there(model_type: str, tmp_path: P
     in_slots, _ = answered(Cuda(half.path, copier.path, geometry, on_gpu))
     paged = CudaBlocks(page_attention(half, tmp_path).path, copier.path, replace(geometry, blocks=7), on_gpu)
     in_blocks, stats = answered(paged)
-    assert paged.blocks.size == 256
+    assert paged.blocks.block_size == 256
     assert stats.reused_tokens >= 2 * 512
     assert stats.preemptions > 0
     same = np.mean([a == b for x, y in zip(in_blocks, in_slots, strict=True) for a, b in zip(x, y, strict=True)])

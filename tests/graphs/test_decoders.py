@@ -293,7 +293,7 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
         assert got == searched(model, one.prompt, options), options
     asked = Counter(name for name, _ in recorder.calls)
     assert asked["likeliest"] >= 4, "of the prompts of those that search, beside whom nobody needs all"
-    executor.searches = False
+    executor.has_likeliest = False
     again = answer(executor, searches)
     assert [[one.tokens for one in answers] for answers in again] == [[one.tokens for one in two] for two in found]
 
@@ -331,7 +331,7 @@ def test_the_most_probable_tokens_of_a_decoder_are_those_of_its_logits(tmp_path:
     graph = finding_likeliest(fuse(result.graph, tmp_path))
     geometry = geometry_of(result.caches, 3, 64, VOCABULARY)
     executor, other = (InProcess(one.path, geometry, Session(threads=1)) for one in (graph, plain))
-    assert (executor.searches, other.searches) == (True, False)
+    assert (executor.has_likeliest, other.has_likeliest) == (True, False)
     first, second = prompts()[0], prompts()[2]
     steps = np.array([[7], [0], [8]]), np.array([len(first), 0, len(second)]), np.array([2, 0])
     for part in (

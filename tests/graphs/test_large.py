@@ -109,5 +109,5 @@ def _answered(version: Path) -> int:
     service, answers = Service(version), list[Any]()
     request = {"text_input": np.array([b"A fox"], np.object_), "max_tokens": np.array([5])}
     service.submit(request, {}, lambda answer, last: answers.append(answer))
-    service.engine.run_until_idle()
+    service.loop.run_until_idle()
     return int(answers[0]["completion_tokens"].item())

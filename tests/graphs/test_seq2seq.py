@@ -24,7 +24,7 @@ from builder.graphs.onnx.graph import nodes_of
 from builder.graphs.onnx.searches import for_searches
 from builder.graphs.onnx.shared_tables import with_shared_tables
 from builder.options import make_spec
-from builder.runtime.generation.executors.base import Likeliest, Part
+from builder.runtime.generation.executors.base import Part, ScoredCandidates
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from tests.seq2seqs import BART, SEQ2SEQS, SPECIAL, T5, make_seq2seq
@@ -129,7 +129,7 @@ def test_a_search_reads_its_most_probable_tokens_alone(model_type: str, tmp_path
     runs: list[int] = []
     likeliest, run = executor.likeliest, executor.run
 
-    def counted(part: Part, count: int) -> Likeliest:
+    def counted(part: Part, count: int) -> ScoredCandidates:
         counts.append(count)
         return likeliest(part, count)
 
@@ -148,7 +148,7 @@ def test_a_search_reads_its_most_probable_tokens_alone(model_type: str, tmp_path
     assert all(rows == 1 for rows in runs[1:]), "the row that is not searched, once it is alone"
     assert len(counts) >= 10
     assert all(count % 16 == 0 for count in counts)
-    executor.searches = False
+    executor.has_likeliest = False
     assert [[one.tokens for one in best] for best in answer(executor, prompted)] == [
         [one.tokens for one in best] for best in found
     ]

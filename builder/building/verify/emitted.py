@@ -13,12 +13,12 @@ import numpy as np
 
 from builder.common.errors import VerificationError
 from builder.runtime.generation.beams import BeamSearch, Hypothesis
-from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.sequences import Beams, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
 
@@ -162,7 +162,9 @@ def answer(
     executor: Executor, prompted: Sequence[PromptedRequest], prefill_tokens: int = PREFILL_TOKENS
 ) -> list[list[Hypothesis]]:
     """Return the emitted engine's answers to all: the n best of a search, or one sequence with no score."""
-    engine = Engine(executor, Limits(queue=len(prompted), prefill_tokens=prefill_tokens), reuse_prefixes=False)
+    loop = DecodeLoop(
+        executor, SchedulerLimits(queue=len(prompted), prefill_tokens=prefill_tokens), reuse_prefixes=False
+    )
     running: list[GeneratedSequence | Beams] = []
     errors: list[Exception] = []
     text: Any = _NoDetokeniser()
@@ -177,8 +179,8 @@ def answer(
         else:
             sampler = Sampler(rules, index, one.prompt)
             running.append(GeneratedSequence(request, sampler, text, StopStrings(()), ends))
-        engine.submit(running[-1:])
-    engine.run_until_idle()
+        loop.submit(running[-1:])
+    loop.run_until_idle()
     if errors:
         raise VerificationError(f"the emitted engine failed on the samples: {errors[0]!r}")
     return [

@@ -129,8 +129,8 @@ def long_row_errors(executor: Executor, answers: LongAnswers) -> np.ndarray:
     """Return (compared,): the largest error of the log-probability of one of PyTorch's best tokens."""
     row, errors, held, left = answers.row, [], 0, iter(zip(answers.best, answers.logprobs, strict=True))
     for cut, compared in zip(row.cuts, row.compared, strict=True):
-        piece, wanted = np.array([row.tokens[held:cut]], np.int64), np.array(compared) - held - 1
-        for logits in executor.run(0, piece, np.array([held], np.int64), wanted):
+        piece, logits_positions = np.array([row.tokens[held:cut]], np.int64), np.array(compared) - held - 1
+        for logits in executor.run(0, piece, np.array([held], np.int64), logits_positions):
             best, known = next(left)
             errors.append(np.abs(_logprobs(logits.astype(np.float64))[best] - known).max())
         held = cut

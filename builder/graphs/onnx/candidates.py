@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant
-from builder.runtime.generation.executors.candidates import MOST, TOP_LOGITS, TOP_TOKENS
+from builder.runtime.generation.executors.candidates import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS
 
 
 def with_candidates(graph: Graph, folder: Path) -> Graph:
@@ -24,7 +24,7 @@ def with_candidates(graph: Graph, folder: Path) -> Graph:
     model = load_graph(graph.path)
     (logits,) = (value for value in model.graph.output if value.name == "logits")
     positions, vocabulary = logits.type.tensor_type.shape.dim
-    count = min(MOST, vocabulary.dim_value)
+    count = min(MAX_CANDIDATES, vocabulary.dim_value)
     add_constant(model.graph, "top.count", np.array([count], np.int64))
     outputs = [TOP_LOGITS, TOP_TOKENS]
     model.graph.node.append(helper.make_node("TopK", ["logits", "top.count"], outputs, name="TopK.logits"))

@@ -19,7 +19,7 @@ from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.layout.emitted import generation_files
 from builder.runtime.contract import FILE, GenerationServing, dump
 from builder.runtime.fields import Field
-from builder.runtime.generation.executors.candidates import MOST, TOP_LOGITS, TOP_TOKENS
+from builder.runtime.generation.executors.candidates import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS
 
 
 def lay_out_generating(
@@ -78,7 +78,7 @@ def _step(options: LayoutOptions, serving: GenerationServing, graph: Graph, inpu
 
 def _logit_outputs(vocabulary: int) -> dict[str, Field]:
     """Return the fields of a graph's logits, or of its top candidates, by the names of its outputs."""
-    candidates = (-1, min(MOST, vocabulary))
+    candidates = (-1, min(MAX_CANDIDATES, vocabulary))
     fields = (
         Field("logits", "TYPE_FP32", (-1, vocabulary)),
         Field(TOP_LOGITS, "TYPE_FP32", candidates),

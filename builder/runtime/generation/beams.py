@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .executors.base import Likeliest
+from .executors.base import ScoredCandidates
 from .processors import Rules
 from .scores import best_of, highest, log_sum_exp
 
@@ -37,11 +37,11 @@ class BeamSearch:
         self.generated: "list[list[int]]" = [[]]
         self.scores = np.zeros(1, np.float32)
         self.count = max(2, 1 + len(end_ids)) * self.width  # number of continuations considered
-        self.forbidden: "list[list[int]]" = [[]]  # banned tokens of each beam, set by `looks_at`
+        self.forbidden: "list[list[int]]" = [[]]  # banned tokens of each beam, set by `num_needed`
         self.ended: "list[Hypothesis]" = []  # the best `width`, best first
         self.done = False
 
-    def looks_at(self) -> int:
+    def num_needed(self) -> int:
         """Return how many of each beam's most probable tokens are enough for the next step; 0 if it needs every score.
 
         The count is large enough that banned tokens leave sufficient others. Their probability is not redistributed to
@@ -56,10 +56,10 @@ class BeamSearch:
         self.forbidden = [rules.forbidden(self.prompt, generated) for generated in self.generated]
         return self.count + max(map(len, self.forbidden))
 
-    def step(self, logits: "Sequence[np.ndarray] | Likeliest") -> "list[int]":
+    def step(self, logits: "Sequence[np.ndarray] | ScoredCandidates") -> "list[int]":
         """Extend the beams by one token; return, for each new beam, the index of the beam that it extends.
 
-        `logits`: (vocabulary,) of each beam; or the highest logits of each beam, at least as many as it `looks_at`.
+        `logits`: (vocabulary,) of each beam; or the highest logits of each beam, at least as many as it `num_needed`.
         The last step sets `done`, and its return value means nothing. Raises RuntimeError if every token is banned.
         """
         length = len(self.generated[0])
@@ -78,9 +78,11 @@ class BeamSearch:
         self.done = not self._may_improve()
         return beams[going].tolist()
 
-    def _candidates(self, logits: "Sequence[np.ndarray] | Likeliest") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    def _candidates(
+        self, logits: "Sequence[np.ndarray] | ScoredCandidates"
+    ) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         """Return the best continuations of all beams, best first: beam, token, and log-probability of the whole."""
-        best = self._of_likeliest(logits) if isinstance(logits, Likeliest) else self._of_all(logits)
+        best = self._of_likeliest(logits) if isinstance(logits, ScoredCandidates) else self._of_all(logits)
         if not len(best[0]):
             raise RuntimeError("the options of this request forbid every token; leave some of its bans or biases out")
         return best
@@ -90,7 +92,7 @@ class BeamSearch:
         rows, totals = zip(*(self._scored(row, generated, room) for row, generated in zip(logits, self.generated)))
         return highest(rows, np.array(totals, np.float32), self.scores, self.count)
 
-    def _of_likeliest(self, likeliest: Likeliest) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    def _of_likeliest(self, likeliest: ScoredCandidates) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         values = likeliest.logits - likeliest.totals + self.scores[:, None]
         for row, forbidden in enumerate(map(set, self.forbidden)):
             if forbidden:

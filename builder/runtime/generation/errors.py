@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class QueueFull(RuntimeError):
-    """The queue has no room for another request."""
+    """The queue is full."""
 
 
 class DeadlineExceeded(RuntimeError):
     """The request's timeout passed before its answer was complete."""
 
 
-class EngineFailed(RuntimeError):
+class DecodeLoopFailed(RuntimeError):
     """A step failed, so no running or waiting request can be answered."""

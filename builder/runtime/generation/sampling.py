@@ -51,7 +51,7 @@ class Sampler:
         """True if the token with the highest logit is the next token."""
         return self.greedy and self.guide is None and self.rules.idle(len(self.generated))
 
-    def settled_by(self, count: int, tokens: int) -> bool:
+    def needs_only_top(self, count: int, tokens: int) -> bool:
         """Return True if the `count` highest logits are enough to choose the next `tokens` tokens."""
         options, length = self.options, len(self.generated)
         if self.guide is not None or options.logprobs >= 0 or not (self.greedy or 0 < options.top_k <= count):
@@ -94,7 +94,7 @@ class Choice:
 def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> "list[Choice]":
     """Choose one token a row from `logits`, (rows, vocabulary) float32, which are not changed.
 
-    `logits` may instead be Candidates, if they are enough for every row (`settled_by`).
+    `logits` may instead be Candidates, if they are enough for every row (`needs_only_top`).
     """
     if isinstance(logits, Candidates):
         places = choose(logits.logits, samplers)
@@ -138,7 +138,7 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
     temperature = np.array([sampler.options.temperature for sampler in samplers], np.float32)
     scores = scores / temperature[:, None]
     tokens = np.zeros(len(samplers), np.int64)
-    kinds = [_looked_at(sampler.options) for sampler in samplers]
+    kinds = [_num_examined(sampler.options) for sampler in samplers]
     groups = [[row for row, kind in enumerate(kinds) if kind == wanted] for wanted in sorted(set(kinds))]
     # everything that can fail comes before the first draw: a step that is retried finds the random streams unchanged
     found = [_probabilities(_rows(scores, rows), [samplers[row].options for row in rows]) for rows in groups]
@@ -148,7 +148,7 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
     return tokens
 
 
-def _looked_at(options: Options) -> int:
+def _num_examined(options: Options) -> int:
     """Return how many of a row's tokens to examine first, at least its top-k; 0 if the row has no filter.
 
     Rows with the same number are filtered together, so another row's large top-k does not make a row sort more.
@@ -164,9 +164,9 @@ def _probabilities(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[n
 def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray, np.ndarray]":
     """Return each row's tokens, best first, and their probabilities after all filters.
 
-    Only some of the tokens are examined if these settle the choice. All `options` have the same `_looked_at`.
+    Only some of the tokens are examined if these settle the choice. All `options` have the same `_num_examined`.
     """
-    size = min(_looked_at(options[0]), scores.shape[1])
+    size = min(_num_examined(options[0]), scores.shape[1])
     order, allowed = _filter(scores, options, size)
     if size < scores.shape[1] and not _settled(order, allowed, options):
         order, allowed = _filter(scores, options, scores.shape[1])

@@ -1,11 +1,10 @@
-"""Schedule the decode loop: the queue, the slots of its sequences, and the calls of each step.
+"""Schedule the decode loop: the queue, the slots of running sequences, and the calls of each step.
 
-A step drops what ended, admits waiting sequences, and runs a bounded piece of prefill and then one token of every
-running sequence and beam, some with guessed tokens after it. Where slots share memory in blocks, all of this is one
-call; where the executor joins them, the starts of prompts in adjacent slots are one call. When blocks run out, the last
-sequence in the order of the queue is preempted: it waits again, and is recomputed from its tokens. Knows requests,
-slots and, for encoder-decoders, whose text has been encoded; knows nothing about logits, sampling or threads, except
-that others add to the queue concurrently.
+A step drops ended sequences, admits waiting ones, prefills chunks of prompts, and decodes one token of every running
+sequence and beam, some with speculative tokens after it. Where slots share blocks, all of this is one call; otherwise
+the starts of prompts in adjacent slots can be one call. When blocks run out, the last sequence in queue order is
+preempted: it waits again, and is recomputed. Knows requests, slots and which sources are encoded; knows nothing about
+logits or sampling. Other threads add to the queue.
 """
 
 from __future__ import annotations
@@ -18,26 +17,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .cache import SlotCache
-from .calls import Call, PromptPiece, growth, growths, guess, joined, piece, prefill, step
+from .calls import (
+    Call,
+    PromptChunk,
+    decode_call,
+    join_prefills,
+    next_chunk,
+    pending_write,
+    pending_writes,
+    prefill_call,
+    speculative_call,
+)
 from .drafting import Drafter
 from .errors import DeadlineExceeded, QueueFull
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
+from .slot_cache import SlotCache
 from .stats import Stats
 
 if TYPE_CHECKING:
-    from .reading import Reader
+    from .encoder_cache import EncoderCache
 
-FEW = 8  # tokens of a call with guesses: with 16, guesses took longer than they saved (GPT-2 on OpenVINO, two cores)
+# With 16, speculation took longer than it saved (GPT-2 on OpenVINO, two cores).
+MAX_DECODE_TOKENS = 8  # of a step that speculates
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of the queue, and of the prompt tokens that run between two steps."""
+class SchedulerLimits:
+    """Limits of the queue and of a step."""
 
     queue: int  # sequences that may wait; 0: any number
-    prefill_tokens: int  # of prompts, between two decode steps; of texts, in one encoder call
-    wait_s: float = 0  # how long a request may wait for its turn; 0: no limit
+    prefill_tokens: int  # of prompts, in one step; of sources, in one encoder call
+    wait_s: float = 0  # how long a request may wait in the queue; 0: no limit
 
 
 class Scheduler:
@@ -46,26 +56,23 @@ class Scheduler:
     def __init__(
         self,
         cache: SlotCache,
-        limits: Limits,
+        limits: SchedulerLimits,
         stats: Stats,
-        reader: Reader | None = None,
-        guesses: bool = False,
-        joins: bool = False,
+        encoder_cache: EncoderCache | None = None,
+        can_speculate: bool = False,
+        joins_prefills: bool = False,
         drafter: Drafter | None = None,
     ) -> None:
-        """Create an empty queue. `guesses`, `joins`: what the executor supports, see Executor.
-
-        `drafter`: guesses where no text repeats.
-        """
-        self.guesses, self.joins, self.drafter = guesses, joins, drafter
-        self.cache, self.limits, self.stats, self.reader = cache, limits, stats, reader
+        """Create an empty queue. `can_speculate`, `joins_prefills`: see Executor."""
+        self.can_speculate, self.joins_prefills, self.drafter = can_speculate, joins_prefills, drafter
+        self.cache, self.limits, self.stats, self.encoder_cache = cache, limits, stats, encoder_cache
         self.waiting: list[tuple[int, int, Running]] = []  # a heap: priority, then arrival
         self.running: list[Running] = []
         self.changed = threading.Condition()
         self._order = itertools.count()
 
     @property
-    def busy(self) -> bool:
+    def has_unfinished(self) -> bool:
         """True if any sequence waits or runs."""
         return bool(self.waiting or self.running)
 
@@ -78,32 +85,32 @@ class Scheduler:
                     "send the request again later"
                 )
             self.stats.requests += 1
-            sequences[0].request.unplaced = len(sequences)
+            sequences[0].request.waiting_sequences = len(sequences)
             for sequence in sequences:
-                sequence.turn = next(self._order)
-                heapq.heappush(self.waiting, _entry(sequence))
+                sequence.arrival = next(self._order)
+                heapq.heappush(self.waiting, _queue_entry(sequence))
             self.changed.notify_all()
 
-    def startable(self) -> bool:
-        """Return True if a step could do something for a waiting sequence."""
-        return any(self._ready(entry[2]) or not entry[2].request.active for entry in self.waiting)
+    def has_startable(self) -> bool:
+        """Return True if a step would start or drop a waiting sequence."""
+        return any(self._is_ready(entry[2]) or not entry[2].request.active for entry in self.waiting)
 
-    def unread(self) -> list[Request]:
-        """Return the requests that the encoder has yet to read, in order, no further ahead than there are slots."""
-        if self.reader is None:
+    def unencoded(self) -> list[Request]:
+        """Return the next requests to encode, in order, no further ahead than there are slots."""
+        if self.encoder_cache is None:
             return []
-        ahead = heapq.nsmallest(len(self.cache.taken), self.waiting)
-        return self.reader.unread(sequence for _, _, sequence in ahead)
+        ahead = heapq.nsmallest(len(self.cache.allocated), self.waiting)
+        return self.encoder_cache.unencoded(sequence for _, _, sequence in ahead)
 
     def schedule(self) -> Iterator[Sequence[Call]]:
-        """Yield the calls of one step: those that run together, then the others.
+        """Yield the calls of one step, in groups that run together.
 
-        The later calls are built when the tokens of the earlier ones have been chosen.
+        A group is built after the tokens of the groups before have been chosen.
         """
-        self._drop()
+        self._drop_ended()
         self._admit()
         if self.cache.blocks is not None:
-            yield from filter(None, [self._together()])
+            yield from filter(None, [self._block_calls()])
         else:
             yield from self._prefill()
             yield from ([call] for call in self._decode())
@@ -115,27 +122,27 @@ class Scheduler:
         self.running.remove(sequence)
         for slot in sequence.slots:
             self.cache.release(slot)
-        if self.reader is not None:
-            self.reader.release(sequence)
+        if self.encoder_cache is not None:
+            self.encoder_cache.release(sequence)
 
     def refuse(self, request: Request, error: Exception) -> None:
-        """Send a client the one error of its request; its slots become free with the next step."""
+        """Fail a request with `error`; its slots become free with the next step."""
         if request.refuse(error):
-            with self.changed:  # the thread that writes answers refuses too
+            with self.changed:  # the thread that delivers answers refuses too
                 self.stats.failures += 1
 
     def refuse_all(self, error: Exception) -> None:
-        """Empty the queue and fail every waiting and running request."""
+        """Empty the queue, and fail every waiting and running request."""
         with self.changed:
-            left = [*(entry[2] for entry in self.waiting), *self.running]
+            sequences = [*(entry[2] for entry in self.waiting), *self.running]
             self.waiting, self.running = [], []
-        for sequence in left:
+        for sequence in sequences:
             self.refuse(sequence.request, error)
 
-    def _ready(self, sequence: Running) -> bool:
-        return self.reader is None or sequence.request.encoded is not None
+    def _is_ready(self, sequence: Running) -> bool:
+        return self.encoder_cache is None or sequence.request.encoded is not None
 
-    def _drop(self) -> None:
+    def _drop_ended(self) -> None:
         """Refuse requests past their deadline, and drop those that are no longer active."""
         now = time.monotonic()
         with self.changed:
@@ -145,7 +152,7 @@ class Scheduler:
             if request.deadline is not None and now > request.deadline:
                 after = sequence.generated
                 self.refuse(request, DeadlineExceeded(f"the request's time was over after {after} tokens"))
-        self._refuse_late(queued, now)
+        self._refuse_overdue(queued, now)
         with self.changed:
             if not all(sequence.request.active for _, _, sequence in self.waiting):
                 self.waiting = [entry for entry in self.waiting if entry[2].request.active]
@@ -153,10 +160,10 @@ class Scheduler:
         for sequence in [sequence for sequence in self.running if not sequence.request.active]:
             self.finish(sequence)
 
-    def _refuse_late(self, queued: Sequence[Running], now: float) -> None:
-        """Refuse requests that have waited too long for their turn, if none of their sequences runs."""
+    def _refuse_overdue(self, queued: Sequence[Running], now: float) -> None:
+        """Refuse requests that have waited too long and of which no sequence runs."""
         wait = self.limits.wait_s
-        waiting = [sequence.request for sequence in queued if not sequence.restarted]  # these had their turn
+        waiting = [sequence.request for sequence in queued if not sequence.was_preempted]
         late = [request for request in waiting if wait and now > request.arrived + wait]
         started = {sequence.request for sequence in self.running} if late else ()
         for request in late:
@@ -167,154 +174,156 @@ class Scheduler:
                 )
 
     def _admit(self) -> None:
-        """Give free slots to waiting sequences, in order; the first of a request prefills for its siblings.
+        """Start waiting sequences in free slots, in order; the first of a request prefills for its siblings.
 
-        If the next needs more slots than are free, as a search does, those after it get only the slots that it leaves.
+        If the next needs more slots than are free, as a search does, later ones get only slots that do not delay it.
         """
         with self.changed:
-            skipped, free, spare = [], self.cache.free, len(self.cache.taken)
-            while self.waiting and self.cache.free and spare:
+            skipped, free, spare = [], self.cache.free_slots, len(self.cache.allocated)
+            while self.waiting and self.cache.free_slots and spare:
                 entry = heapq.heappop(self.waiting)
                 sequence = entry[2]
-                if sequence.width > min(self.cache.free, spare):
+                if sequence.width > min(self.cache.free_slots, spare):
                     skipped.append(entry)
-                    spare = min(spare, self._left_by(sequence))
-                elif not self.cache.admits(sequence.tokens, sequence.width):
-                    skipped.append(entry)  # it is the next: freed memory is kept for it
+                    spare = min(spare, self._slots_left_by(sequence))
+                elif not self.cache.can_allocate(sequence.tokens, sequence.width):
+                    skipped.append(entry)  # freed memory is kept for it
                     break
-                elif self._ready(sequence) and not self._sibling_prefills(sequence):
+                elif self._is_ready(sequence) and not self._sibling_prefills(sequence):
                     self._start(sequence)
                     spare -= sequence.width if skipped else 0
                 else:
                     skipped.append(entry)
             for entry in skipped:
                 heapq.heappush(self.waiting, entry)
-            if self.reader is not None and self.cache.free < free:
-                self.changed.notify_all()  # the encoder may read on
+            if self.encoder_cache is not None and self.cache.free_slots < free:
+                self.changed.notify_all()  # the encoder may go on
 
-    def _left_by(self, waiting: Running) -> int:
-        """Return how many slots later sequences may take without delaying `waiting`."""
-        later = sum(running.width for running in self.running if _turn(running) > _turn(waiting))
-        return max(0, len(self.cache.taken) - waiting.width - later)
+    def _slots_left_by(self, waiting: Running) -> int:
+        """Return how many slots later sequences may use without delaying `waiting`."""
+        later = sum(running.width for running in self.running if _queue_order(running) > _queue_order(waiting))
+        return max(0, len(self.cache.allocated) - waiting.width - later)
 
     def _sibling_prefills(self, sequence: Running) -> bool:
         return any(other.request is sequence.request for other in self._active(SequenceStatus.PREFILLING))
 
     def _start(self, sequence: Running) -> None:
         request = sequence.request
-        placement = self.cache.place(sequence.tokens, request.reusable)
-        sequence.slots = [placement.slot, *(self.cache.take() for _ in range(sequence.width - 1))]
-        if not sequence.restarted:
+        placement = self.cache.allocate(sequence.tokens, request.reusable)
+        sequence.slots = [placement.slot, *(self.cache.allocate_empty() for _ in range(sequence.width - 1))]
+        if not sequence.was_preempted:
             self.stats.reused_tokens += placement.reused
             self.stats.prompt_tokens += len(request.source or request.prompt)
             if request.queue_seconds is None:
                 request.queue_seconds = time.monotonic() - request.arrived
                 request.cached_tokens = placement.reused
         self.running.append(sequence)
-        if self.reader is None:
+        if self.encoder_cache is None:
             sequence.status = SequenceStatus.PREFILLING
         else:
             sequence.status = SequenceStatus.DECODING  # its prompt is one token: a step like any other
-            self.reader.place(sequence)
+            self.encoder_cache.allocate(sequence)
 
     def _active(self, status: SequenceStatus) -> list[Running]:
         return [sequence for sequence in self.running if sequence.status is status and sequence.request.active]
 
     def fast_forward(self, sequence: GeneratedSequence, forced: int) -> bool:
-        """Start to run `forced` known tokens in their own call instead of steps; return False if that does not pay.
+        """Prefill `forced` tokens in one call instead of decoding them; return False if that does not pay.
 
-        Such a call costs as much as a step of one row: it pays for a row that would need at least as many steps as
-        there are rows.
+        The call costs as much as a step of one row, so it pays for at least as many tokens as there are rows.
         """
-        if self.reader is not None or forced < len(self.running):
+        if self.encoder_cache is not None or forced < len(self.running):
             return False
         sequence.status = SequenceStatus.PREFILLING
         return True
 
     def _prefill(self) -> Iterator[Sequence[Call]]:
-        for group in joined(self.cache, self._pieces(), self.limits.prefill_tokens if self.joins else 0):
-            yield [prefill(self.cache, sequence, tokens) for sequence, tokens in group]
+        for group in join_prefills(
+            self.cache, self._prompt_chunks(), self.limits.prefill_tokens if self.joins_prefills else 0
+        ):
+            yield [prefill_call(self.cache, sequence, tokens) for sequence, tokens in group]
 
-    def _pieces(self) -> list[PromptPiece]:
-        """Return pieces of prompts, and of known tokens after them, first come first, up to the limit of a step."""
-        pieces, budget = [], self.limits.prefill_tokens
+    def _prompt_chunks(self) -> list[PromptChunk]:
+        """Return chunks of prompts, and of forced tokens after them, in order, up to the limit of a step."""
+        chunks, budget = [], self.limits.prefill_tokens
         for sequence in self._active(SequenceStatus.PREFILLING):
             if budget <= 0:
                 break
-            tokens = piece(self.cache, sequence, budget)
+            tokens = next_chunk(self.cache, sequence, budget)
             budget -= len(tokens)
-            pieces.append((sequence, tokens))
-        return pieces
+            chunks.append((sequence, tokens))
+        return chunks
 
     def _decode(self) -> Iterator[Call]:
-        """Yield a call with one token of every sequence and beam past its prompt, or the calls of one with a guess."""
+        """Yield the call that decodes every sequence and beam, or a speculative one if a single sequence runs."""
         sequences = self._active(SequenceStatus.DECODING)
         if not sequences:
             return
-        if len(self.running) == 1 and (guesses := self._guess(sequences)):  # with more rows its own call costs more
-            yield from guesses
+        if len(self.running) == 1 and (speculative := self._speculate(sequences)):  # each would be a call of its own
+            yield from speculative
             return
-        self._close_holes()
-        yield step(self.cache, sequences)
+        self._compact()
+        yield decode_call(self.cache, sequences)
 
-    def _together(self) -> Sequence[Call]:
-        """Return the calls of one run over blocks: steps, guesses and prompts, so that prompts share a weight pass.
+    def _block_calls(self) -> Sequence[Call]:
+        """Return the calls of a step over blocks, which run together; preempt sequences if blocks run out.
 
-        Steps come first: they end the slots of their range where they are, and prompts go on from there.
+        Decoding comes first: `record` then truncates the slots of its range before prompts write to theirs.
         """
         while True:
-            sequences, pieces = self._active(SequenceStatus.DECODING), self._pieces()
-            if self.cache.make_room(growths(self.cache, sequences, pieces)):
+            sequences, chunks = self._active(SequenceStatus.DECODING), self._prompt_chunks()
+            if self.cache.evict_for(pending_writes(self.cache, sequences, chunks)):
                 break
             self._preempt()
-        guesses = [] if pieces else self._guess(sequences)
-        steps = [sequence for sequence in sequences if all(sequence is not call.sequences[0] for call in guesses)]
-        if guesses and not self.cache.has_room([*growths(self.cache, steps, ()), *map(growth, guesses)]):
-            guesses, steps = [], sequences  # reusable content of free slots is worth more than a guess
-        calls = [step(self.cache, steps)] if steps else []
-        return [*calls, *guesses, *(prefill(self.cache, sequence, tokens) for sequence, tokens in pieces)]
+        speculative = [] if chunks else self._speculate(sequences)
+        others = [sequence for sequence in sequences if all(sequence is not call.sequences[0] for call in speculative)]
+        writes = [*pending_writes(self.cache, others, ()), *map(pending_write, speculative)]
+        if speculative and not self.cache.can_append(writes):
+            speculative, others = [], sequences  # cached prefixes are worth more than speculation
+        decode = [decode_call(self.cache, others)] if others else []
+        return [*decode, *speculative, *(prefill_call(self.cache, sequence, tokens) for sequence, tokens in chunks)]
 
-    def _guess(self, sequences: Sequence[Running]) -> list[Call]:
-        """Return steps of sequences with a guess, first come first, while a run has at most `FEW` tokens."""
+    def _speculate(self, sequences: Sequence[Running]) -> list[Call]:
+        """Return speculative calls of sequences, in order, while a step decodes at most `MAX_DECODE_TOKENS` tokens."""
         calls: list[Call] = []
-        left = FEW - sum(sequence.width for sequence in sequences) if self.guesses else 0
+        budget = MAX_DECODE_TOKENS - sum(sequence.width for sequence in sequences) if self.can_speculate else 0
         if self.drafter is not None:
-            self.drafter.begin(self.limits.prefill_tokens)
+            self.drafter.start_step(self.limits.prefill_tokens)
         for sequence in sequences:
-            if left > 0 and (call := guess(self.cache, sequence, left, self.drafter)) is not None:
+            if budget > 0 and (call := speculative_call(self.cache, sequence, budget, self.drafter)) is not None:
                 calls.append(call)
-                left -= call.tokens.shape[1] - 1
+                budget -= call.tokens.shape[1] - 1
         return calls
 
     def _preempt(self) -> None:
-        """Preempt the last sequence in the order of the queue; the content of its slots may be evicted."""
-        last = max(self.running, key=_turn)
+        """Move the last running sequence in queue order back to the queue; its slots may be evicted."""
+        last = max(self.running, key=_queue_order)
         self.running.remove(last)
         for slot in last.slots:
             self.cache.release(slot)
         last.restart()
         last.status = SequenceStatus.WAITING
         with self.changed:
-            heapq.heappush(self.waiting, _entry(last))
+            heapq.heappush(self.waiting, _queue_entry(last))
         self.stats.preemptions += 1
 
-    def _close_holes(self) -> None:
-        """Move sequences into the holes that finished ones left, unless waiting sequences can take those."""
-        if any(self._ready(entry[2]) for entry in self.waiting):
+    def _compact(self) -> None:
+        """Move sequences into the gaps of finished ones, unless waiting sequences can start there."""
+        if any(self._is_ready(entry[2]) for entry in self.waiting):
             return
-        while (moved := self.cache.close_hole()) is not None:
+        while (moved := self.cache.compact()) is not None:
             source, target = moved
             for sequence in self.running:
                 if source in sequence.slots:
                     sequence.slots[sequence.slots.index(source)] = target
-                    if self.reader is not None:
-                        self.reader.move(sequence, source)
+                    if self.encoder_cache is not None:
+                        self.encoder_cache.detach(sequence, source)
 
 
-def _turn(sequence: Running) -> tuple[int, int]:
-    """Return the order of a sequence in the queue: priority, then arrival."""
-    return sequence.request.options.priority, sequence.turn
+def _queue_order(sequence: Running) -> tuple[int, int]:
+    """Return the position of a sequence in the queue: priority, then arrival."""
+    return sequence.request.options.priority, sequence.arrival
 
 
-def _entry(sequence: Running) -> tuple[int, int, Running]:
-    return (*_turn(sequence), sequence)
+def _queue_entry(sequence: Running) -> tuple[int, int, Running]:
+    return (*_queue_order(sequence), sequence)

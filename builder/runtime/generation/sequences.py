@@ -1,6 +1,6 @@
-"""Sequences that the decode loop runs: one that generates a token a step, or one search's beams. Both end as text.
+"""Hold the state of a request and of its sequences: each generates a token a step, or is one search with its beams.
 
-Knows token ids, detokenisers and stops; knows nothing about slots' contents, executors or Triton.
+Knows token ids, detokenisers and stop strings; knows nothing about slots' contents, executors or Triton.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Union
 import numpy as np
 
 from .beams import BeamSearch
-from .lookup import Lookup
+from .draft_length import DraftLength
 from .options import Options
-from .pace import Pace
+from .prompt_lookup import PromptLookup
 from .sampling import Choice, Sampler, choice
 from .text import Detokenizer, StopStrings
 
 
 class RequestStatus(enum.Enum):
-    """State of a request: whether its client still waits for the answers."""
+    """State of a request."""
 
     ACTIVE = "active"
-    CANCELLED = "cancelled"  # its client disconnected
+    CANCELLED = "cancelled"  # by its client
     FAILED = "failed"  # its client got an error
 
 
@@ -35,15 +35,15 @@ class SequenceStatus(enum.Enum):
     """Stage of a sequence; a preempted one waits again."""
 
     WAITING = "waiting"  # in the queue, without a slot
-    PREFILLING = "prefilling"  # its prompt is read in pieces
+    PREFILLING = "prefilling"  # its prompt runs in chunks
     DECODING = "decoding"  # a token a step
     FINISHED = "finished"
 
 
-Later = Callable[[Callable[[], None]], None]  # runs its arguments one after the other, in any thread
+Defer = Callable[[Callable[[], None]], None]  # runs its arguments one after the other, in any thread
 
 
-def at_once(work: "Callable[[], None]") -> None:
+def run_now(work: "Callable[[], None]") -> None:
     """Run `work` in the calling thread."""
     work()
 
@@ -66,9 +66,9 @@ class Piece:
 class Request:
     """Request in progress: its prompt, and where its pieces, or its one error, go.
 
-    `source` is what the encoder of an encoder-decoder model reads; `prompt` is then the one token that the decoder
-    starts from. `encoded`: the source's keys and values, once computed. `later` runs the delivery of its pieces, at
-    once or in another thread; after a piece that could not be delivered (`broken`), no more are.
+    `source`: tokens that an encoder reads; `prompt` is then the one token that the decoder starts from. `encoded`: the
+    keys and values of the source. `defer` runs the delivery of pieces, now or in another thread; after a piece that
+    could not be delivered (`undeliverable`), no more are.
     """
 
     prompt: "list[int]"
@@ -82,14 +82,14 @@ class Request:
     first_token: "float | None" = None
     cached_tokens: int = 0  # tokens of its prompt that were in the cache when its first sequence got a slot
     queue_seconds: "float | None" = None  # time until then
-    encoding: bool = False  # True once the encoder reads its source, or has read it
+    encoding: bool = False  # True while or after the encoder runs its source
     encoded: Any = None
-    unplaced: int = 0  # how many of its sequences wait
-    scores: "list[Choice] | None" = None  # of the prompt's tokens after the first, as far as known, if requested
+    waiting_sequences: int = 0
+    scores: "list[Choice] | None" = None  # of the prompt's tokens after the first, so far, if requested
     status: RequestStatus = RequestStatus.ACTIVE
-    later: Later = at_once
-    broken: bool = False
-    ending: threading.Lock = field(default_factory=threading.Lock)  # guards `status`: several threads may end a request
+    defer: Defer = run_now
+    undeliverable: bool = False
+    status_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def active(self) -> bool:
@@ -103,8 +103,8 @@ class Request:
 
     @property
     def reusable(self) -> int:
-        """Number of prompt tokens that need not run if their keys and values are cached."""
-        return len(self.prompt) - 1 if self.scores is None else len(self.scores)  # these have given their logits
+        """Number of prompt tokens that need not run if they are cached."""
+        return len(self.prompt) - 1 if self.scores is None else len(self.scores)
 
     def score(self, start: int, logits: np.ndarray) -> None:
         """Record log-probabilities: `logits`, (positions, vocabulary), follow the prompt's tokens from `start` on."""
@@ -114,20 +114,20 @@ class Request:
             self.scores.append(choice(row, token, self.options.prompt_logprobs))
 
     def cancel(self) -> bool:
-        """Cancel the request: its slots become free with the next step. Returns False if it had ended."""
-        return self._ends_as(RequestStatus.CANCELLED)
+        """Cancel the request; its slots become free with the next step. Return False if it had ended."""
+        return self._end_as(RequestStatus.CANCELLED)
 
     def refuse(self, error: Exception) -> bool:
-        """Send the client `error`; return False if the request has ended, for it gets one error at most."""
-        if not self._ends_as(RequestStatus.FAILED):
+        """Send the client `error`; return False if the request had ended."""
+        if not self._end_as(RequestStatus.FAILED):
             return False
         self.fail(error)
         return True
 
-    def _ends_as(self, status: RequestStatus) -> bool:
-        with self.ending:
-            was, self.status = self.active, status if self.active else self.status
-        return was
+    def _end_as(self, status: RequestStatus) -> bool:
+        with self.status_lock:
+            was_active, self.status = self.active, status if self.active else self.status
+        return was_active
 
 
 @dataclass(eq=False)
@@ -140,12 +140,12 @@ class GeneratedSequence:
     stops: StopStrings
     end_ids: "frozenset[int]"
     slots: "list[int]" = field(default_factory=list)
-    source: int = -1  # place in the arena of the text that it attends to
+    source: int = -1  # its place in the encoder cache
     status: SequenceStatus = SequenceStatus.WAITING
-    turn: int = 0  # in the order of arrival
-    restarted: bool = False
+    arrival: int = 0  # in the order of arrival
+    was_preempted: bool = False
     unsent: "list[Choice]" = field(default_factory=list)
-    pace: Pace = field(default_factory=Pace)  # of a draft model
+    draft_length: DraftLength = field(default_factory=DraftLength)
 
     width = 1
 
@@ -154,8 +154,8 @@ class GeneratedSequence:
         return self.sampler.stream
 
     def restart(self) -> None:
-        """Start again from the same tokens, whose keys and values were evicted."""
-        self.slots, self.restarted = [], True
+        """Wait again after preemption; its tokens will be recomputed."""
+        self.slots, self.was_preempted = [], True
 
     @property
     def generated(self) -> int:
@@ -163,31 +163,31 @@ class GeneratedSequence:
 
     @property
     def tokens(self) -> "list[int]":
-        """Tokens that must have run before the next new token."""
+        """Tokens to cache before the next one is chosen."""
         return [*self.request.prompt, *self.sampler.generated]
 
     def inputs(self) -> "list[int]":
         """Return the token that the next step runs."""
         return [(self.sampler.generated or self.request.prompt)[-1]]
 
-    def room(self, max_length: int) -> int:
-        """Return how many tokens may be guessed after its `inputs`, within its limits; 0 with a guide."""
+    def max_speculative(self, max_length: int) -> int:
+        """Return how many speculative tokens may follow its `inputs`; 0 with a guide."""
         request = self.request
         left = min(request.max_tokens, max_length - len(request.prompt)) - self.generated - 1
         return 0 if self.sampler.guide is not None else max(0, left)
 
     @cached_property
-    def lookup(self) -> Lookup:
-        """Lookup of repeated text, as far as `looked_up` was called."""
-        return Lookup(self.request.prompt)
+    def lookup(self) -> PromptLookup:
+        """Prompt lookup over the tokens that `propose_by_lookup` has seen."""
+        return PromptLookup(self.request.prompt)
 
-    def looked_up(self, most: int) -> "list[int]":
-        """Return up to `most` tokens that may come after its `inputs`, because they did before."""
+    def propose_by_lookup(self, limit: int) -> "list[int]":
+        """Return up to `limit` tokens that may come after its `inputs`."""
         self.lookup.extend(self.sampler.generated[len(self.lookup.tokens) - len(self.request.prompt) :])
-        return self.lookup.guess(most)
+        return self.lookup.propose(limit)
 
     def advance(self, choice: Choice, max_length: int) -> "Piece | None":
-        """Append a token; return the piece to pass on, or None if it only began a character or a stop string.
+        """Append a token; return the piece to emit, or None if it only began a character or a stop string.
 
         Raises InputError if its guide cannot go on.
         """
@@ -228,20 +228,20 @@ class Beams:
     request: Request
     search: BeamSearch
     detokenizer: "Callable[[], Detokenizer]"
-    slots: "list[int]" = field(default_factory=list)  # those of running beams first
-    source: int = -1  # place in the arena of the text that it attends to
+    slots: "list[int]" = field(default_factory=list)  # of running beams first
+    source: int = -1  # its place in the encoder cache
     status: SequenceStatus = SequenceStatus.WAITING
-    turn: int = 0  # in the order of arrival
-    restarted: bool = False
+    arrival: int = 0  # in the order of arrival
+    was_preempted: bool = False
 
     @property
     def width(self) -> int:
         return self.search.width
 
     def restart(self) -> None:
-        """Start the search again, with the same result; its keys and values were evicted."""
+        """Wait again after preemption; the search starts over, with the same result."""
         self.search = BeamSearch(self.search.rules, self.request.prompt, self.search.end_ids)
-        self.slots, self.restarted = [], True
+        self.slots, self.was_preempted = [], True
 
     @property
     def generated(self) -> int:
@@ -249,7 +249,7 @@ class Beams:
 
     @property
     def tokens(self) -> "list[int]":
-        """Tokens that run before its beams diverge."""
+        """Tokens to cache before its beams diverge."""
         return self.request.prompt
 
     def inputs(self) -> "list[int]":

@@ -20,7 +20,7 @@ from ..contract import DRAFT, FILE, ContractError, GenerationServing, load_gener
 from ..fields import InputError, Tensors, refuse_large, refuse_long
 from .beams import BeamSearch
 from .checking import read_options
-from .engine import Engine
+from .decode_loop import DecodeLoop
 from .executors.base import EngineModel, Executor, Geometry
 from .guides import Guides
 from .options import LISTS, Options
@@ -28,8 +28,8 @@ from .processors import rules_of
 from .prompts import Prompt, Prompts, token_ids
 from .responses import Respond, StreamedAnswer, WholeAnswer
 from .sampling import Choice, Sampler
-from .scheduler import Limits
-from .sequences import Beams, GeneratedSequence, Later, Request, Running, at_once
+from .scheduler import SchedulerLimits
+from .sequences import Beams, Defer, GeneratedSequence, Request, Running, run_now
 from .text import Detokenizer, Spelling, StopStrings
 
 
@@ -50,27 +50,27 @@ class Service:
         self.prompt: Prompts = prompts.open_prompts(serving, self.tokenizer)
         token_budget = serving.prefill_tokens if serving.source is None else serving.source.token_budget
         assert token_budget is not None
-        limits = Limits(serving.queue, token_budget, serving.queue_timeout_ms / 1000)
+        limits = SchedulerLimits(serving.queue, token_budget, serving.queue_timeout_ms / 1000)
         executor, draft = make_executor(folder, serving, infer), make_draft(folder, serving)
-        self.engine = Engine(executor, limits, serving.prefix_cache, draft)
+        self.loop = DecodeLoop(executor, limits, serving.prefix_cache, draft)
 
     def submit(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> Request:
-        """Prepare one request and start answering it. Raises InputError, QueueFull and EngineFailed."""
+        """Prepare one request and start answering it. Raises InputError, QueueFull and DecodeLoopFailed."""
         prepared = self.prepare(tensors, parameters, respond)
         self.start(prepared)
         return prepared[0].request
 
     def start(self, prepared: "Sequence[Running]") -> None:
-        """Start answering the sequences that `prepare` returned. Raises QueueFull and EngineFailed."""
-        self.engine.submit(prepared)
+        """Start answering the sequences that `prepare` returned. Raises QueueFull and DecodeLoopFailed."""
+        self.loop.submit(prepared)
 
     def prepare(
-        self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond, later: Later = at_once
+        self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond, defer: Defer = run_now
     ) -> "list[Running]":
         """Read one request, including all the slow work; raise InputError if it cannot be answered.
 
         A request that only asks for tokens is answered at once, and the returned list is empty. `respond` is called
-        with `True` exactly once, last. `later` runs what turns the loop's pieces into responses, which may be slow
+        with `True` exactly once, last. `defer` runs what turns pieces into responses, which may be slow
         (log-probabilities are written as JSON), in the loop's thread or in another.
         """
         limits = self.serving.limits
@@ -82,7 +82,7 @@ class Service:
         if options.tokenize:
             answer = dict(zip(("text_output", "tokens"), self.prompt.tokens(options)))
             texts = {name: np.array([text.encode("utf-8")], np.object_) for name, text in answer.items()}
-            later(partial(respond, texts, True))
+            defer(partial(respond, texts, True))
             return []
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
@@ -92,9 +92,9 @@ class Service:
         tokens, source = list(prompt.tokens), prompt.source
 
         def fail(error: Exception) -> None:
-            later(partial(respond, error, True))
+            defer(partial(respond, error, True))
 
-        request = Request(tokens, options, maximum, answers.add, fail, deadline, source, scores=scores, later=later)
+        request = Request(tokens, options, maximum, answers.add, fail, deadline, source, scores=scores, defer=defer)
         return self._sequences(request, prompt.first)
 
     def _max_tokens(self, options: Options, prompt: Prompt) -> int:
@@ -172,20 +172,21 @@ class Service:
 
     def _held(self, beams: int) -> int:
         """Return how many tokens, prompt and answer, each of `beams` rows can have in an empty cache."""
-        blocks = self.engine.cache.blocks
-        return self.serving.arena.length if blocks is None else blocks.count // beams * blocks.size
+        blocks = self.loop.cache.blocks
+        return self.serving.arena.length if blocks is None else blocks.num_blocks // beams * blocks.block_size
 
     def _refuse_too_large(self, request: Request) -> None:
         """Raise InputError for a request that would not fit into an empty cache of shared blocks."""
-        blocks, beams = self.engine.cache.blocks, request.options.num_beams
+        blocks, beams = self.loop.cache.blocks, request.options.num_beams
         tokens = len(request.prompt) + request.max_tokens
-        if blocks is not None and beams * blocks.of(tokens) > blocks.count:
+        needed = 0 if blocks is None else beams * blocks.count_for(tokens)
+        if blocks is not None and needed > blocks.num_blocks:
             shorter = "send a shorter prompt or fewer num_beams"
             if request.options.max_tokens is not None:
                 shorter = "lower max_tokens or num_beams"
             raise InputError(
-                f"{beams} beams of up to {tokens} tokens need {beams * blocks.of(tokens)} blocks of the cache, of "
-                f"{blocks.count}: {shorter}, or build the model with a larger --cache-gb"
+                f"{beams} beams of up to {tokens} tokens need {needed} blocks of the cache, of {blocks.num_blocks}: "
+                f"{shorter}, or build the model with a larger --cache-gb"
             )
 
     def _bad_words(self, options: Options) -> "tuple[tuple[int, ...], ...]":

@@ -62,14 +62,14 @@ class Stats:
     healthy: int = 1
     loaded_timestamp_seconds: float = field(default_factory=time.time)
 
-    def count_guess(self, tokens: int, right: int, drafted: bool) -> None:
-        """Count a verified guess of `tokens` tokens, of which `right` were right."""
+    def count_proposal(self, tokens: int, accepted: int, drafted: bool) -> None:
+        """Count `tokens` speculative tokens, of which `accepted` were accepted."""
         if drafted:
             self.drafted_tokens += tokens
-            self.right_drafts += right
+            self.right_drafts += accepted
         else:
             self.guessed_tokens += tokens
-            self.right_guesses += right
+            self.right_guesses += accepted
 
 
 def values(stats: Stats) -> dict[str, float]:

@@ -117,7 +117,7 @@ def _generate(checkpoint: Path, cached: bool) -> float:
 def _serve(version: Path) -> float:
     """Measure the emitted decode loop in this process."""
     service = Service(version)
-    service.engine.start()
+    service.loop.start()
     prompt = _prompt(version.parent.parent.parent / "gpt2")
 
     def run(count: int) -> None:
@@ -134,7 +134,7 @@ def _serve(version: Path) -> float:
     start = time.perf_counter()
     run(ANSWER)
     rate = ANSWER / (time.perf_counter() - start)
-    service.engine.stop()
+    service.loop.stop()
     return rate
 
 

@@ -63,8 +63,8 @@ def said(version: Path, **options: Any) -> tuple[list[list[str]], Stats]:
 
         tensors = {"text_input": np.array([text], object)}
         service.submit(tensors, {"max_tokens": 25 * number, "ignore_eos": True, **options}, respond)
-    service.engine.run_until_idle()
-    return [answers[text] for text in TEXTS], service.engine.stats
+    service.loop.run_until_idle()
+    return [answers[text] for text in TEXTS], service.loop.stats
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -90,8 +90,8 @@ def train(folder: Path) -> list[dict[str, str]]:
 def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
     """Return the emitted code's answer to each number, all of them in its one batch."""
     service = Service(folder)
-    assert service.engine.executor.searches
-    service.engine.start()
+    assert service.loop.executor.has_likeliest
+    service.loop.start()
     answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
 
     def note(place: int, answer: Answer, last: bool) -> None:
@@ -104,7 +104,7 @@ def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
         }
         service.submit(tensors, {}, partial(note, place))
     said = dict(answers.get(timeout=600) for _ in numbers)
-    service.engine.stop()
+    service.loop.stop()
     return [answered(said[place])["text_output"][0].decode() for place in range(len(numbers))]
 
 

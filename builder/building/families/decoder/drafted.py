@@ -29,9 +29,9 @@ from builder.repository.report.provenance import file_hashes
 from builder.repository.report.record import BuildReport
 from builder.repository.verdict import Comparison
 from builder.runtime.contract import DRAFT
-from builder.runtime.generation.scheduler import FEW
+from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS
 
-SLOTS = FEW // 2  # sequences that guess in one step, at most: each has its own token and a guess
+SLOTS = MAX_DECODE_TOKENS // 2  # sequences that guess in one step, at most: each has its own token and a guess
 
 
 def refuse_draft(spec: BuildSpec) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from ...contract import CacheType, LayerShape
-from ..blocks import Blocks
+from ..block_manager import BlockManager
 
 if TYPE_CHECKING:
-    from ..reading import Reader
+    from ..encoder_cache import EncoderCache
 
 Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
 
@@ -58,14 +58,14 @@ class Part(NamedTuple):
     first: int
     tokens: np.ndarray
     lengths: np.ndarray
-    wanted: "np.ndarray | None" = None
+    logits_positions: "np.ndarray | None" = None
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Tokens with the highest logits at each wanted place, best first; ties go to the lower id.
+    """Tokens with the highest logits at each position, best first; ties go to the lower id.
 
-    `tokens`: (wanted, count) int64; `logits`: the same in float32.
+    `tokens`: (positions, count) int64; `logits`: the same in float32.
     """
 
     tokens: np.ndarray
@@ -76,67 +76,66 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Likeliest(Candidates):
-    """Candidates, and for each wanted place the log-sum-exp of all logits, `totals`: (wanted, 1) float32."""
+class ScoredCandidates(Candidates):
+    """Candidates with the log-sum-exp of all logits at each position, `totals`: (positions, 1) float32."""
 
     totals: np.ndarray
 
-    def __getitem__(self, rows: "slice | list[int]") -> "Likeliest":
-        return Likeliest(self.tokens[rows], self.logits[rows], self.totals[rows])
+    def __getitem__(self, rows: "slice | list[int]") -> "ScoredCandidates":
+        return ScoredCandidates(self.tokens[rows], self.logits[rows], self.totals[rows])
 
 
 class Executor(ABC):
     """Runs tokens of some slots, and copies a slot. Each executor decides where keys and values are stored.
 
-    `blocks`: which slot has which blocks, where slots share memory; None: each slot has room for `max_length` tokens.
-    `guesses`: True if it may run guessed tokens, because several tokens of one row take about as long as one, so that
-    guessing pays, and because a wrong guess leaves no trace in the cache.
+    `blocks`: the blocks of each slot, where slots share memory; None: each slot holds `max_length` tokens.
+    `can_speculate`: True if several tokens of a row take about as long as one, and a rejected token leaves no trace in
+    the cache.
     `candidates`: how many candidates `best` finds; 0: `run` returns all logits anyway.
-    `searches`: True if it has `likeliest`.
-    `joins`: True if texts that begin in adjacent slots run as one call, because reading the weights once for several
-    costs less than once for each.
+    `has_likeliest`: True if `likeliest` is implemented.
+    `joins_prefills`: True if prompts that start in adjacent slots run as one call, which reads the weights once.
     """
 
-    blocks: "Blocks | None" = None
-    guesses = False
+    blocks: "BlockManager | None" = None
+    can_speculate = False
     candidates = 0
-    searches = False
-    joins = False
+    has_likeliest = False
+    joins_prefills = False
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
 
     @abstractmethod
     def run(
-        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
         """Append `tokens`, (rows, new) int64, to the slots from `first` on, which hold `lengths` tokens each.
 
-        `wanted`: the tokens after which logits are needed, at least one, in any order, (wanted,) int64: places in
-        `tokens`, counted through all rows; if None, each row's last.
-        Returns logits (wanted, vocabulary) float32 in that order; valid until the next call.
+        `logits_positions`: indices into the flattened `tokens` after which logits are needed, at least one, in any
+        order, (positions,) int64; None: each row's last.
+        Returns logits (positions, vocabulary) float32 in that order; valid until the next call.
         """
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
-        """Run `parts`, which are of different slots, in one call; return what `run` returns for each.
+        """Run `parts`, of different slots, in one call; return what `run` returns for each.
 
-        Requires `blocks`, or `joins` with each part one row of an empty slot, in the order of adjacent slots.
+        Requires `blocks`, or `joins_prefills` with each part one row of an empty slot, in the order of adjacent slots.
         """
-        raise NotImplementedError(f"{type(self).__name__} runs one part a call: rows of one have one length")
+        raise NotImplementedError(f"{type(self).__name__} runs one part a call")
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
         """Run `parts` like `run` or `run_together`, but return only the highest logits. Requires `candidates`."""
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
-    def likeliest(self, part: "Part", count: int) -> Likeliest:
+    def likeliest(self, part: "Part", count: int) -> ScoredCandidates:
         """Run `part` like `run`, but return the `count` highest logits (all of fewer tokens) and their totals.
 
-        Valid until the next call. Requires `searches`.
+        Valid until the next call. Requires `has_likeliest`.
         """
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
-    def reader(self, token_budget: int) -> "Reader | None":
-        """Return what encodes the sources of requests, `token_budget` padded tokens a call; None for a decoder."""
+    def encoder_cache(self, token_budget: int) -> "EncoderCache | None":
+        """Return the cache of an encoder-decoder's sources, which encodes `token_budget` tokens a call; else None."""
         return None
 
     @abstractmethod
@@ -151,25 +150,25 @@ def copy_slot(arena: Mapping[str, np.ndarray], source: int, target: int, length:
 
 
 def last_of_rows(tokens: np.ndarray) -> np.ndarray:
-    """Return the place of each row's last token, counted through all rows of (rows, new)."""
+    """Return the index of each row's last token in the flattened `tokens`, (rows, new)."""
     rows, new = tokens.shape
     return np.arange(new - 1, rows * new, new)
 
 
 class Step:
-    """Small inputs of one call, allocated once for a range of slots and filled in place."""
+    """Small inputs of one call, allocated once and filled in place."""
 
-    def __init__(self, rows: int, new: int, wanted: int) -> None:
+    def __init__(self, rows: int, new: int, num_logits: int) -> None:
         self.feeds: dict[str, np.ndarray] = {
             "input_ids": np.zeros((rows, new), np.int64),
             "position_ids": np.zeros((rows, new), np.int64),
             "seqlens_k": np.zeros(rows, np.int32),
             "total_sequence_length": np.zeros(1, np.int32),
-            "logits_positions": np.zeros(wanted, np.int64),
+            "logits_positions": np.zeros(num_logits, np.int64),
         }
 
     def fill(
-        self, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray, counts: "np.ndarray | None" = None
+        self, tokens: np.ndarray, lengths: np.ndarray, logits_positions: np.ndarray, counts: "np.ndarray | None" = None
     ) -> None:
         """Fill the inputs; `counts`, (rows,): how many of each padded row's tokens are its own."""
         feeds, new = self.feeds, tokens.shape[1]
@@ -177,4 +176,4 @@ class Step:
         feeds["position_ids"][:] = lengths[:, None] + np.arange(new)
         feeds["seqlens_k"][:] = lengths + (new if counts is None else counts) - 1
         feeds["total_sequence_length"][...] = lengths.max() + new
-        feeds["logits_positions"][:] = wanted
+        feeds["logits_positions"][:] = logits_positions

@@ -18,7 +18,7 @@ def open_executor(infer: Infer, serving: GenerationServing, geometry: Geometry) 
 class Bls(Executor):
     """Graph behind an `infer` callable; the used part of the cache travels both ways."""
 
-    guesses = True
+    can_speculate = True
 
     def __init__(self, infer: Infer, inputs: Sequence[str], geometry: Geometry) -> None:
         super().__init__(geometry)
@@ -27,12 +27,12 @@ class Bls(Executor):
         self.inputs = set(inputs)
 
     def run(
-        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
         rows, new = tokens.shape
-        wanted = last_of_rows(tokens) if wanted is None else wanted
-        step = Step(rows, new, len(wanted))
-        step.fill(tokens, lengths, wanted)
+        logits_positions = last_of_rows(tokens) if logits_positions is None else logits_positions
+        step = Step(rows, new, len(logits_positions))
+        step.fill(tokens, lengths, logits_positions)
         feeds = {name: array for name, array in step.feeds.items() if name in self.inputs}
         used = int(lengths.max())
         for name, tensor in self.arena.items():

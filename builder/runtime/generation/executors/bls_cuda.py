@@ -17,9 +17,9 @@ import numpy as np
 
 from ...contract import GenerationServing
 from .base import Candidates, EngineModel, Executor, Geometry, Part, Step
-from .beginnings import padded, places, wanted_of
-from .candidates import MOST, TOP_LOGITS, TOP_TOKENS, in_order
+from .candidates import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS, in_order
 from .cuda import copy_to_host, load_cuda
+from .padded_prefill import logits_positions_of, padded, places
 
 
 def open_executor(infer: EngineModel, serving: GenerationServing, geometry: Geometry) -> "BlsCuda":
@@ -36,8 +36,8 @@ class BlsCuda(Executor):
     (builder/graphs/onnx/candidates.py).
     """
 
-    guesses = True
-    joins = True
+    can_speculate = True
+    joins_prefills = True
 
     def __init__(
         self, infer: EngineModel, inputs: "Sequence[str]", outputs: "Sequence[str]", geometry: Geometry
@@ -45,7 +45,7 @@ class BlsCuda(Executor):
         super().__init__(geometry)
         self.infer = infer
         self.inputs = set(inputs)
-        self.candidates = min(MOST, geometry.vocabulary) if TOP_TOKENS in outputs else 0
+        self.candidates = min(MAX_CANDIDATES, geometry.vocabulary) if TOP_TOKENS in outputs else 0
         self.new_length = geometry.max_length
         self.cache: "dict[str, Any]" = {  # of the right rank and type, and not read: the first call creates the cache
             f"{kind}_{index}": np.zeros((1, heads, 1, size), geometry.cache)
@@ -55,9 +55,9 @@ class BlsCuda(Executor):
         self.rows = np.arange(geometry.slots)  # the row of the cache from which each slot goes on
 
     def run(
-        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
-        return self.run_together([Part(first, tokens, lengths, wanted)])[0]
+        return self.run_together([Part(first, tokens, lengths, logits_positions)])[0]
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
         (logits,) = self._call(parts, ("logits",))
@@ -73,12 +73,12 @@ class BlsCuda(Executor):
         self.rows[target] = self.rows[source]
 
     def _call(self, parts: "Sequence[Part]", names: "Sequence[str]") -> "list[np.ndarray]":
-        """Run one call; return the outputs of those `names`, (wanted, ...)."""
+        """Run one call; return the outputs of those `names`, (positions, ...)."""
         part, counts = padded(parts)
         rows, new = part.tokens.shape
-        wanted = wanted_of(part)
-        step = Step(rows, new, len(wanted))
-        step.fill(part.tokens, part.lengths, wanted, counts)
+        logits_positions = logits_positions_of(part)
+        step = Step(rows, new, len(logits_positions))
+        step.fill(part.tokens, part.lengths, logits_positions, counts)
         feeds: "dict[str, Any]" = {name: array for name, array in step.feeds.items() if name in self.inputs}
         feeds["cache_rows"] = self.rows
         feeds["cache_slots"] = np.arange(part.first, part.first + rows)

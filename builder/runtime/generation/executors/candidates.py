@@ -11,7 +11,9 @@ import numpy as np
 
 from .base import Candidates
 
-MOST = 128  # above what requests send as top_k, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
+MAX_CANDIDATES = (
+    128  # above what requests send as top_k, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
+)
 TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
 TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # for searches: an output, and the count to find
 

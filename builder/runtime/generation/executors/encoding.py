@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..reading import Reader
+from ..encoder_cache import EncoderCache
 from .base import Executor
 
 
@@ -27,8 +27,8 @@ class CrossGeometry:
 class EncodingExecutor(Executor):
     """Executor whose rows also attend to a text, which is encoded once, for all beams that answer it."""
 
-    def reader(self, token_budget: int) -> Reader:
-        return Reader(self, token_budget)
+    def encoder_cache(self, token_budget: int) -> EncoderCache:
+        return EncoderCache(self, token_budget)
 
     @abstractmethod
     def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:

@@ -15,11 +15,11 @@ import numpy as np
 from ...contract import GenerationServing, Session
 from ...onnx_runtime import onnxruntime
 from ...sessions import open_session
-from .base import Candidates, Executor, Geometry, Likeliest, Part, Step, copy_slot, last_of_rows
+from .base import Candidates, Executor, Geometry, Part, ScoredCandidates, Step, copy_slot, last_of_rows
 from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 
 Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache
-MOST_BOUND = 256  # combinations of slots and positions whose bindings are kept
+MAX_BINDINGS = 256  # combinations of slots and positions whose bindings are kept
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "InProcess":
@@ -31,7 +31,7 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
 class Bound(Executor):
     """Runs `session` over bindings of the cache, which are created once for a range of slots and kept."""
 
-    guesses = True
+    can_speculate = True
 
     def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
         super().__init__(geometry)
@@ -43,30 +43,30 @@ class Bound(Executor):
         self.decoding: dict[tuple[int, int, int, str, int], tuple[Step, Any, Any]] = {}
 
     def run(
-        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
-        return self._answer(Part(first, tokens, lengths, wanted), self._bind_logits)
+        return self._answer(Part(first, tokens, lengths, logits_positions), self._bind_logits)
 
     def _answer(
         self, part: Part, bind: "Callable[[Any, int], Answer]", counts: "np.ndarray | None" = None, best: int = 0
     ) -> Answer:
-        """Run `part`, with outputs bound to what `bind` returns for the number of wanted places.
+        """Run `part`, with outputs bound to what `bind` returns for the number of logits.
 
         `counts`: see Step; `best`: how many of the most probable tokens the graph finds.
         """
         rows, new = part.tokens.shape
-        wanted = last_of_rows(part.tokens) if part.wanted is None else part.wanted
-        key = (part.first, rows, len(wanted), bind.__name__, best)
+        logits_positions = last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions
+        key = (part.first, rows, len(logits_positions), bind.__name__, best)
         prepared = self.decoding.get(key) if new == 1 else None
         if prepared is None:
-            step, binding = self._bind(part.first, rows, new, len(wanted), best)
-            prepared = step, binding, bind(binding, len(wanted))
+            step, binding = self._bind(part.first, rows, new, len(logits_positions), best)
+            prepared = step, binding, bind(binding, len(logits_positions))
             if new == 1:
-                if len(self.decoding) >= MOST_BOUND:
+                if len(self.decoding) >= MAX_BINDINGS:
                     self.decoding.clear()
                 self.decoding[key] = prepared
         step, binding, answer = prepared
-        step.fill(part.tokens, part.lengths, wanted, counts)
+        step.fill(part.tokens, part.lengths, logits_positions, counts)
         self._run(step, binding)
         typed: Answer = answer
         return typed
@@ -75,13 +75,14 @@ class Bound(Executor):
         self.session.run_with_iobinding(binding)
 
     @abstractmethod
-    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> tuple[Step, Any]:
+    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[Step, Any]:
         """Return the inputs of `new` tokens of each of `rows` slots, and their binding with the cache."""
 
-    def _bind_logits(self, binding: Any, wanted: int) -> np.ndarray:
-        """Bind logits, (wanted, vocabulary), to memory that all calls share, or to new memory if that is too small."""
-        room = self.logits if wanted <= len(self.logits) else np.zeros((wanted, self.geometry.vocabulary), np.float32)
-        logits = room[:wanted]
+    def _bind_logits(self, binding: Any, num_logits: int) -> np.ndarray:
+        """Bind logits, (positions, vocabulary), to memory that all calls share, or to new memory if it is too small."""
+        logits = self.logits[:num_logits]
+        if num_logits > len(logits):
+            logits = np.zeros((num_logits, self.geometry.vocabulary), np.float32)
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return logits
 
@@ -92,21 +93,21 @@ class InPlace(Bound):
     def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
         super().__init__(geometry, session)
         self.arena = geometry.allocate()
-        self.searches = TOP_COUNT in self.inputs
+        self.has_likeliest = TOP_COUNT in self.inputs
 
-    def likeliest(self, part: Part, count: int) -> Likeliest:
+    def likeliest(self, part: Part, count: int) -> ScoredCandidates:
         count = min(count, self.geometry.vocabulary)
 
-        def likeliest(binding: Any, wanted: int) -> Likeliest:
-            return bind_likeliest(binding, wanted, count)
+        def likeliest(binding: Any, num_logits: int) -> ScoredCandidates:
+            return bind_likeliest(binding, num_logits, count)
 
         return self._answer(Part(*part), likeliest, best=count)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)
 
-    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> tuple[Step, Any]:
-        step, binding = Step(rows, new, wanted), self.session.io_binding()
+    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[Step, Any]:
+        step, binding = Step(rows, new, num_logits), self.session.io_binding()
         step.feeds[TOP_COUNT] = np.array([best], np.int64)
         for name, array in step.feeds.items():
             if name in self.inputs:
@@ -126,17 +127,17 @@ class InProcess(InPlace):
         super().__init__(geometry, open_session(model, session))
 
 
-def bind_best(binding: Any, wanted: int, count: int) -> Candidates:
-    """Bind outputs for the `count` highest logits of each of `wanted` places."""
-    shape = (wanted, count)
+def bind_best(binding: Any, num_logits: int, count: int) -> Candidates:
+    """Bind outputs for the `count` highest logits of `num_logits` positions."""
+    shape = (num_logits, count)
     best = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
     for name, array in ((TOP_TOKENS, best.tokens), (TOP_LOGITS, best.logits)):
         binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
     return best
 
 
-def bind_likeliest(binding: Any, wanted: int, count: int) -> Likeliest:
+def bind_likeliest(binding: Any, num_logits: int, count: int) -> ScoredCandidates:
     """Bind those outputs, and the totals that make them log-probabilities."""
-    best, totals = bind_best(binding, wanted, count), np.zeros((wanted, 1), np.float32)
+    best, totals = bind_best(binding, num_logits, count), np.zeros((num_logits, 1), np.float32)
     binding.bind_output(TOP_TOTALS, "cpu", 0, np.float32, totals.shape, totals.ctypes.data)
-    return Likeliest(best.tokens, best.logits, totals)
+    return ScoredCandidates(best.tokens, best.logits, totals)

@@ -14,10 +14,10 @@ import numpy as np
 
 from ...contract import GenerationServing, Session
 from .base import Candidates, Geometry, Part, Step
-from .beginnings import padded, places
 from .candidates import in_order
 from .cuda import Device, DeviceCache, candidates_of, run_bound
 from .onnxruntime import Answer, Bound, bind_best
+from .padded_prefill import padded, places
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "Cuda":
@@ -30,7 +30,7 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
 class Cuda(Bound):
     """Slots of a cache on a device."""
 
-    joins = True
+    joins_prefills = True
 
     def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
         device = Device(options)
@@ -57,14 +57,14 @@ class Cuda(Bound):
         """Copy a whole slot: both are equal before `start`, and positions after `length` are unused."""
         self.cache.copy(source, target)
 
-    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> "tuple[Step, Any]":
+    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> "tuple[Step, Any]":
         """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
-        step, binding = Step(rows, new, wanted), self.session.io_binding()
+        step, binding = Step(rows, new, num_logits), self.session.io_binding()
         for name, shape in self.cache.shapes.items():
             region = self.cache.region(name, first, (rows, *shape))
             binding.bind_input(f"past_{name}", *region)
             binding.bind_output(f"present_{name}", *region)
         return step, binding
 
-    def _bind_best(self, binding: Any, wanted: int) -> Candidates:
-        return bind_best(binding, wanted, self.candidates)
+    def _bind_best(self, binding: Any, num_logits: int) -> Candidates:
+        return bind_best(binding, num_logits, self.candidates)

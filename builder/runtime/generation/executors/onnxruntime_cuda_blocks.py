@@ -46,9 +46,9 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
 
 
 class CudaBlocks(Paged):
-    """Blocks of a cache on a device."""
+    """BlockManager of a cache on a device."""
 
-    guesses = True
+    can_speculate = True
 
     def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
         super().__init__(geometry, block_tokens(geometry.layers))
@@ -56,18 +56,18 @@ class CudaBlocks(Paged):
         self.session = device.open(model)
         self.inputs = {value.name for value in self.session.get_inputs()}
         self.candidates = candidates_of(self.session)
-        self.cache = DeviceCache(device, copier, geometry, self.blocks.count, self.blocks.size)
+        self.cache = DeviceCache(device, copier, geometry, self.blocks.num_blocks, self.blocks.block_size)
         self.whole, self.highest = self._bound(), self._bound()  # a binding returns all outputs ever bound
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
         rows = self._rows(parts)
-        best = bind_best(self.highest, len(rows.wanted), self.candidates)
+        best = bind_best(self.highest, len(rows.logits_positions), self.candidates)
         self._run(self.highest, rows)
         best = in_order(best)
         return [best[index] for index in rows.places]
 
     def _infer(self, rows: Rows) -> np.ndarray:
-        logits = np.zeros((len(rows.wanted), self.geometry.vocabulary), np.float32)
+        logits = np.zeros((len(rows.logits_positions), self.geometry.vocabulary), np.float32)
         self.whole.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         self._run(self.whole, rows)
         return logits
@@ -80,7 +80,7 @@ class CudaBlocks(Paged):
 
     def _bound(self) -> Any:
         """Bind all blocks, which the kernel writes in place: input and output buffers are the same."""
-        binding, count, tokens = self.session.io_binding(), self.blocks.count, self.blocks.size
+        binding, count, tokens = self.session.io_binding(), self.blocks.num_blocks, self.blocks.block_size
         for name, (heads, _, size) in self.cache.shapes.items():
             region = self.cache.region(name, 0, (count, tokens, heads, size))
             kind, layer = name.split("_")
@@ -102,7 +102,7 @@ def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
     return {
         "input_ids": np.array([rows.tokens], np.int64),
         "position_ids": np.array([rows.positions], np.int64),
-        "logits_positions": np.array(rows.wanted, np.int64),
+        "logits_positions": np.array(rows.logits_positions, np.int64),
         "cumulative_sequence_length": np.array(rows.begins, np.int32),
         "past_seqlens": np.array(rows.past, np.int32),
         "block_table": table,

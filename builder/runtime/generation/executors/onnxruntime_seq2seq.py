@@ -11,9 +11,9 @@ import numpy as np
 
 from ...contract import GenerationServing, Session
 from ...sessions import open_session
-from .base import Geometry, Likeliest, Part, last_of_rows
+from .base import Geometry, Part, ScoredCandidates, last_of_rows
 from .encoding import CrossGeometry, EncodingExecutor
-from .onnxruntime import MOST_BOUND, InProcess, bind_likeliest
+from .onnxruntime import MAX_BINDINGS, InProcess, bind_likeliest
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "CrossAttending":
@@ -61,7 +61,7 @@ class BoundStep:
     feeds: "dict[str, np.ndarray]"
     binding: Any
     logits: np.ndarray
-    likeliest: "Likeliest | None"
+    likeliest: "ScoredCandidates | None"
 
 
 class CrossAttending(InProcess, EncodingExecutor):
@@ -70,7 +70,7 @@ class CrossAttending(InProcess, EncodingExecutor):
     A step binds these keys and values where they are, and moves none of them.
     """
 
-    guesses = False  # a step has one token a row
+    can_speculate = False  # a step has one token a row
 
     def __init__(
         self,
@@ -100,25 +100,25 @@ class CrossAttending(InProcess, EncodingExecutor):
         self.texts.assign(slot, position, beam)
 
     def run(
-        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
-        return self._step(Part(first, tokens, lengths, wanted), 0).logits
+        return self._step(Part(first, tokens, lengths, logits_positions), 0).logits
 
-    def likeliest(self, part: Part, count: int) -> Likeliest:
+    def likeliest(self, part: Part, count: int) -> ScoredCandidates:
         likeliest = self._step(part, min(count, self.geometry.vocabulary)).likeliest
         assert likeliest is not None, "as many as asked for"
         return likeliest
 
     def _step(self, part: Part, count: int) -> BoundStep:
         """Run one token a row, and find the `count` most probable next ones."""
-        first, tokens, lengths, wanted = part
+        first, tokens, lengths, logits_positions = part
         rows = len(tokens)
-        wanted = last_of_rows(tokens) if wanted is None else wanted
+        logits_positions = last_of_rows(tokens) if logits_positions is None else logits_positions
         places, beams = self.texts.place_of[first : first + rows], self.texts.beam_of[first : first + rows]
         used = int(places.max()) + 1
-        key = (first, rows, used, len(wanted), count)
+        key = (first, rows, used, len(logits_positions), count)
         if key not in self.bound:
-            if len(self.bound) >= MOST_BOUND:
+            if len(self.bound) >= MAX_BINDINGS:
                 self.bound.clear()
             self.bound[key] = self._bind_cross(*key)
         step = self.bound[key]
@@ -127,7 +127,7 @@ class CrossAttending(InProcess, EncodingExecutor):
         feeds["position_ids"][:] = lengths[:, None]
         feeds["seqlens_k"][:] = lengths
         feeds["total_sequence_length"][:] = lengths.max() + 1
-        feeds["logits_positions"][:] = wanted
+        feeds["logits_positions"][:] = logits_positions
         feeds["cross_places"][:] = np.maximum(places, 0) * self.texts.cross.beams + beams
         attending = np.flatnonzero(places >= 0)
         feeds["cross_rows"][:] = 0
@@ -138,8 +138,8 @@ class CrossAttending(InProcess, EncodingExecutor):
         self.session.run_with_iobinding(step.binding)
         return step
 
-    def _bind_cross(self, first: int, rows: int, used: int, wanted: int, count: int) -> BoundStep:
-        step, binding = self._bind(first, rows, 1, wanted, count)
+    def _bind_cross(self, first: int, rows: int, used: int, num_logits: int, count: int) -> BoundStep:
+        step, binding = self._bind(first, rows, 1, num_logits, count)
         feeds = {
             **step.feeds,
             "cross_rows": np.zeros((used, self.texts.cross.beams), np.int64),
@@ -156,5 +156,5 @@ class CrossAttending(InProcess, EncodingExecutor):
         for name, view in views.items():
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
-        logits = self._bind_logits(binding, wanted)
-        return BoundStep(feeds, binding, logits, bind_likeliest(binding, wanted, count) if count else None)
+        logits = self._bind_logits(binding, num_logits)
+        return BoundStep(feeds, binding, logits, bind_likeliest(binding, num_logits, count) if count else None)

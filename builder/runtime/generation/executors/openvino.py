@@ -41,9 +41,9 @@ class OpenVino(Paged):
         names = {name for value in compiled.inputs for name in value.get_names()}
         self.inputs = Inputs(self.request, names)
         super().__init__(geometry, BLOCK)
-        self.caches = _allocate(compiled, self.request, self.blocks.count)
+        self.caches = _allocate(compiled, self.request, self.blocks.num_blocks)
         # With a uint8 cache each new token rounds the keys of its block anew, and a wrong guess would leave a trace.
-        self.guesses = geometry.cache != "uint8"
+        self.can_speculate = geometry.cache != "uint8"
 
     def _infer(self, rows: Rows) -> np.ndarray:
         self.inputs.fill(feeds_of(rows))
@@ -82,7 +82,7 @@ def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
     return {
         "input_ids": np.array([rows.tokens], np.int64),
         "position_ids": np.array([rows.positions], np.int64),
-        "logits_positions": np.array(rows.wanted, np.int64),
+        "logits_positions": np.array(rows.logits_positions, np.int64),
         "past_lens": np.array(rows.past, np.int32),
         "subsequence_begins": np.array(rows.begins, np.int32),
         "block_indices": np.array([block for table in rows.tables for block in table], np.int32),

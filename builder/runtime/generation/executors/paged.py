@@ -13,14 +13,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from ..blocks import Blocks, Growth
+from ..block_manager import BlockManager, PendingWrite
 from .base import Executor, Geometry, Part, last_of_rows
 
 OPERATOR = "PagedAttention"  # name of attention over blocks in a graph's file, for every engine
 
 
 def blocks_of(geometry: Geometry, block: int) -> int:
-    """Return how many blocks of `block` tokens an arena has: its own number, or enough for all slots to be full."""
+    """Return how many blocks of `block` tokens the cache has: the configured number, or enough to fill all slots."""
     return geometry.blocks or geometry.slots * -(-geometry.max_length // block)
 
 
@@ -28,14 +28,14 @@ def blocks_of(geometry: Geometry, block: int) -> int:
 class Rows:
     """Rows of a call, one after the other; plain lists, which cost less than arrays of so few numbers.
 
-    For each token: `tokens` and `positions`. `wanted`: the places of tokens after which logits are needed; `counts`:
-    how many of these each part of the call asked for. For each row: `past`, tokens in the cache before the call, `new`,
-    tokens of the call, and `tables`, the blocks of both.
+    For each token: `tokens` and `positions`. `logits_positions`: indices of the tokens after which logits are needed;
+    `counts`: how many of these each part of the call has. For each row: `past`, tokens in the cache before the call,
+    `new`, tokens of the call, and `tables`, the blocks of both.
     """
 
     tokens: "Sequence[int]"
     positions: "Sequence[int]"
-    wanted: "Sequence[int]"
+    logits_positions: "Sequence[int]"
     counts: "Sequence[int]"
     past: "Sequence[int]"
     new: "Sequence[int]"
@@ -60,16 +60,16 @@ class Rows:
 class Paged(Executor):
     """Executor over a paged cache. `block`: tokens of a block."""
 
-    blocks: Blocks
+    blocks: BlockManager
 
     def __init__(self, geometry: Geometry, block: int) -> None:
         super().__init__(geometry)
-        self.blocks = Blocks(geometry.slots, blocks_of(geometry, block), block)
+        self.blocks = BlockManager(geometry.slots, blocks_of(geometry, block), block)
 
     def run(
-        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
-        return self.run_together([Part(first, tokens, lengths, wanted)])[0]
+        return self.run_together([Part(first, tokens, lengths, logits_positions)])[0]
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
         rows = self._rows(parts)
@@ -81,35 +81,35 @@ class Paged(Executor):
 
     @abstractmethod
     def _infer(self, rows: Rows) -> np.ndarray:
-        """Run the graph; return logits (wanted, vocabulary) float32, valid until the next call."""
+        """Run the graph; return logits (positions, vocabulary) float32, valid until the next call."""
 
     @abstractmethod
     def _copy_block(self, source: int, target: int) -> None:
         """Copy a block's keys and values of all layers."""
 
     def _rows(self, parts: "Sequence[Part]") -> Rows:
-        """Return the rows of `parts` whose logits are needed, with blocks that they may write."""
+        """Return the rows of `parts` that need logits, with blocks that they may write."""
         ids: "list[int]" = []
         positions: "list[int]" = []
-        wanted: "list[int]" = []
+        logits_positions: "list[int]" = []
         counts, past, new, tables = [], [], [], []
         for part in parts:
             size, tokens, lengths = part.tokens.shape[1], part.tokens.tolist(), part.lengths.tolist()
-            answered = (last_of_rows(part.tokens) if part.wanted is None else part.wanted).tolist()
+            answered = (last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions).tolist()
             begins: "dict[int, int]" = {}
-            for row in sorted({place // size for place in answered}):  # a row without wanted logits is not run
+            for row in sorted({place // size for place in answered}):  # a row that needs no logits is not run
                 begins[row] = len(ids)
                 ids += tokens[row]
                 positions += range(lengths[row], lengths[row] + size)
                 past.append(lengths[row])
                 new.append(size)
                 tables.append(self._table(part.first + row, lengths[row], size))
-            wanted += [begins[place // size] + place % size for place in answered]
+            logits_positions += [begins[place // size] + place % size for place in answered]
             counts.append(len(answered))
-        return Rows(ids, positions, wanted, counts, past, new, tables)
+        return Rows(ids, positions, logits_positions, counts, past, new, tables)
 
     def _table(self, slot: int, length: int, new: int) -> "list[int]":
-        """Return the blocks of `slot` with room for `new` more tokens, which it alone may write."""
-        for source, target in self.blocks.write(Growth(slot, length, length + new)):
+        """Return the blocks of `slot` for `new` more tokens, copied if others share them."""
+        for source, target in self.blocks.prepare_write(PendingWrite(slot, length, length + new)):
             self._copy_block(source, target)
-        return self.blocks.tables[slot]
+        return self.blocks.block_tables[slot]

@@ -1,8 +1,8 @@
 """Run the decode loop: continuous batching over a fixed set of slots.
 
-Each step runs the scheduler's calls one after the other, and accepts each: it chooses the next tokens and passes them
-on. A thread of its own encodes the sources of an encoder-decoder model ahead of their turn. Knows token ids and an
-executor; knows nothing about Triton, tensors of requests, or how a prompt was made.
+A step schedules calls, runs them on the executor, chooses the next tokens and emits their text. A second thread encodes
+the sources of an encoder-decoder ahead of their turn. Knows token ids and an executor; knows nothing about Triton,
+tensors of requests, or how a prompt was made.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from typing import Union
 import numpy as np
 
 from .beams import reorder
-from .cache import SlotCache
-from .calls import Call, Guess
+from .calls import Call, Proposal
 from .drafting import Drafter
-from .errors import EngineFailed
-from .executors.base import Candidates, Executor, Likeliest, Part
-from .executors.candidates import MOST
+from .errors import DecodeLoopFailed
+from .executors.base import Candidates, Executor, Part, ScoredCandidates
+from .executors.candidates import MAX_CANDIDATES
 from .sampling import Choice, Sampler, choose
-from .scheduler import Limits, Scheduler
+from .scheduler import Scheduler, SchedulerLimits
 from .sequences import Beams, GeneratedSequence, Piece, Request, RequestStatus, Running, SequenceStatus
+from .slot_cache import SlotCache
 from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often queue deadlines are checked while nothing runs
-STRIDE = 16  # a search's count of most probable tokens is rounded up to a multiple of this, so that counts agree
+COUNT_MULTIPLE = 16  # a search's number of candidates is rounded up to a multiple, so that bindings are reused
 LOG = logging.getLogger(__name__)
 Logits = Union[np.ndarray, Candidates]  # an array is all logits of a call
 
 
-class Engine:
+class DecodeLoop:
     """Owner of the executor, the scheduler and the thread that steps them."""
 
     def __init__(
-        self, executor: Executor, limits: Limits, reuse_prefixes: bool = True, draft: Executor | None = None
+        self, executor: Executor, limits: SchedulerLimits, reuse_prefixes: bool = True, draft: Executor | None = None
     ) -> None:
-        """Create the decode loop; `draft` runs a smaller model with the same tokens, which guesses."""
+        """Create the decode loop; `draft` runs a smaller model that proposes tokens."""
         geometry = executor.geometry
         drafter = None if draft is None else Drafter(draft, geometry.vocabulary)
         self.executor = executor
         self.stats = Stats(slots=geometry.slots)
-        self.reader = executor.reader(limits.prefill_tokens)
-        reuse = reuse_prefixes and self.reader is None
+        self.encoder_cache = executor.encoder_cache(limits.prefill_tokens)
+        reuse = reuse_prefixes and self.encoder_cache is None
         self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks)
-        guesses, joins = executor.guesses, executor.joins
-        self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader, guesses, joins, drafter)
+        able = executor.can_speculate, executor.joins_prefills
+        self.scheduler = Scheduler(self.cache, limits, self.stats, self.encoder_cache, *able, drafter)
         self.failure: BaseException | None = None
         self._stopping = False
         self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]
-        if self.reader is not None:
+        if self.encoder_cache is not None:
             self._threads.append(threading.Thread(target=self._encode_loop, name="encoder", daemon=True))
 
     def start(self) -> None:
@@ -68,17 +68,17 @@ class Engine:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
-        self.scheduler.refuse_all(EngineFailed("the model was unloaded before this request was answered"))
+        self.scheduler.refuse_all(DecodeLoopFailed("the model was unloaded before this request was answered"))
 
     def submit(self, sequences: Sequence[Running]) -> None:
-        """Queue the sequences of one request. Raises QueueFull, or EngineFailed if the loop has failed."""
+        """Queue the sequences of one request. Raises QueueFull, or DecodeLoopFailed if the loop has failed."""
         with self.scheduler.changed:
             if self.failure is not None:
-                raise EngineFailed(f"the decode loop failed earlier: {self.failure!r}; reload the model")
+                raise DecodeLoopFailed(f"the decode loop failed earlier: {self.failure!r}; reload the model")
             self.scheduler.submit(sequences)
 
     def step(self) -> None:
-        """Take one turn of the loop: schedule, run, accept."""
+        """Schedule calls, run them and accept their logits."""
         for calls in self.scheduler.schedule():
             results = self._run(calls)
             for call in calls:
@@ -87,56 +87,56 @@ class Engine:
                 if call.scored is not None:
                     assert isinstance(logits, np.ndarray)
                     self._score(call.scored, int(call.positions[0]), logits)
-                if call.guess is not None:
-                    self._verify(call, call.guess, logits)
+                if call.proposal is not None:
+                    self._verify(call, call.proposal, logits)
                 else:
                     self._accept(call, logits[-1:] if call.scored is not None else logits)
         self.stats.steps += 1
 
     def _run(self, calls: Sequence[Call]) -> Sequence[Logits]:
         """Return the logits of each call; several calls run as one."""
-        parts = [Part(call.first, call.tokens, call.positions, call.wanted) for call in calls]
-        if all(map(self._settled, calls)):
+        parts = [Part(call.first, call.tokens, call.positions, call.logits_positions) for call in calls]
+        if all(map(self._needs_candidates_only, calls)):
             return self.executor.best(parts)
         if len(parts) > 1:
             return self.executor.run_together(parts)
-        if count := self._searched(calls[0]):
+        if count := self._search_candidates(calls[0]):
             return [self.executor.likeliest(parts[0], count)]
         return [self.executor.run(*parts[0])]
 
-    def _settled(self, call: Call) -> bool:
-        """Return True if the executor's top candidates are enough for the call's sequences."""
-        count, tokens = self.executor.candidates, 1 + (0 if call.guess is None else len(call.guess.tokens))
+    def _needs_candidates_only(self, call: Call) -> bool:
+        """Return True if the executor's candidates are enough to choose the tokens of a call."""
+        count, tokens = self.executor.candidates, 1 + (0 if call.proposal is None else len(call.proposal.tokens))
         if not count or call.scored is not None:
             return False
         return all(
-            isinstance(sequence, GeneratedSequence) and sequence.sampler.settled_by(count, tokens)
+            isinstance(sequence, GeneratedSequence) and sequence.sampler.needs_only_top(count, tokens)
             for sequence in call.sequences
         )
 
-    def _searched(self, call: Call) -> int:
-        """Return how many most probable tokens suffice for a call with beam searches; 0 if it needs all logits."""
+    def _search_candidates(self, call: Call) -> int:
+        """Return how many candidates are enough for a call with beam searches; 0 if it needs all logits."""
         searches = [sequence.search for sequence in call.sequences if isinstance(sequence, Beams)]
         others = [sequence.sampler for sequence in call.sequences if isinstance(sequence, GeneratedSequence)]
-        if not (searches and self.executor.searches) or call.scored is not None:
+        if not (searches and self.executor.has_likeliest) or call.scored is not None:
             return 0
         try:
-            looked_at = [search.looks_at() for search in searches]
+            needed = [search.num_needed() for search in searches]
         except Exception as error:  # one request's search fails here; it fails again over all scores, then alone
-            LOG.warning("what a search looks at is unknown, it gets all scores: %r", error)
+            LOG.warning("the number of candidates of a search is unknown, it gets all logits: %r", error)
             return 0
-        count = -(-max(looked_at) // STRIDE) * STRIDE
-        settled = all(looked_at) and all(sampler.settled_by(count, 1) for sampler in others)
-        return count if settled and count <= MOST else 0
+        count = -(-max(needed) // COUNT_MULTIPLE) * COUNT_MULTIPLE
+        is_enough = all(needed) and all(sampler.needs_only_top(count, 1) for sampler in others)
+        return count if is_enough and count <= MAX_CANDIDATES else 0
 
     def encode(self) -> None:
-        """Run the encoder once, over the next text and others of about its length."""
-        assert self.reader is not None
+        """Run the encoder once, over the next source and others of similar length."""
+        assert self.encoder_cache is not None
         with self.scheduler.changed:
-            batch = self.reader.next_batch(self.scheduler.unread())
+            batch = self.encoder_cache.next_batch(self.scheduler.unencoded())
         if not batch:
             return
-        encoded = self.reader.executor.encode([request.source for request in batch])
+        encoded = self.encoder_cache.executor.encode([request.source for request in batch])
         with self.scheduler.changed:
             for request, result in zip(batch, encoded):
                 request.encoded = result
@@ -145,9 +145,9 @@ class Engine:
             self.scheduler.changed.notify_all()
 
     def run_until_idle(self) -> None:
-        """Run the loop in the caller's thread until nothing is left, for builds and tests."""
-        while self.scheduler.busy:
-            if self.reader is not None:
+        """Run the loop in the caller's thread until all requests have ended, for builds and tests."""
+        while self.scheduler.has_unfinished:
+            if self.encoder_cache is not None:
                 self.encode()
             self.step()
 
@@ -155,7 +155,7 @@ class Engine:
         scheduler = self.scheduler
         while True:
             with scheduler.changed:
-                while not (scheduler.running or scheduler.startable() or self._stopping):
+                while not (scheduler.running or scheduler.has_startable() or self._stopping):
                     scheduler.changed.wait(IDLE_POLL_S if scheduler.waiting else None)
                 if self._stopping:
                     return
@@ -165,7 +165,7 @@ class Engine:
     def _encode_loop(self) -> None:
         while True:
             with self.scheduler.changed:
-                while not (self.scheduler.unread() or self._stopping or self.failure):
+                while not (self.scheduler.unencoded() or self._stopping or self.failure):
                     self.scheduler.changed.wait()
                 if self._stopping or self.failure:
                     return
@@ -173,14 +173,14 @@ class Engine:
                 return
 
     def _guarded(self, work: Callable[[], None]) -> bool:
-        """Do `work`; if it fails, fail every running and waiting request and return False."""
+        """Run `work`; if it raises, fail all requests and return False."""
         try:
             work()
         except BaseException as error:  # the thread ends: whatever the error, no request may go on waiting
             with self.scheduler.changed:
                 self.failure, self.stats.healthy = error, 0
                 self.scheduler.changed.notify_all()
-            self.scheduler.refuse_all(EngineFailed(f"the decode loop failed: {error!r}"))
+            self.scheduler.refuse_all(DecodeLoopFailed(f"the decode loop failed: {error!r}"))
             return False
         return True
 
@@ -191,24 +191,24 @@ class Engine:
         except Exception as error:
             self.scheduler.refuse(request, error)
 
-    def _verify(self, call: Call, guess: Guess, logits: Logits) -> None:
-        """Choose tokens one by one as without the guess, for as long as each equals the guessed token."""
+    def _verify(self, call: Call, proposal: Proposal, logits: Logits) -> None:
+        """Choose tokens one by one, for as long as each equals the speculative token."""
         (sequence,) = call.sequences
         assert isinstance(sequence, GeneratedSequence)
-        right, slot, length = 0, call.first, int(call.positions[0]) + 1
-        for row, guessed in enumerate([*guess.tokens, None]):
+        accepted, slot, length = 0, call.first, int(call.positions[0]) + 1
+        for row, proposed in enumerate([*proposal.tokens, None]):
             self._accept_tokens([sequence], logits[row : row + 1])
             if sequence.status is SequenceStatus.FINISHED or not sequence.request.active:
                 break
-            if sequence.sampler.generated[-1] != guessed:
+            if sequence.sampler.generated[-1] != proposed:
                 break
-            right += 1
-        self.cache.trim(slot, length + right)
-        self.stats.count_guess(len(guess.tokens), right, drafted=guess.by is sequence.pace)
-        guess.by.learn(len(guess.tokens), right)
+            accepted += 1
+        self.cache.trim(slot, length + accepted)
+        self.stats.count_proposal(len(proposal.tokens), accepted, drafted=proposal.proposer is sequence.draft_length)
+        proposal.proposer.learn(len(proposal.tokens), accepted)
 
     def _accept(self, call: Call, logits: Logits) -> None:
-        """Choose the next tokens of the call's sequences, and pass them on."""
+        """Choose the next tokens of the call's sequences, and emit their text."""
         sequences = call.sequences
         singles = [sequence for sequence in sequences if isinstance(sequence, GeneratedSequence)]
         if len(singles) == len(sequences):
@@ -220,8 +220,8 @@ class Engine:
             count = len(sequence.inputs())
             if isinstance(sequence, Beams):
                 own_rows = logits[start : start + count]
-                assert isinstance(own_rows, (np.ndarray, Likeliest)), "`best` is asked where nobody searches"
-                self._accept_beams(sequence, own_rows if isinstance(own_rows, Likeliest) else list(own_rows))
+                assert isinstance(own_rows, (np.ndarray, ScoredCandidates)), "`best` runs no searches"
+                self._accept_beams(sequence, own_rows if isinstance(own_rows, ScoredCandidates) else list(own_rows))
             else:
                 own.append(start)
             start += count
@@ -229,7 +229,7 @@ class Engine:
             self._accept_tokens(singles, logits[own])
 
     def _accept_tokens(self, sequences: list[GeneratedSequence], logits: Logits) -> None:
-        """Choose a token for each row, and pass on its text; an error fails that row's request alone."""
+        """Choose a token for each row, and emit its text; an error fails that row's request alone."""
         samplers = [sequence.sampler for sequence in sequences]
         choices: list[Choice | Exception]
         try:
@@ -249,20 +249,20 @@ class Engine:
                 self.scheduler.refuse(sequence.request, error)
 
     def _advance(self, sequence: GeneratedSequence, choice: Choice, now: float) -> None:
-        """Pass on a chosen token, and the forced tokens after it if they need no steps."""
-        going = self._append(sequence, choice, now)
+        """Append a chosen token, and the forced tokens after it if they need no steps."""
+        goes_on = self._append(sequence, choice, now)
         sampler = sequence.sampler
-        if sampler.guide is None or not going:
+        if sampler.guide is None or not goes_on:
             return
         forced = sampler.forced if sampler.options.logprobs < 0 else []  # these need every token's logits
         if forced and self.scheduler.fast_forward(sequence, len(forced)):
             for token in list(forced):
-                going = going and self._append(sequence, Choice(token), now)
-        if going:
+                goes_on = goes_on and self._append(sequence, Choice(token), now)
+        if goes_on:
             sampler.guide.prepare()
 
     def _append(self, sequence: GeneratedSequence, choice: Choice, now: float) -> bool:
-        """Append one token and pass on its text; return False if the sequence ends with it."""
+        """Append one token and emit its text; return False if the sequence ends with it."""
         self.stats.generated_tokens += 1
         piece = sequence.advance(choice, self.cache.max_length)
         if piece is None:
@@ -270,11 +270,11 @@ class Engine:
         if piece.finish_reason:
             self._finish(sequence, [piece], now)
         elif sequence.request.active:
-            self._pass_on(sequence.request, piece)
+            self._deliver(sequence.request, piece)
         return not piece.finish_reason
 
-    def _accept_beams(self, beams: Beams, logits: list[np.ndarray] | Likeliest) -> None:
-        """Let a search choose its next beams, and move their keys and values to the slots where they go on."""
+    def _accept_beams(self, beams: Beams, logits: list[np.ndarray] | ScoredCandidates) -> None:
+        """Let a search choose its next beams, and copy their keys and values to the slots where they go on."""
         now = time.monotonic()
         try:
             parents = beams.search.step(logits)
@@ -301,26 +301,26 @@ class Engine:
             self.stats.first_tokens += 1
 
     def _finish(self, sequence: Running, pieces: list[Piece], now: float) -> None:
-        """Free the slots of a sequence that ended, then pass on its last pieces."""
+        """Free the slots of a sequence that ended, then emit its last pieces."""
         self.scheduler.finish(sequence)
         self.stats.token_seconds += now - (sequence.request.first_token or now)
         self.stats.later_tokens += sum(piece.completion_tokens for piece in pieces) - len(pieces)
         if sequence.request.active:
             for piece in pieces:
-                self._pass_on(sequence.request, piece)
+                self._deliver(sequence.request, piece)
 
-    def _pass_on(self, request: Request, piece: Piece) -> None:
-        """Emit `piece` through the request's `later`: writing it may be slow (JSON), and the next step waits."""
-        request.later(partial(self._tell, request, piece))
+    def _deliver(self, request: Request, piece: Piece) -> None:
+        """Emit `piece` through the request's `defer`: writing it may be slow (JSON), and the next step waits."""
+        request.defer(partial(self._emit, request, piece))
 
-    def _tell(self, request: Request, piece: Piece) -> None:
+    def _emit(self, request: Request, piece: Piece) -> None:
         """Emit `piece`, unless the request failed or was cancelled; an error fails that request alone."""
-        if request.broken or request.status is RequestStatus.CANCELLED:
+        if request.undeliverable or request.status is RequestStatus.CANCELLED:
             return
         try:
             request.emit(piece)
         except Exception as error:
-            request.broken = True
+            request.undeliverable = True
             self.scheduler.refuse(request, error)
 
 

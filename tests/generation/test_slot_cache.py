@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builder.runtime.generation.blocks import Blocks, Growth
-from builder.runtime.generation.cache import SlotCache
+from builder.runtime.generation.block_manager import BlockManager, PendingWrite
+from builder.runtime.generation.slot_cache import SlotCache
 
 
 class Copies:
@@ -31,12 +31,12 @@ def hold(cache: SlotCache, slot: int, tokens: list[int]) -> None:
 def test_a_prompt_goes_where_its_beginning_is() -> None:
     copies = Copies()
     cache = cache_of(3, copies=copies)
-    first = cache.place([1, 2, 3, 4])
+    first = cache.allocate([1, 2, 3, 4])
     hold(cache, first.slot, [1, 2, 3, 4, 5])
     cache.release(first.slot)
-    other = cache.place([9, 9])
+    other = cache.allocate([9, 9])
     hold(cache, other.slot, [9, 9])
-    again = cache.place([1, 2, 3, 4, 5, 6])
+    again = cache.allocate([1, 2, 3, 4, 5, 6])
     assert (again.slot, again.reused) == (first.slot, 5)
     assert copies.copied == []
 
@@ -44,9 +44,9 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
 def test_a_running_slot_is_copied_from() -> None:
     copies = Copies()
     cache = cache_of(2, copies=copies)
-    first = cache.place([1, 2, 3])
+    first = cache.allocate([1, 2, 3])
     hold(cache, first.slot, [1, 2, 3])
-    second = cache.place([1, 2, 7])
+    second = cache.allocate([1, 2, 7])
     assert second.slot != first.slot
     assert second.reused == cache.length(second.slot) == 2
     assert copies.copied == [(first.slot, second.slot, 2)]
@@ -55,57 +55,57 @@ def test_a_running_slot_is_copied_from() -> None:
 def test_the_last_token_is_always_left_to_run() -> None:
     cache = cache_of(1)
     hold(cache, 0, [1, 2, 3])
-    assert cache.place([1, 2, 3]).reused == 2
+    assert cache.allocate([1, 2, 3]).reused == 2
 
 
 def test_without_reuse_nothing_is_remembered() -> None:
     cache = cache_of(1, reuse=False)
     hold(cache, 0, [1, 2, 3])
-    assert cache.place([1, 2, 3]).reused == 0
+    assert cache.allocate([1, 2, 3]).reused == 0
 
 
 def test_what_runs_uses_the_cache_and_what_is_remembered_does_not() -> None:
     cache = cache_of(4)
-    first = cache.place([1, 2, 3])
-    cache.place([4])
+    first = cache.allocate([1, 2, 3])
+    cache.allocate([4])
     hold(cache, first.slot, [1, 2, 3])
     assert cache.usage == 0.5
     cache.release(first.slot)
     assert cache.usage == 0.25
-    in_blocks = SlotCache(2, 20, Copies(), blocks=Blocks(slots=2, count=8, size=4))
+    in_blocks = SlotCache(2, 20, Copies(), blocks=BlockManager(slots=2, num_blocks=8, block_size=4))
     assert in_blocks.blocks is not None
-    slot = in_blocks.place([1, 2, 3, 4, 5]).slot
-    in_blocks.blocks.write(Growth(slot, 0, 5))
+    slot = in_blocks.allocate([1, 2, 3, 4, 5]).slot
+    in_blocks.blocks.prepare_write(PendingWrite(slot, 0, 5))
     assert in_blocks.usage == 2 / 8
 
 
 def test_running_slots_stay_together() -> None:
     cache = cache_of(8)
-    taken = [cache.place([number]).slot for number in range(4)]
+    taken = [cache.allocate([number]).slot for number in range(4)]
     assert max(taken) - min(taken) == 3
     cache.release(taken[1])
-    assert cache.place([50]).slot == taken[1], "a hole is filled first"
+    assert cache.allocate([50]).slot == taken[1], "a hole is filled first"
 
 
 def test_a_hole_is_closed_from_the_end() -> None:
     copies = Copies()
     cache = cache_of(4, copies=copies)
-    slots = sorted(cache.place([number]).slot for number in range(3))
+    slots = sorted(cache.allocate([number]).slot for number in range(3))
     hold(cache, slots[2], [2, 8, 8])
     cache.release(slots[1])
-    assert cache.close_hole() == (slots[2], slots[1])
+    assert cache.compact() == (slots[2], slots[1])
     assert copies.copied == [(slots[2], slots[1], 3)]
     assert cache.tokens[slots[1]] == [2, 8, 8]
-    assert cache.range() == (slots[0], slots[1] + 1)
-    assert cache.close_hole() is None
+    assert cache.allocated_range() == (slots[0], slots[1] + 1)
+    assert cache.compact() is None
     cache.release(slots[0])
-    assert cache.close_hole() is None, "one slot has no holes"
+    assert cache.compact() is None, "one slot has no holes"
 
 
 def test_a_fork_copies_from_where_the_two_part() -> None:
     copies = Copies()
     cache = cache_of(2, copies=copies)
-    source, target = cache.place([1]).slot, cache.take()
+    source, target = cache.allocate([1]).slot, cache.allocate_empty()
     hold(cache, source, [1, 2, 3, 4])
     hold(cache, target, [1, 2, 9])
     assert cache.fork(source, target) == 2
@@ -117,7 +117,7 @@ def test_a_fork_copies_from_where_the_two_part() -> None:
 def test_a_slot_that_a_step_passes_over_is_written_where_it_does_not_hurt(held: int) -> None:
     cache = cache_of(1)
     hold(cache, 0, list(range(held)))
-    positions = cache.positions(0, 1)
+    positions = cache.write_positions(0, 1)
     assert positions.tolist() == [min(held, 19)]
     assert cache.length(0) == held, "asking changes nothing"
     cache.record(0, positions, {})

@@ -15,15 +15,15 @@ import pytest
 
 from builder.runtime.generation import sampling
 from builder.runtime.generation.beams import BeamSearch
-from builder.runtime.generation.cache import SlotCache
-from builder.runtime.generation.calls import joined
-from builder.runtime.generation.engine import Engine
-from builder.runtime.generation.errors import DeadlineExceeded, EngineFailed, QueueFull
+from builder.runtime.generation.calls import join_prefills
+from builder.runtime.generation.decode_loop import DecodeLoop
+from builder.runtime.generation.errors import DeadlineExceeded, DecodeLoopFailed, QueueFull
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.sequences import Beams, GeneratedSequence, Piece, Request
+from builder.runtime.generation.slot_cache import SlotCache
 from builder.runtime.generation.text import Detokenizer, StopStrings
 from builder.runtime.panics import TokenizerError
 from tests.generation.executors import JoiningSumExecutor, SumExecutor, expected
@@ -87,10 +87,10 @@ class FailingExecutor(SumExecutor):
         raise self.error
 
 
-def engine_of(
+def loop_of(
     executor: SumExecutor, queue: int = 100, prefill: int = 4, reuse: bool = True, wait_s: float = 0
-) -> Engine:
-    return Engine(executor, Limits(queue, prefill, wait_s), reuse)
+) -> DecodeLoop:
+    return DecodeLoop(executor, SchedulerLimits(queue, prefill, wait_s), reuse)
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -102,36 +102,36 @@ def test_answers_are_those_each_prompt_gets_alone(
     """40 requests of unequal length, with common beginnings, arriving while others run, through few slots."""
     generator = np.random.default_rng(1)
     executor = kind(slots)
-    engine = engine_of(executor, prefill=prefill, reuse=reuse)
+    loop = loop_of(executor, prefill=prefill, reuse=reuse)
     begin = generator.integers(0, 50, 6).tolist()
     requests = []
     for number in range(40):
         own = generator.integers(0, 50, int(generator.integers(1, 12))).tolist()
         prompt = [*begin, *own] if number % 3 else own
         requests.append(Asked(prompt, int(generator.integers(1, 12))))
-        engine.submit(requests[-1].sequences)
+        loop.submit(requests[-1].sequences)
         for _ in range(int(generator.integers(0, 4))):
-            engine.step()
-    engine.run_until_idle()
+            loop.step()
+    loop.run_until_idle()
     for one in requests:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
         assert one.pieces[-1].finish_reason == "length"
         assert [bool(piece.finish_reason) for piece in one.pieces].count(True) == 1
         assert not one.errors
-    assert engine.cache.free == slots
-    assert (engine.stats.reused_tokens > 0) == reuse
+    assert loop.cache.free_slots == slots
+    assert (loop.stats.reused_tokens > 0) == reuse
 
 
 def test_a_step_serves_all_that_run_and_a_freed_slot_is_used_at_once() -> None:
     executor = SumExecutor(slots=2)
-    engine = engine_of(executor, prefill=100)
+    loop = loop_of(executor, prefill=100)
     first, second, third = Asked([1, 2], 2), Asked([3], 9), Asked([4], 3)
     for one in (first, second, third):
-        engine.submit(one.sequences)
-    engine.step()  # prefill of two, then one token of each: the first is done
+        loop.submit(one.sequences)
+    loop.step()  # prefill of two, then one token of each: the first is done
     assert first.pieces[-1].finish_reason
     assert executor.calls[-1] == (0, 2, 1)
-    engine.step()
+    loop.step()
     assert third.tokens, "the third runs in the step after the first ended"
     assert executor.calls[-1] == (0, 2, 1)
 
@@ -139,19 +139,19 @@ def test_a_step_serves_all_that_run_and_a_freed_slot_is_used_at_once() -> None:
 def test_prompts_that_begin_together_are_rows_of_one_call() -> None:
     """As many as fit into the tokens of a step with their padding; what goes on, or is scored, runs alone."""
     executor = JoiningSumExecutor(slots=8, max_length=64)
-    engine = engine_of(executor, prefill=24)
+    loop = loop_of(executor, prefill=24)
     requests = [Asked(list(range(1, length + 1)), 5) for length in (3, 5, 4, 2, 9)]
     for one in requests:
-        engine.submit(one.sequences)
-    engine.step()
+        loop.submit(one.sequences)
+    loop.step()
     assert executor.calls == [(0, 4, 5), (4, 1, 9), (0, 5, 1)]
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert [one.tokens for one in requests] == [expected(one.request.prompt, 5) for one in requests]
     executor.calls.clear()
     again, other = Asked([1, 2, 3, 4, 5, 6], 2), Asked([7, 8, 9], 2)
     for one in (again, other):
-        engine.submit(one.sequences)
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+    loop.run_until_idle()
     assert all(rows == 1 for _, rows, new in executor.calls if new > 1), "one of the two goes on from what a slot held"
     assert [one.tokens for one in (again, other)] == [expected(one.request.prompt, 2) for one in (again, other)]
 
@@ -159,13 +159,13 @@ def test_prompts_that_begin_together_are_rows_of_one_call() -> None:
 def test_no_more_than_half_of_a_joined_call_is_padding() -> None:
     """Regression: three rows of the longest ran for it, and a step took several times its limit of tokens."""
     executor = JoiningSumExecutor(slots=4, max_length=64)
-    engine = engine_of(executor, prefill=40)
+    loop = loop_of(executor, prefill=40)
     requests = [Asked(list(range(1, length + 1)), 2) for length in (1, 1, 12, 12)]
     for one in requests:
-        engine.submit(one.sequences)
-    engine.step()
+        loop.submit(one.sequences)
+    loop.step()
     assert executor.calls == [(0, 2, 1), (2, 2, 12), (0, 4, 1)]
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert [one.tokens for one in requests] == [expected(one.request.prompt, 2) for one in requests]
 
 
@@ -177,29 +177,29 @@ def test_joined_prompts_run_in_the_order_of_their_arrival() -> None:
     sequences = [one.sequences[0] for one in requests]
     for sequence, slot in zip(sequences, (3, 1, 0), strict=True):
         sequence.slots = [slot]
-    groups = joined(cache, [(sequence, sequence.tokens) for sequence in sequences], 20)
+    groups = join_prefills(cache, [(sequence, sequence.tokens) for sequence in sequences], 20)
     assert [[one.slots[0] for one, _ in group] for group in groups] == [[3], [0, 1]]
 
 
 def test_a_long_prompt_does_not_stall_the_others() -> None:
     executor = SumExecutor(slots=2, max_length=200)
-    engine = engine_of(executor, prefill=10)
+    loop = loop_of(executor, prefill=10)
     short, long = Asked([1], 50), Asked(list(range(40)) * 3, 2)
-    engine.submit(short.sequences)
-    engine.step()
-    engine.submit(long.sequences)
+    loop.submit(short.sequences)
+    loop.step()
+    loop.submit(long.sequences)
     before = len(short.tokens)
     for _ in range(6):
-        engine.step()
+        loop.step()
     assert len(short.tokens) == before + 6, "a token a step while the long prompt is read"
     assert not long.tokens
     assert max(new for _, _, new in executor.calls) == 10
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert long.tokens == expected(long.request.prompt, 2)
 
 
 def test_priorities_then_arrival() -> None:
-    engine = engine_of(SumExecutor(slots=1))
+    loop = loop_of(SumExecutor(slots=1))
     order: list[str] = []
 
     def note(name: str, piece: Piece) -> None:
@@ -208,78 +208,78 @@ def test_priorities_then_arrival() -> None:
     for name, priority in (("first", 1), ("second", 1), ("urgent", 0), ("later", 5)):
         one = Asked([1, 2], 1, priority=priority)
         one.request.emit = partial(note, name)
-        engine.submit(one.sequences)
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+    loop.run_until_idle()
     assert order == ["urgent", "first", "second", "later"]
 
 
 def test_a_cancelled_request_frees_its_slot_within_a_step() -> None:
-    engine = engine_of(SumExecutor(slots=1))
+    loop = loop_of(SumExecutor(slots=1))
     gone, waiting = Asked([1], 30), Asked([2], 3)
-    engine.submit(gone.sequences)
-    engine.submit(waiting.sequences)
-    engine.step()
+    loop.submit(gone.sequences)
+    loop.submit(waiting.sequences)
+    loop.step()
     gone.request.cancel()
-    engine.step()
+    loop.step()
     assert waiting.tokens
     count = len(gone.pieces)
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert len(gone.pieces) == count
     assert waiting.tokens == expected([2], 3)
 
 
 def test_deadlines_of_waiting_and_of_running_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, later = engine_of(SumExecutor(slots=1)), time.monotonic() + 3600
+    loop, later = loop_of(SumExecutor(slots=1)), time.monotonic() + 3600
     running = Asked([1], 30, deadline=later - 1)
     waiting = Asked([2], 3, deadline=time.monotonic() - 1)
-    engine.submit(running.sequences)
-    engine.submit(waiting.sequences)
-    engine.step()
+    loop.submit(running.sequences)
+    loop.submit(waiting.sequences)
+    loop.step()
     assert isinstance(waiting.errors[0], DeadlineExceeded)
     assert running.tokens
     assert not running.errors
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    engine.step()
+    loop.step()
     assert isinstance(running.errors[0], DeadlineExceeded)
     assert len(running.errors) == len(waiting.errors) == 1
-    assert engine.cache.free == 1
+    assert loop.cache.free_slots == 1
 
 
 def test_the_queue_is_bounded() -> None:
-    engine = engine_of(SumExecutor(slots=1), queue=2)
+    loop = loop_of(SumExecutor(slots=1), queue=2)
     for _ in range(2):
-        engine.submit(Asked([1], 2).sequences)
+        loop.submit(Asked([1], 2).sequences)
     with pytest.raises(QueueFull, match="2 sequences wait already and the limit is 2"):
-        engine.submit(Asked([1], 2).sequences)
+        loop.submit(Asked([1], 2).sequences)
 
 
 def test_who_waits_too_long_is_refused_and_who_has_begun_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, later = engine_of(SumExecutor(slots=1), wait_s=600), time.monotonic() + 3600
+    loop, later = loop_of(SumExecutor(slots=1), wait_s=600), time.monotonic() + 3600
     running, waiting = Asked([1], 20, n=2, temperature=1.0), Asked([2], 20)
-    engine.submit(running.sequences)  # the second of its two waits for the slot of the first
-    engine.submit(waiting.sequences)
-    engine.step()
+    loop.submit(running.sequences)  # the second of its two waits for the slot of the first
+    loop.submit(waiting.sequences)
+    loop.step()
     assert not waiting.errors
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    engine.step()
+    loop.step()
     assert isinstance(waiting.errors[0], DeadlineExceeded)
     assert str(waiting.errors[0]) == "the request waited 600 s and its turn did not come; send it again later"
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert not running.errors
     assert [piece.finish_reason for piece in running.pieces].count("length") == 2
 
 
 def test_a_queue_without_a_limit() -> None:
-    engine = engine_of(SumExecutor(slots=1), queue=0)
+    loop = loop_of(SumExecutor(slots=1), queue=0)
     for _ in range(600):
-        engine.submit(Asked([1], 1).sequences)
-    engine.run_until_idle()
-    assert engine.stats.failures == 0
+        loop.submit(Asked([1], 1).sequences)
+    loop.run_until_idle()
+    assert loop.stats.failures == 0
 
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_an_answer_that_cannot_be_spelled_is_the_error_of_its_request_alone(beams: int) -> None:
-    engine = engine_of(SumExecutor(slots=4))
+    loop = loop_of(SumExecutor(slots=4))
     broken, other = Asked([1], 4), Asked([2], 6)
 
     class Broken(Letters):
@@ -288,23 +288,23 @@ def test_an_answer_that_cannot_be_spelled_is_the_error_of_its_request_alone(beam
 
     if beams > 1:
         search = BeamSearch(Rules(Options(num_beams=2, temperature=0.0), max_tokens=4), [1], frozenset())
-        engine.submit([Beams(broken.request, search, Broken)])
+        loop.submit([Beams(broken.request, search, Broken)])
     else:
         broken.sequences[0].detokenizer = Broken()
-        engine.submit(broken.sequences)
-    engine.submit(other.sequences)
-    engine.run_until_idle()
+        loop.submit(broken.sequences)
+    loop.submit(other.sequences)
+    loop.run_until_idle()
     assert [str(error) for error in broken.errors] == ["index out of bounds"]
     assert other.tokens == expected([2], 6)
-    assert engine.cache.free == 4
+    assert loop.cache.free_slots == 4
 
 
 def test_nothing_is_written_for_who_has_left() -> None:
-    engine, later = engine_of(SumExecutor(slots=1)), list[Callable[[], None]]()
+    loop, later = loop_of(SumExecutor(slots=1)), list[Callable[[], None]]()
     one = Asked([1], 2)
-    one.request.later = later.append
-    engine.submit(one.sequences)
-    engine.run_until_idle()
+    one.request.defer = later.append
+    loop.submit(one.sequences)
+    loop.run_until_idle()
     later.pop(0)()
     assert len(one.pieces) == 1
     one.request.cancel()
@@ -337,41 +337,41 @@ def test_a_loop_that_a_panic_ended_has_failed() -> None:
     class PanicError(BaseException):
         pass
 
-    engine = engine_of(FailingExecutor(PanicError("unwrap on None")))
+    loop = loop_of(FailingExecutor(PanicError("unwrap on None")))
     one = Asked([1], 5)
-    engine.submit(one.sequences)
-    engine.start()
+    loop.submit(one.sequences)
+    loop.start()
     deadline = time.monotonic() + 300
     while not one.errors and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert isinstance(one.errors[0], EngineFailed)
-    assert engine.stats.healthy == 0
+    assert isinstance(one.errors[0], DecodeLoopFailed)
+    assert loop.stats.healthy == 0
 
 
 def test_a_failing_step_is_told_to_everybody_and_to_whoever_comes_later() -> None:
-    engine = engine_of(FailingExecutor(ZeroDivisionError("division by zero")))
+    loop = loop_of(FailingExecutor(ZeroDivisionError("division by zero")))
     running, waiting = Asked([1], 5), Asked([2], 5)
-    engine.submit(running.sequences)
-    engine.submit(waiting.sequences)
-    engine.start()
+    loop.submit(running.sequences)
+    loop.submit(waiting.sequences)
+    loop.start()
     deadline = time.monotonic() + 300
     while not (running.errors and waiting.errors) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert "ZeroDivisionError" in str(running.errors[0])
     assert "ZeroDivisionError" in str(waiting.errors[0])
-    with pytest.raises(EngineFailed, match="reload the model"):
-        engine.submit(Asked([1], 5).sequences)
+    with pytest.raises(DecodeLoopFailed, match="reload the model"):
+        loop.submit(Asked([1], 5).sequences)
 
 
 def test_stopping_answers_what_is_left() -> None:
-    engine = engine_of(SumExecutor(slots=1, max_length=100_000))
+    loop = loop_of(SumExecutor(slots=1, max_length=100_000))
     one = Asked([1], 90_000)
-    engine.submit(one.sequences)
-    engine.start()
+    loop.submit(one.sequences)
+    loop.start()
     while not one.pieces:
         time.sleep(0.001)
-    engine.stop()
-    assert isinstance(one.errors[0], EngineFailed)
+    loop.stop()
+    assert isinstance(one.errors[0], DecodeLoopFailed)
 
 
 def test_end_tokens_and_minimum() -> None:
@@ -379,10 +379,10 @@ def test_end_tokens_and_minimum() -> None:
     end = tokens[3]
     first = tokens.index(end)
     stopped, forced = Asked([1, 2], 10, ends=(end,)), Asked([1, 2], 10, ends=(end,), min_tokens=8)
-    engine = engine_of(SumExecutor())
-    engine.submit(stopped.sequences)
-    engine.submit(forced.sequences)
-    engine.run_until_idle()
+    loop = loop_of(SumExecutor())
+    loop.submit(stopped.sequences)
+    loop.submit(forced.sequences)
+    loop.run_until_idle()
     assert stopped.tokens == tokens[: first + 1]
     assert stopped.pieces[-1].finish_reason == "stop"
     assert len(stopped.text) == first, "the end token is no text"
@@ -393,55 +393,55 @@ def test_end_tokens_and_minimum() -> None:
 def test_a_stop_string_ends_the_text_before_it() -> None:
     letters = "".join(chr(ord("A") + token) for token in expected([1, 2], 10))
     one = Asked([1, 2], 10, stop_words=(letters[4:6], "never"))
-    engine = engine_of(SumExecutor())
-    engine.submit(one.sequences)
-    engine.run_until_idle()
+    loop = loop_of(SumExecutor())
+    loop.submit(one.sequences)
+    loop.run_until_idle()
     assert one.text == letters[: letters.index(letters[4:6])]
     assert one.pieces[-1].finish_reason == "stop"
 
 
 def test_sequences_of_one_request_share_its_prefill() -> None:
     executor = SumExecutor(slots=4)
-    engine = engine_of(executor, prefill=100)
+    loop = loop_of(executor, prefill=100)
     prompt = list(range(20))
     one = Asked(prompt, 5, n=3)
-    engine.submit(one.sequences)
-    engine.run_until_idle()
+    loop.submit(one.sequences)
+    loop.run_until_idle()
     assert all(sequence.sampler.generated == expected(prompt, 5) for sequence in one.sequences)
-    assert engine.stats.reused_tokens == 2 * 19
+    assert loop.stats.reused_tokens == 2 * 19
     assert {piece.index for piece in one.pieces} == {0, 1, 2}
 
 
 def test_a_full_cache_ends_a_text() -> None:
-    engine = engine_of(SumExecutor(slots=1, max_length=8))
+    loop = loop_of(SumExecutor(slots=1, max_length=8))
     one = Asked([1, 2, 3], 100)
-    engine.submit(one.sequences)
-    engine.run_until_idle()
+    loop.submit(one.sequences)
+    loop.run_until_idle()
     assert one.tokens == expected([1, 2, 3], 5)
     assert one.pieces[-1].finish_reason == "length"
 
 
 def test_rows_are_brought_together_when_others_leave() -> None:
     executor = SumExecutor(slots=6)
-    engine = engine_of(executor, prefill=100)
+    loop = loop_of(executor, prefill=100)
     requests = [Asked([number, 7], 3 if number < 5 else 20) for number in range(6)]
     for one in requests:
-        engine.submit(one.sequences)
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+    loop.run_until_idle()
     assert requests[5].tokens == expected([5, 7], 20)
     assert executor.calls[-1][1] == 1, "one row is left, and one row is run"
 
 
 def test_a_sampler_that_fails_takes_nobody_with_it() -> None:
-    engine = engine_of(SumExecutor(slots=2), prefill=100)
+    loop = loop_of(SumExecutor(slots=2), prefill=100)
     bad, good = Asked([1], 8, temperature=1.0, logit_bias={10**9: 1.0}), Asked([2], 8)
-    engine.submit(bad.sequences)
-    engine.submit(good.sequences)
-    engine.run_until_idle()
+    loop.submit(bad.sequences)
+    loop.submit(good.sequences)
+    loop.run_until_idle()
     assert isinstance(bad.errors[0], IndexError)
     assert len(bad.errors) == 1
     assert good.tokens == expected([2], 8)
-    assert engine.cache.free == 2
+    assert loop.cache.free_slots == 2
 
 
 @pytest.mark.parametrize("kind", [{}, {"top_p": 0.95}])
@@ -449,11 +449,11 @@ def test_one_request_that_fails_is_logged_and_moves_no_random_stream(
     kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def answers(others: list[Asked]) -> list[int]:
-        engine = engine_of(SumExecutor(), prefill=100)
+        loop = loop_of(SumExecutor(), prefill=100)
         own = Asked([1, 2, 3], 8, temperature=30.0, random_seed=7, **kind)
         for one in (own, *others):
-            engine.submit(one.sequences)
-        engine.run_until_idle()
+            loop.submit(one.sequences)
+        loop.run_until_idle()
         return own.tokens
 
     alone = answers([])

@@ -22,16 +22,18 @@ def padded(parts: "Sequence[Part]") -> "tuple[Part, np.ndarray | None]":
     tokens = np.zeros((len(parts), counts.max()), np.int64)
     for row, part in enumerate(parts):
         tokens[row, : counts[row]] = part.tokens[0]
-    wanted = np.concatenate([row * counts.max() + wanted_of(part) for row, part in enumerate(parts)])
-    return Part(parts[0].first, tokens, np.zeros(len(parts), np.int64), wanted), counts
+    logits_positions = np.concatenate(
+        [row * counts.max() + logits_positions_of(part) for row, part in enumerate(parts)]
+    )
+    return Part(parts[0].first, tokens, np.zeros(len(parts), np.int64), logits_positions), counts
 
 
-def wanted_of(part: Part) -> np.ndarray:
+def logits_positions_of(part: Part) -> np.ndarray:
     """Return the places of `part` after which logits are needed."""
-    return last_of_rows(part.tokens) if part.wanted is None else part.wanted
+    return last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions
 
 
 def places(parts: "Sequence[Part]") -> "list[slice]":
     """Return which rows of the logits of `padded` belong to each part."""
-    ends = np.cumsum([len(wanted_of(part)) for part in parts]).tolist()
+    ends = np.cumsum([len(logits_positions_of(part)) for part in parts]).tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]

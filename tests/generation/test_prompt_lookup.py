@@ -11,15 +11,15 @@ import pytest
 from builder.building.verify.generation import geometry_of
 from builder.graphs.export.decoder import export_decoder
 from builder.runtime.contract import Session
-from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.base import last_of_rows
 from builder.runtime.generation.executors.onnxruntime import InProcess
-from builder.runtime.generation.lookup import LEAST, MOST, Lookup
-from builder.runtime.generation.scheduler import FEW, Limits
+from builder.runtime.generation.prompt_lookup import MAX_LENGTH, MIN_LENGTH, PromptLookup
+from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS, SchedulerLimits
 from builder.runtime.generation.sequences import SequenceStatus
 from tests.decoders import make_decoder
 from tests.generation.executors import PagedSumExecutor, SumExecutor, expected
-from tests.generation.test_engine import Asked
+from tests.generation.test_decode_loop import Asked
 from tests.tiny_encoders import VOCABULARY as WORDS
 
 VOCABULARY = 50
@@ -28,7 +28,7 @@ VOCABULARY = 50
 class CopyingExecutor(SumExecutor):
     """Executor that goes on as the text did before, nine times out of ten; else as SumExecutor."""
 
-    guesses = True
+    can_speculate = True
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         logits = super().run(first, tokens, lengths, wanted)
@@ -58,15 +58,15 @@ def copied_token(held: list[int]) -> int | None:
     return None
 
 
-def answer(guesses: bool, prompt: list[int], count: int, **options: Any) -> tuple[Asked, SumExecutor, Engine]:
+def answer(guesses: bool, prompt: list[int], count: int, **options: Any) -> tuple[Asked, SumExecutor, DecodeLoop]:
     executor = CopyingExecutor(slots=4, max_length=400)
-    executor.guesses = guesses
-    engine = Engine(executor, Limits(100, 64))
+    executor.can_speculate = guesses
+    loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     request = Asked(prompt, count, **options)
-    engine.submit(request.sequences)
-    engine.run_until_idle()
-    assert engine.cache.free == 4
-    return request, executor, engine
+    loop.submit(request.sequences)
+    loop.run_until_idle()
+    assert loop.cache.free_slots == 4
+    return request, executor, loop
 
 
 def said(request: Asked) -> list[list[Any]]:
@@ -93,39 +93,39 @@ def test_the_answer_is_what_it_is_without(options: dict[str, Any]) -> None:
     prompt = [*PROMPT, *PROMPT[:3]]
     for count in (1, 2, 150):
         plain, slow, _ = answer(False, prompt, count, **options)
-        ahead, fast, engine = answer(True, prompt, count, **options)
+        ahead, fast, loop = answer(True, prompt, count, **options)
         for a, b in zip(plain.sequences, ahead.sequences, strict=True):
             assert a.sampler.generated == b.sampler.generated
         assert said(ahead) == said(plain)
         assert len(fast.calls) <= len(slow.calls)
         if count == 150 and not options:
             assert len(fast.calls) < len(slow.calls) / 2
-            assert 0 < engine.stats.right_guesses <= engine.stats.guessed_tokens
+            assert 0 < loop.stats.right_guesses <= loop.stats.guessed_tokens
 
 
 def test_what_was_guessed_wrong_is_nobodys_prefix() -> None:
     """A later prompt that begins like a guess that was not kept must not find that in the cache."""
     executor = CopyingExecutor(slots=1, max_length=400)
-    engine = Engine(executor, Limits(100, 64))
+    loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     first = Asked([*PROMPT, *PROMPT[:3]], 60)
-    engine.submit(first.sequences)
-    engine.run_until_idle()
-    held = engine.cache.tokens[0]
+    loop.submit(first.sequences)
+    loop.run_until_idle()
+    held = loop.cache.tokens[0]
     assert held == [*first.request.prompt, *first.tokens][: len(held)]
     np.testing.assert_array_equal(executor.arena["key_0"][0, 0, : len(held), 0].astype(int), held)
 
 
 def test_rows_that_run_together_guess_nothing() -> None:
     executor = SumExecutor(slots=2, max_length=200)
-    executor.guesses = True
-    engine = Engine(executor, Limits(100, 64))
+    executor.can_speculate = True
+    loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     requests = [Asked([1, 2, 3, 4] * 6, 30), Asked([5, 6, 7, 8] * 6, 30)]
     for one in requests:
-        engine.submit(one.sequences)
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+    loop.run_until_idle()
     for one in requests:
         assert one.tokens == expected(one.request.prompt, 30)
-    assert engine.stats.guessed_tokens <= LEAST, "but for the last steps of whoever is left alone"
+    assert loop.stats.guessed_tokens <= MIN_LENGTH, "but for the last steps of whoever is left alone"
 
 
 @pytest.mark.parametrize("blocks", [13, 60])
@@ -135,18 +135,18 @@ def test_rows_over_blocks_guess_in_one_call_and_say_the_same(blocks: int) -> Non
     texts, calls = [], []
     for guesses in (False, True):
         executor = CopyingPagedExecutor(4, 400, blocks)
-        executor.guesses = guesses
-        engine = Engine(executor, Limits(100, 64))
+        executor.can_speculate = guesses
+        loop = DecodeLoop(executor, SchedulerLimits(100, 64))
         requests = [
             Asked([*prompt, *prompt[:3]] if number % 2 else prompt, 90) for number, prompt in enumerate(prompts)
         ]
         for one in requests:
-            engine.submit(one.sequences)
-        engine.run_until_idle()
-        assert engine.cache.free == 4
-        assert (engine.stats.preemptions > 0) == (blocks == 13)
-        assert (engine.stats.right_guesses > 0) == guesses
-        for slot, held in enumerate(engine.cache.tokens):
+            loop.submit(one.sequences)
+        loop.run_until_idle()
+        assert loop.cache.free_slots == 4
+        assert (loop.stats.preemptions > 0) == (blocks == 13)
+        assert (loop.stats.right_guesses > 0) == guesses
+        for slot, held in enumerate(loop.cache.tokens):
             assert any(held == [*one.request.prompt, *one.tokens][: len(held)] for one in requests), slot
         texts.append([one.tokens for one in requests])
         calls.append(len(executor.calls))
@@ -155,30 +155,30 @@ def test_rows_over_blocks_guess_in_one_call_and_say_the_same(blocks: int) -> Non
 
 
 def test_a_call_of_many_rows_runs_few_guesses() -> None:
-    executor = CopyingPagedExecutor(FEW, 200, 200)
-    executor.guesses = True
-    engine = Engine(executor, Limits(100, 64))
-    for _ in range(FEW):
-        engine.submit(Asked([*PROMPT, *PROMPT[:3]], 30).sequences)
-    while len(engine.scheduler.running) < FEW or any(
-        sequence.status is SequenceStatus.PREFILLING for sequence in engine.scheduler.running
+    executor = CopyingPagedExecutor(MAX_DECODE_TOKENS, 200, 200)
+    executor.can_speculate = True
+    loop = DecodeLoop(executor, SchedulerLimits(100, 64))
+    for _ in range(MAX_DECODE_TOKENS):
+        loop.submit(Asked([*PROMPT, *PROMPT[:3]], 30).sequences)
+    while len(loop.scheduler.running) < MAX_DECODE_TOKENS or any(
+        sequence.status is SequenceStatus.PREFILLING for sequence in loop.scheduler.running
     ):
-        engine.step()
-    before = engine.stats.guessed_tokens
-    engine.step()
-    assert executor.calls[-1] == FEW
-    assert engine.stats.guessed_tokens == before
+        loop.step()
+    before = loop.stats.guessed_tokens
+    loop.step()
+    assert executor.calls[-1] == MAX_DECODE_TOKENS
+    assert loop.stats.guessed_tokens == before
 
 
 def test_a_text_that_does_not_repeat_is_left_alone_soon() -> None:
     """The same three tokens come again and again, and something else after them each time."""
-    lookup = Lookup([])
+    lookup = PromptLookup([])
     guessed = 0
     for number in range(400):
         for token in (1, 2, 3):
             lookup.extend([token])
-            assert token == 3 or not lookup.guess(10)
-        guess = lookup.guess(10)
+            assert token == 3 or not lookup.propose(10)
+        guess = lookup.propose(10)
         if guess:
             guessed += 1
             lookup.learn(len(guess), 0)
@@ -188,17 +188,17 @@ def test_a_text_that_does_not_repeat_is_left_alone_soon() -> None:
 
 def test_guesses_that_are_right_grow() -> None:
     tokens = list(range(100))
-    lookup = Lookup([*tokens, *tokens[:3]])
+    lookup = PromptLookup([*tokens, *tokens[:3]])
     sizes, position = [], 3
     while position < 50:
-        guess = lookup.guess(40)
+        guess = lookup.propose(40)
         assert guess == tokens[position : position + len(guess)]
         lookup.learn(len(guess), len(guess))
         position += len(guess) + 1
         lookup.extend(tokens[position - len(guess) - 1 : position])
         sizes.append(len(guess))
-    assert sizes[:4] == [LEAST, 7, MOST, MOST]
-    assert lookup.guess(2) == tokens[position : position + 2]
+    assert sizes[:4] == [MIN_LENGTH, 7, MAX_LENGTH, MAX_LENGTH]
+    assert lookup.propose(2) == tokens[position : position + 2]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "starcoder2"])
@@ -210,13 +210,13 @@ def test_greedy_text_of_real_graphs_is_the_same(model_type: str, tmp_path: Path)
     for guesses in (False, True):
         geometry = geometry_of(exported.caches, 2, 128, WORDS)
         executor = InProcess(exported.graph.path, geometry, Session(threads=1))
-        executor.guesses = guesses
-        engine = Engine(executor, Limits(100, 64))
+        executor.can_speculate = guesses
+        loop = DecodeLoop(executor, SchedulerLimits(100, 64))
         request = Asked(prompt, 90)
-        engine.submit(request.sequences)
-        engine.run_until_idle()
+        loop.submit(request.sequences)
+        loop.run_until_idle()
         texts.append(request.tokens)
-        steps.append((engine.stats.steps, engine.stats.guessed_tokens))
+        steps.append((loop.stats.steps, loop.stats.guessed_tokens))
     assert texts[0] == texts[1]
     assert steps[0][1] == 0
     assert steps[1][1] > 0, "there was something to guess"

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from builder.runtime.generation.engine import Engine
-from builder.runtime.generation.errors import EngineFailed
+from builder.runtime.generation.decode_loop import DecodeLoop
+from builder.runtime.generation.errors import DecodeLoopFailed
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.sequences import GeneratedSequence, Piece, Request
 from builder.runtime.generation.text import StopStrings
 from tests.generation.executors import ReadingExecutor, answered
-from tests.generation.test_engine import Letters
+from tests.generation.test_decode_loop import Letters
 
 
 class Read:
@@ -51,30 +51,30 @@ def texts(count: int, seed: int = 0, longest: int = 30) -> list[list[int]]:
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_each_row_reads_its_own_text(slots: int) -> None:
     executor = ReadingExecutor(slots)
-    engine = Engine(executor, Limits(100, 64))
+    loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     requests = [Read(text, 1 + number % 9, n=1 + number % 2) for number, text in enumerate(texts(30))]
     for one in requests:
-        engine.submit(one.sequences)
-        engine.encode()
-        engine.step()
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+        loop.encode()
+        loop.step()
+    loop.run_until_idle()
     for one in requests:
         assert one.answers == [answered(one.text, one.count)] * len(one.sequences)
         assert not one.errors
-    assert engine.cache.free == slots
-    assert engine.reader is not None
-    assert engine.reader.taken == [False] * slots
+    assert loop.cache.free_slots == slots
+    assert loop.encoder_cache is not None
+    assert loop.encoder_cache.allocated == [False] * slots
     assert set(executor.sources.place_of.tolist()) == {-1}
     assert sum(map(len, executor.texts)) == len(requests), "each text is read once, for all sequences of its request"
-    assert engine.stats.encoded_tokens == sum(len(one.text) for one in requests)
+    assert loop.stats.encoded_tokens == sum(len(one.text) for one in requests)
 
 
 def test_texts_of_one_length_share_a_call_within_the_budget() -> None:
     executor = ReadingExecutor(slots=8)
-    engine = Engine(executor, Limits(100, prefill_tokens=64))
+    loop = DecodeLoop(executor, SchedulerLimits(100, prefill_tokens=64))
     for length in (20, 21, 30, 22, 19, 20, 2, 3):
-        engine.submit(Read([5] * length, 2).sequences)
-    engine.run_until_idle()
+        loop.submit(Read([5] * length, 2).sequences)
+    loop.run_until_idle()
     assert executor.texts[0] == [20, 21], "three of 22 tokens would be more than 64; 30 is too long for them"
     assert all(max(call) * len(call) <= 64 or len(call) == 1 for call in executor.texts)
     assert [2, 3] in executor.texts
@@ -83,28 +83,28 @@ def test_texts_of_one_length_share_a_call_within_the_budget() -> None:
 
 def test_a_text_is_read_before_a_slot_is_free_for_it() -> None:
     executor = ReadingExecutor(slots=1)
-    engine = Engine(executor, Limits(100, 64))
+    loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     first, second = Read([3, 4], 6), Read([9, 9, 9], 2)
     for one in (first, second):
-        engine.submit(one.sequences)
-    engine.encode()
-    engine.step()
-    engine.encode()
+        loop.submit(one.sequences)
+    loop.encode()
+    loop.step()
+    loop.encode()
     assert second.request.encoded is not None
     assert len(first.answers[0]) == 1, "the first still writes"
-    engine.run_until_idle()
+    loop.run_until_idle()
     assert second.answers == [answered([9, 9, 9], 2)]
 
 
 def test_a_text_whose_request_is_over_is_not_read() -> None:
     executor = ReadingExecutor(slots=1)
-    engine = Engine(executor, Limits(100, 64))
+    loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     late, gone, waiting = Read([1] * 5, 3, deadline=time.monotonic() - 1), Read([2] * 9, 3), Read([3] * 20, 3)
     gone.request.cancel()
     for one in (late, gone, waiting):
-        engine.submit(one.sequences)
-    engine.step()
-    engine.run_until_idle()
+        loop.submit(one.sequences)
+    loop.step()
+    loop.run_until_idle()
     assert executor.texts == [[20]]
     assert "time was over" in str(late.errors[0])
     assert waiting.answers == [answered(waiting.text, 3)]
@@ -112,18 +112,18 @@ def test_a_text_whose_request_is_over_is_not_read() -> None:
 
 def test_the_threads_answer_as_the_loop_does() -> None:
     executor = ReadingExecutor(slots=3)
-    engine = Engine(executor, Limits(1000, 64))
-    engine.start()
+    loop = DecodeLoop(executor, SchedulerLimits(1000, 64))
+    loop.start()
     requests = [Read(text, 1 + number % 7) for number, text in enumerate(texts(200, seed=4))]
     for one in requests:
-        engine.submit(one.sequences)
+        loop.submit(one.sequences)
     deadline = time.monotonic() + 300
     while any(not one.pieces or not one.pieces[-1].finish_reason for one in requests) and time.monotonic() < deadline:
         time.sleep(0.005)
-    engine.stop()
+    loop.stop()
     for one in requests:
         assert one.answers == [answered(one.text, one.count)]
-    assert engine.cache.free == 3
+    assert loop.cache.free_slots == 3
 
 
 def test_an_encoder_that_fails_is_told_to_everybody() -> None:
@@ -131,14 +131,14 @@ def test_an_encoder_that_fails_is_told_to_everybody() -> None:
         def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
             raise ZeroDivisionError("division by zero")
 
-    engine = Engine(FailingExecutor(slots=1), Limits(100, 64))
+    loop = DecodeLoop(FailingExecutor(slots=1), SchedulerLimits(100, 64))
     one = Read([1, 2], 3)
-    engine.submit(one.sequences)
-    engine.start()
+    loop.submit(one.sequences)
+    loop.start()
     deadline = time.monotonic() + 300
     while not one.errors and time.monotonic() < deadline:
         time.sleep(0.005)
     assert "ZeroDivisionError" in str(one.errors[0])
-    with pytest.raises(EngineFailed, match="reload the model"):
-        engine.submit(Read([1], 1).sequences)
-    engine.stop()
+    with pytest.raises(DecodeLoopFailed, match="reload the model"):
+        loop.submit(Read([1], 1).sequences)
+    loop.stop()

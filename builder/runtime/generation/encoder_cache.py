@@ -1,0 +1,69 @@
+"""Cache the encoder's keys and values of the sources of running requests, each encoded once and ahead of its turn.
+
+Knows requests and the executor; knows no threads and no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .sequences import Request, Running
+
+if TYPE_CHECKING:
+    from .executors.encoding import EncodingExecutor
+
+MAX_LENGTH_RATIO = 1.3  # of the texts of one encoder call
+
+
+class EncoderCache:
+    """Places of encoded sources in the executor's memory, one for each running sequence."""
+
+    def __init__(self, executor: EncodingExecutor, token_budget: int) -> None:
+        self.executor = executor
+        self.token_budget = token_budget
+        self.allocated = [False] * executor.geometry.slots
+
+    def unencoded(self, sequences: "Iterable[Running]") -> "list[Request]":
+        """Return the requests of `sequences` whose source is neither encoded nor being encoded, each once, in order."""
+        requests = dict.fromkeys(sequence.request for sequence in sequences)
+        return [request for request in requests if not request.encoding and request.active]
+
+    def next_batch(self, unencoded: "list[Request]") -> "list[Request]":
+        """Mark the first request and others of similar length as encoding, up to the token budget, and return them."""
+        batch = [request for request in unencoded if _similar(len(request.source), len(unencoded[0].source))]
+        longest = max((len(request.source) for request in batch), default=0)
+        batch = batch[: max(1, self.token_budget // max(longest, 1))]
+        for request in batch:
+            request.encoding = True
+        return batch
+
+    def allocate(self, sequence: Running) -> None:
+        """Copy the encoded source of `sequence` to a free place, and let its slots attend to it."""
+        request = sequence.request
+        sequence.source = self.allocated.index(False)
+        self.allocated[sequence.source] = True
+        self.executor.attach(sequence.source, request.encoded)
+        request.waiting_sequences -= 1
+        if not request.waiting_sequences:
+            request.encoded = None
+        self._assign(sequence)
+
+    def detach(self, sequence: Running, slot: int) -> None:
+        """Detach `slot`, from which `sequence` was moved to another."""
+        self.executor.assign(slot, -1, 0)
+        self._assign(sequence)
+
+    def _assign(self, sequence: Running) -> None:
+        for beam, slot in enumerate(sequence.slots):
+            self.executor.assign(slot, sequence.source, beam)
+
+    def release(self, sequence: Running) -> None:
+        """Free the place of a sequence that ended."""
+        self.allocated[sequence.source] = False
+        for slot in sequence.slots:
+            self.executor.assign(slot, -1, 0)
+
+
+def _similar(length: int, other: int) -> bool:
+    return max(length, other) <= MAX_LENGTH_RATIO * min(length, other) + 8
