@@ -1,8 +1,8 @@
 """Adapt an encoder to Triton's Python backend; emitted as model.py.
 
-execute() answers requests in the batches that Triton makes. When more arrive than are answered, the front takes them
-over (encoder/waiting.py), and they are answered through their response senders, which models that are not decoupled
-have since release 24.06.
+execute() answers requests in the batches that Triton makes. When more arrive than are answered, the front
+queues them (encoder/request_queue.py), and answers them through their response senders, which models that are not
+decoupled have since release 24.06.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .encoder.front import open_front
 from .encoder.metrics import FAMILIES, values
+from .encoder.request_queue import QueuedRequest, RequestQueue
 from .encoder.transport import refusal, response, tensors_of
-from .encoder.waiting import Taken, Waiting
 from .metrics import Metrics
 from .tensors_check import check_tensors_survive
 
@@ -35,7 +35,7 @@ class TritonPythonModel:
         serving = self.front.serving
         size = -(-serving.queue // sum(group["count"] for group in config["instance_group"]))  # one share each
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
-        self.waiting = Waiting(size, timeout_s, rows, self._answer_later, _refuse, _left)
+        self.queue = RequestQueue(size, timeout_s, rows, self._answer_queued, _refuse, _is_disconnected)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return the responses, None for a request that is answered later. Raise nothing.
@@ -50,21 +50,21 @@ class TritonPythonModel:
             return [response(error) for _ in requests]
 
     def _responses(self, requests: list[Any]) -> list[Any]:
-        """Raise nothing once a request is taken, or it would be answered twice."""
-        came = time.monotonic()
+        """Raise nothing once a request is queued, or it would be answered twice."""
+        arrived = time.monotonic()
         responses = [refusal(request, self.inputs) for request in requests]
-        left = [index for index, refused in enumerate(responses) if refused is None]
-        tensors = [tensors_of(requests[index], self.inputs) for index in left]
+        valid = [index for index, refused in enumerate(responses) if refused is None]
+        tensors = [tensors_of(requests[index], self.inputs) for index in valid]
         rows = [len(next(iter(one.values()), ())) for one in tensors]
-        if self.waiting.takes(came, sum(rows)):
-            taken = [_taken(requests[index], one, size) for index, one, size in zip(left, tensors, rows)]
-            self.waiting.take(came, [one for one in taken if isinstance(one, Taken)])
-            answers = [None if isinstance(one, Taken) else response(one) for one in taken]
+        if self.queue.should_queue(arrived, sum(rows)):
+            queued = [_queued(requests[index], one, size) for index, one, size in zip(valid, tensors, rows)]
+            self.queue.enqueue(arrived, [one for one in queued if isinstance(one, QueuedRequest)])
+            answers = [None if isinstance(one, QueuedRequest) else response(one) for one in queued]
         else:
             answers = self._answers(tensors)
-            self.waiting.answered()
-        for index, answered in zip(left, answers):
-            responses[index] = answered
+            self.queue.record_answered()
+        for index, answer in zip(valid, answers):
+            responses[index] = answer
         return responses
 
     def is_ready(self) -> bool:
@@ -72,41 +72,41 @@ class TritonPythonModel:
 
         It does so when a client asks for readiness.
         """
-        return self.waiting.failure is None
+        return self.queue.failure is None
 
     def finalize(self) -> None:
-        self.waiting.stop()
+        self.queue.stop()
 
     def _answers(self, tensors: Sequence[dict[str, np.ndarray]]) -> list[Any]:
         answers = self.front(tensors)
         if self.metrics.due():
-            self.metrics.publish(values(self.front.counts, self.waiting))
+            self.metrics.publish(values(self.front.counts, self.queue))
         return [response(answer) for answer in answers]
 
-    def _answer_later(self, taken: Sequence[Taken]) -> None:
-        for request, answered in zip(taken, self._answers([request.tensors for request in taken])):
-            _send(request, answered)
+    def _answer_queued(self, requests: Sequence[QueuedRequest]) -> None:
+        for request, answer in zip(requests, self._answers([request.tensors for request in requests])):
+            _send(request, answer)
 
 
-def _taken(request: Any, tensors: dict[str, np.ndarray], rows: int) -> Taken | Exception:
-    """Copy what a request needs after execute() has returned, when Triton frees its memory."""
+def _queued(request: Any, tensors: dict[str, np.ndarray], rows: int) -> QueuedRequest | Exception:
+    """Copy what is needed after execute() has returned, when Triton frees the request."""
     try:
         copies = {name: array.copy() for name, array in tensors.items()}
-        return Taken(request.get_response_sender(), copies, rows)
+        return QueuedRequest(request.get_response_sender(), copies, rows)
     except Exception as error:
         return error
 
 
-def _left(request: Taken) -> bool:
+def _is_disconnected(request: QueuedRequest) -> bool:
     return bool(request.sender.is_cancelled())
 
 
-def _refuse(request: Taken, error: BaseException) -> None:
+def _refuse(request: QueuedRequest, error: BaseException) -> None:
     _send(request, response(error))
 
 
-def _send(request: Taken, answered: Any) -> None:
+def _send(request: QueuedRequest, answer: Any) -> None:
     try:
-        request.sender.send(answered, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        request.sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     except Exception as error:  # the client disconnected
         pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")

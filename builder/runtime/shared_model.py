@@ -1,9 +1,9 @@
 """Adapt a shared front to Triton's Python backend; emitted as model.py.
 
-The requests of a batch are answered model by model. execute() answers those for a model in memory, or, when more arrive
-than are answered, they are answered in turns with those for other models (encoder/waiting.py). Those for a model that
-is not in memory wait until it is loaded. Whatever execute() does not answer itself is answered through its response
-sender, which models that are not decoupled have since release 24.06, so that no other request waits.
+execute() answers the requests of a batch model by model. Those for a model in memory are answered at once or, when more
+arrive than are answered, queued (encoder/request_queue.py); those for another model wait until it is loaded. Queued and
+waiting requests are answered through their response senders, which models that are not decoupled have since release
+24.06.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .contract import ContractError, HostedModel, load_shared
 from .cores import cores
-from .encoder.waiting import Taken, Waiting
+from .encoder.request_queue import QueuedRequest, RequestQueue
 from .fields import InputError, option, readable, refuse_parameters
 from .metrics import Metrics
 from .shared import memory
 from .shared.emitted import open_emitted
-from .shared.host import Host, Loaded
+from .shared.host import Host, LoadedModel
 from .shared.listing import Listing
 from .shared.loader import Loader, NotReady
 from .shared.metrics import FAMILIES, values
@@ -38,7 +38,7 @@ Job = tuple[Any, Tensors]  # a response sender, and the request's tensors
 
 
 @dataclass(frozen=True)
-class Asked:
+class HostedRequest:
     """Request for a hosted model."""
 
     model: str
@@ -53,11 +53,11 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.inputs = [field["name"] for field in config["input"]]
         self.listing = Listing(folder.parent / serving.repository)
-        self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, memory.resident, memory.give_back)
+        self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, memory.resident, memory.trim)
         self.pool = ThreadPoolExecutor(cores())  # models of one batch are answered in parallel
         self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
-        self.waiting = Waiting(serving.queue, timeout_s, rows, self._answer_taken, _refuse, _left)
+        self.queue = RequestQueue(serving.queue, timeout_s, rows, self._answer_queued, _refuse, _is_disconnected)
         self.loader = Loader(self.host, _answer, _fail, self._publish)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -70,19 +70,19 @@ class TritonPythonModel:
             return [_refusal(failure, pb_utils.TritonError.INTERNAL) for _ in requests]
 
     def _responses(self, requests: list[Any]) -> list[Any]:
-        """Raise nothing once a request is taken, or it would be answered twice."""
-        came = time.monotonic()
+        """Raise nothing once a request is queued, or it would be answered twice."""
+        arrived = time.monotonic()
         self._refresh()
         read = [self._read(request) for request in requests]
-        asked = {index: one for index, one in enumerate(read) if isinstance(one, Asked)}
-        responses = [None if isinstance(one, Asked) else one for one in read]
-        if self.waiting.takes(came, sum(len(one.tensors[MODEL]) for one in asked.values())):
-            taken = {index: _taken(requests[index], one) for index, one in asked.items()}
-            self.waiting.take(came, [one for one in taken.values() if isinstance(one, Taken)])
-            answers = {index: None if isinstance(one, Taken) else one for index, one in taken.items()}
+        asked = {index: one for index, one in enumerate(read) if isinstance(one, HostedRequest)}
+        responses = [None if isinstance(one, HostedRequest) else one for one in read]
+        if self.queue.should_queue(arrived, sum(len(one.tensors[MODEL]) for one in asked.values())):
+            queued = {index: _queued(requests[index], one) for index, one in asked.items()}
+            self.queue.enqueue(arrived, [one for one in queued.values() if isinstance(one, QueuedRequest)])
+            answers = {index: None if isinstance(one, QueuedRequest) else one for index, one in queued.items()}
         else:
-            answers = self._answered_here(requests, asked)
-            self.waiting.answered()
+            answers = self._answer_now(requests, asked)
+            self.queue.record_answered()
         for index, response in answers.items():
             responses[index] = response
         return responses
@@ -92,10 +92,10 @@ class TritonPythonModel:
 
         It does so when a client asks for readiness.
         """
-        return self.waiting.failure is None
+        return self.queue.failure is None
 
     def finalize(self) -> None:
-        self.waiting.stop()
+        self.queue.stop()
         self.loader.stop()
         self.pool.shutdown()
 
@@ -117,25 +117,25 @@ class TritonPythonModel:
             _refuse_misfit(name, self.listing.get(name), asked)
         except InputError as error:
             return _refusal(error, pb_utils.TritonError.INVALID_ARG)
-        return Asked(name, asked)
+        return HostedRequest(name, asked)
 
-    def _answered_here(self, requests: list[Any], asked: dict[int, Asked]) -> dict[int, Any]:
+    def _answer_now(self, requests: list[Any], asked: dict[int, HostedRequest]) -> dict[int, Any]:
         """Answer the requests of a batch; return the responses by their places in it."""
         groups = _by_model({index: one.model for index, one in asked.items()})
 
         def answers(name: str) -> list[Any]:
             members = groups[name]
             tensors = [asked[index].tensors for index in members]
-            return self._answers(name, tensors, lambda: [_kept(requests[index], asked[index]) for index in members])
+            return self._answers(name, tensors, lambda: [_copied(requests[index], asked[index]) for index in members])
 
         answered = (self.pool.map if len(groups) > 1 else map)(answers, groups)
         return {index: one for members, ones in zip(groups.values(), answered) for index, one in zip(members, ones)}
 
-    def _answer_taken(self, taken: Sequence[Taken]) -> None:
-        groups = _by_model({index: request.model for index, request in enumerate(taken)})
+    def _answer_queued(self, queued: Sequence[QueuedRequest]) -> None:
+        groups = _by_model({index: request.model for index, request in enumerate(queued)})
 
         def answer(name: str) -> None:
-            jobs = [(taken[index].sender, taken[index].tensors) for index in groups[name]]
+            jobs = [(queued[index].sender, queued[index].tensors) for index in groups[name]]
             for (sender, _), response in zip(jobs, self._answers(name, [tensors for _, tensors in jobs], lambda: jobs)):
                 if response is not None:
                     _send(sender, response)
@@ -145,7 +145,7 @@ class TritonPythonModel:
     def _answers(self, name: str, tensors: Sequence[Tensors], jobs: Callable[[], Sequence[Job]]) -> list[Any]:
         """Return a model's responses, or None for each if the `jobs` are done once it is loaded. Raises nothing."""
         try:
-            return self._answered_or_loaded(name, tensors, jobs)
+            return self._answer_or_load(name, tensors, jobs)
         except InputError as error:  # it is no longer hosted
             return [_refusal(error, pb_utils.TritonError.INVALID_ARG) for _ in tensors]
         except BaseException as error:  # a panic of the tokenizers library is not an Exception
@@ -153,16 +153,14 @@ class TritonPythonModel:
             failure = RuntimeError(f"the model {name} failed: {type(error).__name__}: {error}")
             return [_refusal(failure, pb_utils.TritonError.INTERNAL) for _ in tensors]
 
-    def _answered_or_loaded(
-        self, name: str, tensors: Sequence[Tensors], jobs: Callable[[], Sequence[Job]]
-    ) -> list[Any]:
+    def _answer_or_load(self, name: str, tensors: Sequence[Tensors], jobs: Callable[[], Sequence[Job]]) -> list[Any]:
         """Answer with the requested build; with the previous one only if that fails to load."""
         build = self.listing.get(name).build
-        model = self.host.take(name)
+        model = self.host.acquire(name)
         try:
             if model is not None and model.build == build:
                 return _answered(model, tensors)
-            self.loader.ask(name, build, jobs())
+            self.loader.request(name, build, jobs())
             return [None] * len(tensors)
         except NotReady as error:
             if model is not None:
@@ -170,11 +168,11 @@ class TritonPythonModel:
             return [_refusal(error, pb_utils.TritonError.UNAVAILABLE) for _ in tensors]
         finally:
             if model is not None:
-                self.host.leave(model)
+                self.host.release(model)
 
     def _publish(self) -> None:
         if self.metrics.due():
-            self.metrics.publish(values(self.host, self.waiting))
+            self.metrics.publish(values(self.host, self.queue))
 
     def _list(self) -> Any:
         text = np.array([[self.listing.text().encode("utf-8")]], dtype=np.object_)
@@ -209,28 +207,28 @@ def _by_model(models: Mapping[int, str]) -> dict[str, list[int]]:
     return groups
 
 
-def _kept(request: Any, asked: Asked) -> Job:
-    """Copy what a request needs after execute() has returned, when Triton frees its memory."""
+def _copied(request: Any, asked: HostedRequest) -> Job:
+    """Copy what is needed after execute() has returned, when Triton frees the request."""
     return request.get_response_sender(), {name: array.copy() for name, array in asked.tensors.items()}
 
 
-def _taken(request: Any, asked: Asked) -> Any:
-    """Return a request as Taken, or the response to one that cannot be kept."""
+def _queued(request: Any, asked: HostedRequest) -> Any:
+    """Return a request as QueuedRequest, or the response to one that cannot be copied."""
     try:
-        return Taken(*_kept(request, asked), len(asked.tensors[MODEL]), asked.model)
+        return QueuedRequest(*_copied(request, asked), len(asked.tensors[MODEL]), asked.model)
     except Exception as error:
         return _refusal(error, pb_utils.TritonError.INTERNAL)
 
 
-def _left(request: Taken) -> bool:
+def _is_disconnected(request: QueuedRequest) -> bool:
     return bool(request.sender.is_cancelled())
 
 
-def _refuse(request: Taken, error: BaseException) -> None:
+def _refuse(request: QueuedRequest, error: BaseException) -> None:
     _send(request.sender, _refusal(error, pb_utils.TritonError.UNAVAILABLE))
 
 
-def _answered(model: Loaded, tensors: Sequence[Tensors]) -> list[Any]:
+def _answered(model: LoadedModel, tensors: Sequence[Tensors]) -> list[Any]:
     """Return the responses of a model that is in use, from its own emitted Python."""
     arrays = [{name: array for name, array in one.items() if name != MODEL} for one in tensors]
     with model.lock:
@@ -238,7 +236,7 @@ def _answered(model: Loaded, tensors: Sequence[Tensors]) -> list[Any]:
     return [model.front.response(answer) for answer in answers]
 
 
-def _answer(model: Loaded, jobs: Sequence[Job]) -> None:
+def _answer(model: LoadedModel, jobs: Sequence[Job]) -> None:
     for (sender, _), response in zip(jobs, _answered(model, [tensors for _, tensors in jobs])):
         _send(sender, response)
 

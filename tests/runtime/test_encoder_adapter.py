@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.runtime.encoder.waiting import Waiting
+from builder.runtime.encoder.request_queue import RequestQueue
 
 TRITON = "triton_python_backend_utils"
 ON_TRITON = ("builder.runtime.encoder_model", "builder.runtime.encoder.transport", "builder.runtime.metrics")
@@ -77,7 +77,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     model = object.__new__(module.TritonPythonModel)
     model.inputs, model.front = ["text_input"], _Echo()
     model.metrics = SimpleNamespace(due=lambda: False)
-    model.waiting = Waiting(8, PATIENCE_S, 4, model._answer_later, module._refuse, module._left)
+    model.queue = RequestQueue(8, PATIENCE_S, 4, model._answer_queued, module._refuse, module._is_disconnected)
     yield model
     model.finalize()
     for name in ON_TRITON:
@@ -111,7 +111,7 @@ def test_a_batch_whose_requests_cannot_be_read_is_answered(adapter: Any) -> None
 def test_a_model_that_left_a_request_unanswered_is_not_ready(adapter: Any) -> None:
     """Triton asks since release 26.03, and takes nothing but a bool."""
     assert adapter.is_ready() is True
-    adapter.waiting.failure = "BrokenPipeError: gone"
+    adapter.queue.failure = "BrokenPipeError: gone"
     assert adapter.is_ready() is False
     answered = adapter.execute([Asked(np.ones((4, 1)))])
     assert answered[0].error is None, "where it came"

@@ -19,7 +19,7 @@ from builder.runtime.fields import InputError
 from builder.runtime.shared import host as host_module
 from builder.runtime.shared import loader as loader_module
 from builder.runtime.shared.emitted import Front, package_of
-from builder.runtime.shared.host import Host, Loaded, NoRoom
+from builder.runtime.shared.host import Host, LoadedModel, OutOfMemory
 from builder.runtime.shared.listing import Listing
 from builder.runtime.shared.loader import Loader, NotReady
 
@@ -43,7 +43,7 @@ class CountedMemory:
     def resident(self) -> int:
         return self.bytes
 
-    def give_back(self) -> None:
+    def trim(self) -> None:
         pass
 
 
@@ -77,12 +77,12 @@ def counted() -> CountedMemory:
 
 
 def _host(listing: Listing, counted: CountedMemory, limit: int) -> Host:
-    return Host(listing, limit, counted.open, counted.resident, counted.give_back)
+    return Host(listing, limit, counted.open, counted.resident, counted.trim)
 
 
 def _ask(host: Host, name: str) -> None:
     """Send one request: load the model if it is missing, and finish."""
-    host.leave(host.take(name) or host.load(name))
+    host.release(host.acquire(name) or host.load(name))
 
 
 def test_what_the_first_load_brings_along_is_not_its_model_s(tmp_path: Path) -> None:
@@ -109,17 +109,17 @@ def test_the_model_not_asked_for_longest_makes_room(tmp_path: Path, counted: Cou
     assert counted.opened == ["a", "b", "c"]
     _ask(host, "b")
     assert sorted(host.loaded) == ["a", "b", "c"], "now it is known that each takes 50"
-    assert (host.tally.loads, host.tally.evictions) == (4, 1)
+    assert (host.counters.loads, host.counters.evictions) == (4, 1)
 
 
 def test_a_model_in_use_stays(tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "ROOM_S", 0.0)
+    monkeypatch.setattr(host_module, "MEMORY_TIMEOUT_S", 0.0)
     host = _host(_repository(tmp_path, a=50, b=50), counted, limit=BASE + 100)
     used = host.load("a")
-    with pytest.raises(NoRoom, match=r"b needs about 0 MB; .* --memory-mb"):
+    with pytest.raises(OutOfMemory, match=r"b needs about 0 MB; .* --memory-mb"):
         host.load("b")
     assert list(host.loaded) == ["a"]
-    host.leave(used)
+    host.release(used)
     del used
     host.load("b")
     assert list(host.loaded) == ["b"]
@@ -131,7 +131,7 @@ def test_a_model_waits_for_room_that_another_is_using(tmp_path: Path, counted: C
 
     def leave() -> None:
         model = users.pop()
-        host.leave(model)
+        host.release(model)
         time.sleep(0.2)  # its thread waits for a core, and has the model as long
         del model
 
@@ -145,10 +145,10 @@ def test_a_model_waits_for_room_that_another_is_using(tmp_path: Path, counted: C
 def test_a_model_that_never_fits_is_refused_at_once(
     tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "GONE_S", 10_000.0)
-    monkeypatch.setattr(host_module, "ROOM_S", 10_000.0)
+    monkeypatch.setattr(host_module, "EVICTION_GRACE_S", 10_000.0)
+    monkeypatch.setattr(host_module, "MEMORY_TIMEOUT_S", 10_000.0)
     host = _host(_repository(tmp_path, large=5000), counted, limit=BASE + 100)
-    with pytest.raises(NoRoom, match="large needs"):
+    with pytest.raises(OutOfMemory, match="large needs"):
         host.load("large")
 
 
@@ -163,8 +163,8 @@ def test_another_version_takes_the_place_of_one_that_still_answers(tmp_path: Pat
     listing.refresh()
     new = host.load("a")
     assert counted.bytes == BASE + 120, "the old one has a request to answer"
-    assert host.take("a") is new
-    host.leave(old)
+    assert host.acquire("a") is new
+    host.release(old)
     del old
     assert counted.bytes == BASE + 70
 
@@ -207,7 +207,7 @@ class Waiting:
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.loader = Loader(host, self._answer, self._fail, lambda: None)
 
-    def _answer(self, model: Loaded, jobs: Sequence[Any]) -> None:
+    def _answer(self, model: LoadedModel, jobs: Sequence[Any]) -> None:
         if "panic" in jobs:
             raise Panic("in the library of another language")
         self.came.put((model.name, list(jobs)))
@@ -231,11 +231,11 @@ def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: Counte
 
     host.opened = slow
     waiting = Waiting(host)
-    waiting.loader.ask("cold", "a", ["first"])
+    waiting.loader.request("cold", "a", ["first"])
     assert begun.wait(PATIENCE_S)
     _ask(host, "hot")
-    assert host.take("cold") is None
-    waiting.loader.ask("cold", "a", ["second"])
+    assert host.acquire("cold") is None
+    waiting.loader.request("cold", "a", ["second"])
     go_on.set()
     assert waiting.next() == ("cold", ["first", "second"]), "one load for all that wait"
     waiting.loader.stop()
@@ -244,10 +244,10 @@ def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: Counte
 
 def test_whatever_an_answer_raises_the_next_model_is_loaded(tmp_path: Path, counted: CountedMemory) -> None:
     waiting = Waiting(_host(_repository(tmp_path, a=1, b=1), counted, limit=10_000))
-    waiting.loader.ask("a", "a", ["panic"])
+    waiting.loader.request("a", "a", ["panic"])
     error, jobs = waiting.next()
     assert (str(error), jobs) == ("the model a failed: Panic: in the library of another language", ["panic"])
-    waiting.loader.ask("b", "a", ["another model's"])
+    waiting.loader.request("b", "a", ["another model's"])
     assert waiting.next() == ("b", ["another model's"])
     waiting.loader.stop()
 
@@ -256,16 +256,16 @@ def test_only_so_many_requests_wait_for_a_model(
     tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are copies in memory, and a large model takes long to load."""
-    monkeypatch.setattr(loader_module, "MOST", 3)
+    monkeypatch.setattr(loader_module, "MAX_WAITING", 3)
     host = _host(_repository(tmp_path, a=1, b=1), counted, limit=10_000)
     go_on, opened = threading.Event(), host.opened
     host.opened = lambda folder: opened(folder) if go_on.wait(PATIENCE_S) else pytest.fail("never told to go on")
     waiting = Waiting(host)
-    waiting.loader.ask("a", "a", ["one", "two"])
+    waiting.loader.request("a", "a", ["one", "two"])
     with pytest.raises(NotReady, match="3 requests wait already until a is loaded; send the request again later"):
-        waiting.loader.ask("a", "a", ["three", "four"])
-    waiting.loader.ask("a", "a", ["three"])
-    waiting.loader.ask("b", "a", ["a", "batch", "of", "another"])
+        waiting.loader.request("a", "a", ["three", "four"])
+    waiting.loader.request("a", "a", ["three"])
+    waiting.loader.request("b", "a", ["a", "batch", "of", "another"])
     go_on.set()
     assert waiting.next() == ("a", ["one", "two", "three"])
     assert waiting.next() == ("b", ["a", "batch", "of", "another"]), "however large, where nobody waits before it"
@@ -278,18 +278,18 @@ def test_a_model_that_cannot_be_loaded_is_named_and_not_tried_again_at_once(
     listing = _repository(tmp_path, bad=1, good=1)
     (tmp_path / "bad" / "1" / "damaged").touch()
     waiting = Waiting(_host(listing, counted, limit=10_000))
-    waiting.loader.ask("bad", "a", ["one"])
+    waiting.loader.request("bad", "a", ["one"])
     error, jobs = waiting.next()
     assert (str(error), jobs) == (
         "the model bad is not ready, it cannot be loaded: ValueError: not a graph",
         ["one"],
     )
     with pytest.raises(NotReady, match=r"the model bad is not ready, .*; it is tried again after 10 s"):
-        waiting.loader.ask("bad", "a", ["two"])
-    waiting.loader.ask("good", "a", ["three"])
+        waiting.loader.request("bad", "a", ["two"])
+    waiting.loader.request("good", "a", ["three"])
     assert waiting.next() == ("good", ["three"])
     (tmp_path / "bad" / "1" / "damaged").unlink()
-    waiting.loader.ask("bad", "another build", ["four"])
+    waiting.loader.request("bad", "another build", ["four"])
     assert waiting.next() == ("bad", ["four"])
     waiting.loader.stop()
     assert counted.opened == ["bad", "good", "bad"]
@@ -307,10 +307,10 @@ def test_a_version_that_cannot_be_loaded_takes_the_place_of_none_that_answers(
     os.replace(tmp_path / "written", tmp_path / HOSTED)
     listing.refresh()
     waiting = Waiting(host)
-    waiting.loader.ask("a", "b", ["one"])
+    waiting.loader.request("a", "b", ["one"])
     assert waiting.next() == ("a", ["one"])
     with pytest.raises(NotReady):
-        waiting.loader.ask("a", "b", ["two"])
+        waiting.loader.request("a", "b", ["two"])
     waiting.loader.stop()
     assert (host.loaded["a"].build, host.loaded["a"].users) == ("a", 0)
 
@@ -320,9 +320,9 @@ def test_what_waits_when_the_server_stops_is_refused(tmp_path: Path, counted: Co
     go_on, opened = threading.Event(), host.opened
     host.opened = lambda folder: opened(folder) if go_on.wait(PATIENCE_S) else pytest.fail("never told to go on")
     waiting = Waiting(host)
-    waiting.loader.ask("a", "a", ["one"])
+    waiting.loader.request("a", "a", ["one"])
     waiting.loader.names.put(None)
-    waiting.loader.ask("b", "a", ["two"])
+    waiting.loader.request("b", "a", ["two"])
     go_on.set()
     waiting.loader.stop()
     assert waiting.next() == ("a", ["one"])
@@ -347,7 +347,7 @@ before = memory.resident()
 block = b"1" * (256 << 20)
 held = memory.resident() - before
 del block
-memory.give_back()
+memory.trim()
 print(held >> 20, (memory.resident() - before) >> 20)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -23,7 +23,9 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
         super().initialize(args)
         self.place = Path(json.loads(args["model_config"])["parameters"]["place"]["string_value"])
         self.engine, self.front.infer = self.front.infer, self._infer
-        self.waiting.look_s = LOOK_S  # between two looks at waiting requests: a second of nothing but waiting otherwise
+        self.queue.drain_interval_s = (
+            LOOK_S  # between two looks at waiting requests: a second of nothing but waiting otherwise
+        )
         threading.Thread(target=self._tell, daemon=True).start()
 
     def _infer(self, feeds: dict[str, Any]) -> Any:
@@ -43,7 +45,7 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
 
     def _holds(self) -> dict[str, int]:
         """Return the number of requests, and of those that wait and whose clients disconnected."""
-        with self.waiting.changed:  # no request is answered meanwhile: Triton forgets the clients of answered ones
-            taken = [request for requests in self.waiting.taken.values() for _, request in requests]
+        with self.queue.changed:  # no request is answered meanwhile: Triton forgets the clients of answered ones
+            taken = [request for requests in self.queue.queued.values() for _, request in requests]
             left = sum(request.sender.is_cancelled() for request in taken)
-            return {"requests": len(taken) + self.waiting.answering, "left": left}
+            return {"requests": len(taken) + self.queue.answering, "left": left}

@@ -24,7 +24,7 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
         super().initialize(args)
         self.place = Path(json.loads(args["model_config"])["parameters"]["place"]["string_value"])
         self.open_emitted, self.host.opened = self.host.opened, self._open
-        self.waiting.look_s = LOOK_S
+        self.queue.drain_interval_s = LOOK_S
         self.seen: set[str] = set()
 
     def _open(self, folder: Path) -> Any:
@@ -41,7 +41,7 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
 
     def _alone(self, name: str) -> bool:
         """Return True if this thread answers taken requests, and all of them were for the model `name`."""
-        if threading.current_thread() is not self.waiting.thread:
+        if threading.current_thread() is not self.queue.thread:
             return False
-        self.seen |= set(self.waiting.taken)
+        self.seen |= set(self.queue.queued)
         return self.seen <= {name}

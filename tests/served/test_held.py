@@ -25,7 +25,7 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from builder.checkpoints.answers import difference
 from builder.common.samples import TEXTS
 from builder.common.tensors import to_tensors, to_values
-from builder.runtime.encoder.waiting import LONG_S
+from builder.runtime.encoder.request_queue import CONNECTION_CHECK_S
 from builder.serving.client.client import Client
 from builder.serving.gateway import leaving, lost
 from builder.serving.gateway.triton import Triton
@@ -146,7 +146,7 @@ def test_what_a_client_has_left_never_reaches_the_engine_and_nothing_of_it_stays
         for future in leaving:
             future.cancel()
         assert front.has(requests=5, left=3)
-        time.sleep(LONG_S + 0.1)
+        time.sleep(CONNECTION_CHECK_S + 0.1)
         front.open()
         assert front.answered([*first, *staying]) == 2
         assert _rows(front) == 2 * ROWS + 1, "of these two, and of what was asked to compare"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from .pipeline import Counts
-from .waiting import FAMILIES as WAITING
-from .waiting import Waiting
+from .request_queue import FAMILIES as QUEUE_FAMILIES
+from .request_queue import RequestQueue
 
 FAMILIES = (
     ("engine_calls", "COUNTER", "Calls of the engine"),
     ("tokens", "COUNTER", "Tokens of the texts, special tokens included"),
     ("padding_tokens", "COUNTER", "Tokens added to texts to make them as long as their batch mates"),
-    *WAITING,
+    *QUEUE_FAMILIES,
     ("loaded_timestamp_seconds", "GAUGE", "When the model was loaded, in seconds since 1970"),
 )
 
 
-def values(counts: Counts, waiting: Waiting) -> dict[str, float]:
+def values(counts: Counts, waiting: RequestQueue) -> dict[str, float]:
     """Return the present value of each family except the load time."""
     return {
         "engine_calls": counts.calls,

@@ -10,7 +10,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from ..fields import InputError, readable, refuse_parameters
 from .pipeline import Answer
-from .waiting import Refused
+from .request_queue import RequestRefused
 
 
 def refusal(request: Any, names: Sequence[str]) -> Any:
@@ -34,7 +34,7 @@ def response(answer: Answer | BaseException) -> Any:
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(readable(answer), pb_utils.TritonError.INVALID_ARG)
         )
-    if isinstance(answer, Refused):
+    if isinstance(answer, RequestRefused):
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(readable(answer), pb_utils.TritonError.UNAVAILABLE)
         )

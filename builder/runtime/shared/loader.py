@@ -1,4 +1,4 @@
-"""Load models while others are answered: requests for a model that is not in memory wait here, one thread loads.
+"""Load models in one thread, while others are answered; requests for a model that is not in memory wait here.
 
 A model that could not be loaded is not tried again for a while: its requests are refused with the reason at once. A
 version that could not be loaded does not replace one that answers.
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .host import Host, Loaded
+from .host import Host, LoadedModel
 
 RETRY_S = 10.0
-TICK_S = 1.0
-MOST = 512  # requests that may wait for one model
+TICK_INTERVAL_S = 1.0
+MAX_WAITING = 512  # requests that may wait for one model
 
 
 class NotReady(RuntimeError):
@@ -33,7 +33,7 @@ class Loader:
     def __init__(
         self,
         host: Host,
-        answer: Callable[[Loaded, Sequence[Any]], None],
+        answer: Callable[[LoadedModel, Sequence[Any]], None],
         fail: Callable[[Sequence[Any], Exception], None],
         tick: Callable[[], None],
     ) -> None:
@@ -45,7 +45,7 @@ class Loader:
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def ask(self, name: str, build: str, jobs: Sequence[Any]) -> None:
+    def request(self, name: str, build: str, jobs: Sequence[Any]) -> None:
         """Load the model `name` in its version `build`, and then answer `jobs`.
 
         Raises NotReady if that failed a short while ago, or too many requests wait for it.
@@ -55,8 +55,10 @@ class Loader:
             raise NotReady(failed[2])
         with self.lock:
             known, before = name in self.waiting, self.waiting.get(name, ())
-            if before and len(before) + len(jobs) > MOST:
-                raise NotReady(f"{MOST} requests wait already until {name} is loaded; send the request again later")
+            if before and len(before) + len(jobs) > MAX_WAITING:
+                raise NotReady(
+                    f"{MAX_WAITING} requests wait already until {name} is loaded; send the request again later"
+                )
             self.waiting.setdefault(name, []).extend(jobs)
         if not known:
             self.names.put(name)
@@ -71,7 +73,7 @@ class Loader:
     def _run(self) -> None:
         while True:
             try:
-                name = self.names.get(timeout=TICK_S)
+                name = self.names.get(timeout=TICK_INTERVAL_S)
                 if name is None:
                     return
                 self._load(name)
@@ -84,40 +86,40 @@ class Loader:
             model = self.host.load(name)
         except BaseException as error:  # a panic of the tokenizers library is not an Exception
             reason = NotReady(f"the model {name} is not ready, it cannot be loaded: {type(error).__name__}: {error}")
-            self._note(name, str(reason))
-            self._do_without(name, reason)
+            self._note_failure(name, str(reason))
+            self._answer_with_previous(name, reason)
             return
         self.failed.pop(name, None)
         try:
-            while jobs := self._waiting(name):
+            while jobs := self._take_waiting(name):
                 self._answer(model, jobs)
         finally:
-            self.host.leave(model)
+            self.host.release(model)
 
-    def _do_without(self, name: str, reason: NotReady) -> None:
+    def _answer_with_previous(self, name: str, reason: NotReady) -> None:
         """Answer waiting requests with the previous version, if one is in memory; refuse them otherwise."""
-        before, jobs = self.host.take(name), self._waiting(name, last=True)
+        before, jobs = self.host.acquire(name), self._take_waiting(name, last=True)
         if before is None:
             self.fail(jobs, reason)
             return
         try:
             self._answer(before, jobs)
         finally:
-            self.host.leave(before)
+            self.host.release(before)
 
-    def _answer(self, model: Loaded, jobs: Sequence[Any]) -> None:
+    def _answer(self, model: LoadedModel, jobs: Sequence[Any]) -> None:
         try:
             self.answer(model, jobs)
         except BaseException as error:  # otherwise the thread would end, and no model be loaded any more
             self.fail(jobs, NotReady(f"the model {model.name} failed: {type(error).__name__}: {error}"))
 
-    def _note(self, name: str, reason: str) -> None:
+    def _note_failure(self, name: str, reason: str) -> None:
         entry = self.host.listing.models.get(name)
         if entry is not None:
             until = time.monotonic() + RETRY_S
             self.failed[name] = (entry.build, until, f"{reason}; it is tried again after {RETRY_S:.0f} s")
 
-    def _waiting(self, name: str, last: bool = False) -> list[Any]:
+    def _take_waiting(self, name: str, last: bool = False) -> list[Any]:
         """Return the requests that wait now; if none, or with `last`, the next request has the model loaded again."""
         with self.lock:
             jobs = self.waiting.pop(name)

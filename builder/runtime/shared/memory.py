@@ -16,7 +16,7 @@ def resident() -> int:
     return int(STATM.read_text("ascii").split()[1]) * PAGE
 
 
-def give_back() -> None:
+def trim() -> None:
     """Return free memory to the system; glibc keeps it otherwise. Does nothing on another C library."""
     if _trim is not None:
         _trim(0)

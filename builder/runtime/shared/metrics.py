@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..encoder.waiting import FAMILIES as WAITING
-from ..encoder.waiting import Waiting
+from ..encoder.request_queue import FAMILIES as QUEUE_FAMILIES
+from ..encoder.request_queue import RequestQueue
 from .host import Host
 
 FAMILIES = (
@@ -13,18 +13,18 @@ FAMILIES = (
     ("shared_loads", "COUNTER", "Models loaded"),
     ("shared_load_seconds", "COUNTER", "Time that loading took"),
     ("shared_evictions", "COUNTER", "Models that made room for others"),
-    *WAITING,
+    *QUEUE_FAMILIES,
 )
 
 
-def values(host: Host, waiting: Waiting) -> dict[str, float]:
+def values(host: Host, waiting: RequestQueue) -> dict[str, float]:
     """Return the present value of each family."""
     return {
         "shared_hosted": len(host.listing.models),
         "shared_loaded": len(host.loaded),
         "shared_resident_bytes": host.resident(),
-        "shared_loads": host.tally.loads,
-        "shared_load_seconds": host.tally.load_seconds,
-        "shared_evictions": host.tally.evictions,
+        "shared_loads": host.counters.loads,
+        "shared_load_seconds": host.counters.load_seconds,
+        "shared_evictions": host.counters.evictions,
         **waiting.values(),
     }

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from builder.runtime.encoder import waiting
-from builder.runtime.encoder.waiting import LOOKING_S, Refused, Taken, Waiting
+from builder.runtime.encoder import request_queue
+from builder.runtime.encoder.request_queue import MAX_DRAIN_S, QueuedRequest, RequestQueue, RequestRefused
 
 PATIENCE_S = 300.0
 
@@ -26,21 +26,21 @@ class FakeFront:
         self.fails: BaseException | None = None
         self.gone, self.deaf = set[str](), set[str]()
         self.asked, self.let = threading.Semaphore(0), threading.Semaphore(0)
-        self.queue = Waiting(size, timeout_s, 4, self.answer, self.refuse, self.left)
+        self.queue = RequestQueue(size, timeout_s, 4, self.answer, self.refuse, self.left)
 
-    def answer(self, taken: Sequence[Taken]) -> None:
+    def answer(self, taken: Sequence[QueuedRequest]) -> None:
         self.batches.append([request.sender for request in taken])
         self.asked.release()
         assert self.let.acquire(timeout=PATIENCE_S)
         if self.fails:
             raise type(self.fails)(*self.fails.args)
 
-    def refuse(self, request: Taken, error: BaseException) -> None:
+    def refuse(self, request: QueuedRequest, error: BaseException) -> None:
         if request.sender in self.deaf:
             raise BrokenPipeError(request.sender)
         self.refused[request.sender] = f"{type(error).__name__}: {error}"
 
-    def left(self, request: Taken) -> bool:
+    def left(self, request: QueuedRequest) -> bool:
         if request.sender in self.deaf:
             raise BrokenPipeError(request.sender)
         return request.sender in self.gone
@@ -48,7 +48,7 @@ class FakeFront:
     def take(self, names: str, rows: int = 1, came: float = 0.0, by_name: bool = False) -> None:
         """Take requests of these names; `by_name`: each is for the model of that name."""
         tensors = {"text_input": np.zeros((rows, 1))}
-        self.queue.take(came, [Taken(name, tensors, rows, name if by_name else "") for name in names])
+        self.queue.enqueue(came, [QueuedRequest(name, tensors, rows, name if by_name else "") for name in names])
 
     def begin(self, names: str) -> None:
         """Take requests of which the first batch is being answered from then on."""
@@ -58,7 +58,7 @@ class FakeFront:
     def answered(self) -> None:
         """Wait until all taken requests are answered."""
         with self.queue.changed:
-            assert self.queue.changed.wait_for(self.queue._idle, PATIENCE_S)
+            assert self.queue.changed.wait_for(self.queue._is_idle, PATIENCE_S)
 
     def finish(self) -> None:
         self.let.release(100)
@@ -80,28 +80,28 @@ def fronts() -> Iterator[list[FakeFront]]:
 def test_batches_are_answered_where_they_came_while_no_others_wait(fronts: list[FakeFront]) -> None:
     fronts.append(FakeFront(8))
     queue = fronts[0].queue
-    assert not queue.takes(100.0, 1), "nothing came before it"
-    assert queue.takes(100.0, 3), "another of three rows would not have fitted into its batch"
-    queue.returned = 100.0
-    assert queue.takes(100.001, 1), "it was there when the one before was answered"
-    assert not queue.takes(100.1, 1)
-    queue.looked = 100.0
-    assert not queue.takes(100.001, 1), "somebody looked a moment ago"
-    assert queue.takes(102.001, 3)
-    queue.returned = 102.0
-    assert not queue.takes(102.001, 1), "a batch that is not full leaves few in Triton's queue"
+    assert not queue.should_queue(100.0, 1), "nothing came before it"
+    assert queue.should_queue(100.0, 3), "another of three rows would not have fitted into its batch"
+    queue.answered_at = 100.0
+    assert queue.should_queue(100.001, 1), "it was there when the one before was answered"
+    assert not queue.should_queue(100.1, 1)
+    queue.drained_at = 100.0
+    assert not queue.should_queue(100.001, 1), "the last drain was a moment ago"
+    assert queue.should_queue(102.001, 3)
+    queue.answered_at = 102.0
+    assert not queue.should_queue(102.001, 1), "a batch that is not full leaves few in Triton's queue"
 
 
 def test_a_queue_without_limits_is_triton_s(fronts: list[FakeFront]) -> None:
     fronts.append(FakeFront(0))
-    assert not fronts[0].queue.takes(100.0, 4)
+    assert not fronts[0].queue.should_queue(100.0, 4)
 
 
 def test_as_many_as_may_wait_and_the_others_are_refused(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(5))
     front.begin("a")
     front.take("bcdefghi")
-    message = "Refused: 5 requests wait already and the limit is 5; send the request again later"
+    message = "RequestRefused: 5 requests wait already and the limit is 5; send the request again later"
     assert front.refused == dict.fromkeys("ghi", message)
     front.finish()
     assert front.batches == [["a"], ["b", "c", "d", "e"], ["f"]], "in order, at most four rows"
@@ -116,7 +116,7 @@ def test_models_of_one_front_have_a_queue_each_and_take_turns(fronts: list[FakeF
     front.take("AAAAAAABBA", by_name=True)
     front.finish()
     assert front.batches == [["A"], ["A", "B", "A", "B"], ["A", "A", "A"]]
-    message = "Refused: 5 requests wait already for A and the limit is 5; send the request again later"
+    message = "RequestRefused: 5 requests wait already for A and the limit is 5; send the request again later"
     assert front.refused == {"A": message}
     assert front.queue.refused == 3
 
@@ -126,20 +126,20 @@ def test_a_look_goes_on_while_batches_were_there_before_their_turn(fronts: list[
     fronts.append(front := FakeFront(8))
     front.begin("a")
     queue = front.queue
-    queue.began = queue.looked = queue.returned = 100.0
-    assert queue.takes(100.001, 1)
-    assert not queue._goes_on(100.1), "it came by itself"
-    queue.looked = queue.returned = 100.0 + LOOKING_S
-    assert not queue._goes_on(100.001 + LOOKING_S)
+    queue.drain_started = queue.drained_at = queue.answered_at = 100.0
+    assert queue.should_queue(100.001, 1)
+    assert not queue._is_draining(100.1), "it came by itself"
+    queue.drained_at = queue.answered_at = 100.0 + MAX_DRAIN_S
+    assert not queue._is_draining(100.001 + MAX_DRAIN_S)
 
 
 def test_what_comes_after_a_look_waits_in_triton_until_its_turn(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(8))
     queue, taken = front.queue, list[bool]()
-    queue.look_s = PATIENCE_S
+    queue.drain_interval_s = PATIENCE_S
     front.begin("abcdef")
-    came = queue.returned + 1  # no request waited behind those that were taken
-    thread = threading.Thread(target=lambda: taken.append(queue.takes(came, 4)))
+    came = queue.answered_at + 1  # no request waited behind those that were taken
+    thread = threading.Thread(target=lambda: taken.append(queue.should_queue(came, 4)))
     thread.start()
     front.let.release()
     assert front.asked.acquire(timeout=PATIENCE_S)
@@ -152,7 +152,7 @@ def test_what_comes_after_a_look_waits_in_triton_until_its_turn(fronts: list[Fak
 def test_the_front_looks_again_while_what_it_took_still_waits(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(8))
     front.begin("ab")
-    assert front.queue.takes(front.queue.looked + waiting.LOOK_S, 1)
+    assert front.queue.should_queue(front.queue.drained_at + request_queue.DRAIN_INTERVAL_S, 1)
 
 
 def test_a_batch_has_no_more_rows_than_a_call_takes(fronts: list[FakeFront]) -> None:
@@ -167,7 +167,7 @@ def test_a_batch_has_no_more_rows_than_a_call_takes(fronts: list[FakeFront]) -> 
 def test_who_has_waited_too_long_or_has_left_never_reaches_the_engine(
     fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "LONG_S", 0.0)
+    monkeypatch.setattr(request_queue, "CONNECTION_CHECK_S", 0.0)
     fronts.append(front := FakeFront(0, timeout_s=900))
     front.gone.add("c")
     now = time.monotonic()
@@ -193,21 +193,21 @@ def test_a_failure_is_told_to_all_that_it_concerns_and_ends_nothing(
     front.finish()
     assert front.refused == dict.fromkeys("abcdef", f"{type(error).__name__}: {error}")
     assert front.queue.failure is None
-    assert issubclass(Refused, RuntimeError)
+    assert issubclass(RequestRefused, RuntimeError)
 
 
 def test_who_cannot_be_told_ends_the_taking_and_leaves_nobody_else_without_an_answer(
     fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sender failed when it was asked if the client left, and again when it was to report that."""
-    monkeypatch.setattr(waiting, "LONG_S", 0.0)
+    monkeypatch.setattr(request_queue, "CONNECTION_CHECK_S", 0.0)
     fronts.append(front := FakeFront(0, timeout_s=900))
     front.deaf.add("b")
     front.let.release(100)
     front.take("abcd", came=time.monotonic() - 1)
     front.take("e", came=time.monotonic() - 1)
     front.answered()
-    assert not front.queue.takes(time.monotonic() + 100, 4), "answered where it came"
+    assert not front.queue.should_queue(time.monotonic() + 100, 4), "answered where it came"
     assert front.refused == dict.fromkeys("acd", "BrokenPipeError: b")
     assert front.batches == [["e"]]
     assert front.queue.failure == "BrokenPipeError: b"
@@ -216,12 +216,12 @@ def test_who_cannot_be_told_ends_the_taking_and_leaves_nobody_else_without_an_an
 def test_if_the_thread_ends_all_that_wait_are_told(fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch) -> None:
     fronts.append(front := FakeFront(8))
     front.begin("abcdef")
-    monkeypatch.setattr(front.queue, "_next", lambda: [][0])
+    monkeypatch.setattr(front.queue, "_next_batch", lambda: [][0])
     front.let.release()
     front.queue.thread.join(PATIENCE_S)
     assert front.refused == dict.fromkeys("ef", "IndexError: list index out of range")
     assert front.queue.failure
-    assert not front.queue.takes(time.monotonic() + 100, 4)
+    assert not front.queue.should_queue(time.monotonic() + 100, 4)
 
 
 def test_nothing_is_kept_of_a_request_that_is_answered(fronts: list[FakeFront]) -> None:
@@ -229,9 +229,9 @@ def test_nothing_is_kept_of_a_request_that_is_answered(fronts: list[FakeFront]) 
     fronts.append(front := FakeFront(8))
     front.let.release(100)
     front.fails = ValueError("too long")
-    request = Taken("a", {}, 1)
+    request = QueuedRequest("a", {}, 1)
     known = weakref.ref(request)
-    front.queue.take(time.monotonic(), [request])
+    front.queue.enqueue(time.monotonic(), [request])
     del request
     front.answered()
     gc.collect()
