@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFas
 from builder.checkpoints.slow_tokenizers import as_fast
 from builder.checkpoints.tokenizer_limits import refuse_hostile_files, refuse_hostile_tokenizer
 from builder.common.errors import CheckpointError, first_line
-from builder.runtime.panics import survived
+from builder.runtime.panics import call_tokenizer
 
 
 def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
@@ -23,7 +23,7 @@ def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTra
         raise CheckpointError(f"{model} has no tokenizer: none of {', '.join(names)} is in {folder}; add it there")
     refuse_hostile_files(folder, model)
     try:
-        tokenizer = survived(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
+        tokenizer = call_tokenizer(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raises any kind for a broken file
         raise CheckpointError(f"the tokenizer of {model} does not load: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -53,7 +53,7 @@ def _highest_token(tokenizer: PreTrainedTokenizerFast) -> int:
     backend = tokenizer.backend_tokenizer
     backend.no_padding()  # to a length that happened to be set
     backend.no_truncation()
-    around = survived(backend.encode, "a", "b").ids
+    around = call_tokenizer(backend.encode, "a", "b").ids
     return max(len(tokenizer) - 1, *tokenizer.get_vocab().values(), *around, 0)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from builder.runtime.panics import TokenizerError, survived
+from builder.runtime.panics import TokenizerError, call_tokenizer
 
 LENGTH = 4096  # characters of a text that is tried
 SPARE = "\x01"  # what no expression expects; after it, all letters: one whose end is nowhere is not tried at all
@@ -35,7 +35,7 @@ def probe(request: dict[str, Any]) -> str | None:
     try:
         text = request.get("tokenizer") or Path(request["file"]).read_text("utf-8")
         document = json.loads(text)
-        tokenizer = survived(Tokenizer.from_str, text)
+        tokenizer = call_tokenizer(Tokenizer.from_str, text)
     except (OSError, ValueError, RecursionError, TokenizerError):
         return None
     tokenizer.no_padding()  # to a length that happened to be set
@@ -61,7 +61,7 @@ def probe(request: dict[str, Any]) -> str | None:
                 return problem
     for sample in request.get("samples", ()):
         try:
-            tokenizer.decode(survived(tokenizer.encode, sample).ids)
+            tokenizer.decode(call_tokenizer(tokenizer.encode, sample).ids)
         except TokenizerError as error:
             return f"fails on the text {sample[:40]!r} ({error})"
     return None
@@ -88,7 +88,7 @@ def _growth(tokenizer: Tokenizer, piece: str) -> str | None:
     if tokenizer.normalizer is None:
         return None
     try:
-        written = len(survived(tokenizer.normalizer.normalize_str, piece))
+        written = len(call_tokenizer(tokenizer.normalizer.normalize_str, piece))
     except TokenizerError:
         return None
     return f"writes {written} characters for {piece[:40]!r}" if written > MAX_WRITTEN * len(piece) + 1 else None
@@ -96,8 +96,8 @@ def _growth(tokenizer: Tokenizer, piece: str) -> str | None:
 
 def _encoding(tokenizer: Tokenizer, text: str) -> str | None:
     try:
-        ids = survived(tokenizer.encode, text).ids
-        written = len(survived(tokenizer.decode, ids))
+        ids = call_tokenizer(tokenizer.encode, text).ids
+        written = len(call_tokenizer(tokenizer.decode, ids))
     except TokenizerError:  # an error for a request with this text
         return None
     most = MAX_WRITTEN * (len(text) + 1)

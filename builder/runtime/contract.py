@@ -25,8 +25,8 @@ DRAFT = "draft"  # folder with serving.json and graph of a draft model, beside t
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
 SCHEMA = 3  # incremented when a field changes its name, its type or its meaning
-BUILD = "Build the model again"  # the remedy if serving.json does not fit
-SHARE = "Share its models again: build-repo share"  # the remedy if hosted.json does not fit
+REBUILD = "Build the model again"  # the remedy if serving.json does not fit
+RESHARE = "Share its models again: build-repo share"  # the remedy if hosted.json does not fit
 
 
 @dataclass(frozen=True)
@@ -321,11 +321,11 @@ def load(folder: Path) -> Serving:
 def read(folder: Path) -> Document:
     """Read serving.json in `folder`. Raises ContractError if another version wrote it, or it is damaged."""
     path = folder / FILE
-    document = document_of(path, SCHEMA, BUILD)
+    document = document_of(path, SCHEMA, REBUILD)
     kind = document.pop("kind", None)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. {BUILD}")
-    serving: Document = read_as(KINDS[kind], document, path.name, BUILD)
+        raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. {REBUILD}")
+    serving: Document = read_as(KINDS[kind], document, path.name, REBUILD)
     return serving
 
 
@@ -343,13 +343,13 @@ class Hosted(Mapping[str, HostedModel]):
     """
 
     def __init__(self, folder: Path) -> None:
-        entries = document_of(folder / HOSTED, SCHEMA, SHARE).get("models")
+        entries = document_of(folder / HOSTED, SCHEMA, RESHARE).get("models")
         if not isinstance(entries, dict):
-            raise ContractError(f"{folder / HOSTED} has no models. {SHARE}")
+            raise ContractError(f"{folder / HOSTED} has no models. {RESHARE}")
         self.entries = entries
 
     def __getitem__(self, name: str) -> HostedModel:
-        model: HostedModel = read_as(HostedModel, self.entries[name], f"{HOSTED}.{name}", SHARE)
+        model: HostedModel = read_as(HostedModel, self.entries[name], f"{HOSTED}.{name}", RESHARE)
         return model
 
     def __iter__(self) -> Iterator[str]:

@@ -68,10 +68,7 @@ class TritonPythonModel:
         return responses
 
     def is_ready(self) -> bool:
-        """Return True while the front works; Triton calls this since release 26.03 (python_backend, README.md).
-
-        It does so when a client asks for readiness.
-        """
+        """Return True while the front works; Triton 26.03 and later ask for readiness (python_backend, README.md)."""
         return self.queue.failure is None
 
     def finalize(self) -> None:

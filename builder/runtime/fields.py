@@ -15,18 +15,18 @@ import numpy as np
 
 from .contract import RequestLimits
 
-LONGEST_MESSAGE = 1000  # characters
+MAX_MESSAGE_LENGTH = 1000  # characters
 CANCEL = "cancel"  # a parameter: the id of a request to cancel; a request with it cannot ask for anything else
-BESIDE_CANCEL = "stream"  # the one input allowed with it: a model with a batch dimension needs an input
+CANCEL_COMPANION = "stream"  # the one input allowed with it: a model with a batch dimension needs an input
 
 
 def readable(error: BaseException) -> str:
-    """Return the message of `error` for a client, cut to `LONGEST_MESSAGE` characters and valid UTF-8.
+    """Return the message of `error` for a client, cut to `MAX_MESSAGE_LENGTH` characters and valid UTF-8.
 
     (Triton's TritonError does not accept half of a surrogate pair, which JSON can spell.)
     """
     text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} ..."
+    return text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]} ..."
 
 
 class InputError(ValueError):
@@ -49,7 +49,7 @@ JSON_TYPES: "dict[type, str]" = {  # by the types that json.loads returns
 }  # fmt: skip
 
 
-def named_to_end(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:
+def id_to_cancel(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:
     """Return the id of the request that a request with the parameter `cancel` cancels.
 
     Raises InputError if the parameter has no id (many requests have none), or if the request asks for something else
@@ -58,7 +58,7 @@ def named_to_end(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:
     name = parameters[CANCEL]
     if not isinstance(name, str) or not name:
         raise InputError(f"{CANCEL} is {name!r}; expected the id of the request to end, which is a text and not empty")
-    others = sorted({*parameters, *inputs} - {CANCEL, BESIDE_CANCEL})
+    others = sorted({*parameters, *inputs} - {CANCEL, CANCEL_COMPANION})
     if others:
         raise InputError(f"{CANCEL} ends another request and does nothing else; leave out {', '.join(others)}")
     return name
@@ -148,13 +148,13 @@ def option(tensors: Tensors, name: str, default: Any) -> Any:
     return values[0]
 
 
-def count(tensors: Tensors, name: str, default: int, least: int = 1, most: float = math.inf) -> int:
-    """Read an integer option that must be at least `least` and at most `most`."""
+def count(tensors: Tensors, name: str, default: int, minimum: int = 1, maximum: float = math.inf) -> int:
+    """Read an integer option that must be at least `minimum` and at most `maximum`."""
     value = int(option(tensors, name, default))
-    if value < least:
-        raise InputError(f"{name} is {value}; expected at least {least}")
-    if value > most:
-        raise InputError(f"{name} is {value}; expected at most {most}")
+    if value < minimum:
+        raise InputError(f"{name} is {value}; expected at least {minimum}")
+    if value > maximum:
+        raise InputError(f"{name} is {value}; expected at most {maximum}")
     return value
 
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from .fields import CANCEL, InputError, named_to_end, read_parameters, readable
+from .fields import CANCEL, InputError, id_to_cancel, read_parameters, readable
 from .generation.errors import DeadlineExceeded, QueueFull
-from .generation.memory import Housekeeping
+from .generation.memory import MemoryTrimmer
 from .generation.responses import Answer
 from .generation.sequences import Request
 from .generation.service import Service
@@ -32,11 +32,11 @@ from .metrics import Metrics
 from .tensors_check import check_tensors_survive
 
 CANCELLATION_POLL_S = 0.03
-ASKED_AT_ONCE = 32  # requests checked for disconnected clients; each check is a message to the server
+MAX_CONNECTION_CHECKS = 32  # in one poll; each check is a message to the server
 
 
 class Cancelled(RuntimeError):
-    """The client disconnected; this message is not read."""
+    """The client cancelled the request or disconnected."""
 
 
 class TritonPythonModel:
@@ -71,10 +71,7 @@ class TritonPythonModel:
                 self._respond(sender, error, True)
 
     def is_ready(self) -> bool:
-        """Return True while the loop works; Triton calls this since release 26.03 (python_backend, README.md).
-
-        It does so when a client asks for readiness.
-        """
+        """Return True while the loop works; Triton 26.03 and later ask for readiness (python_backend, README.md)."""
         return self.service.loop.failure is None
 
     def finalize(self) -> None:
@@ -91,7 +88,7 @@ class TritonPythonModel:
         inputs = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         if CANCEL in parameters:
-            self._cancel_all(named_to_end(parameters, present))
+            self._cancel_all(id_to_cancel(parameters, present))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             return
         tensors = {name: tensor.as_numpy() for name, tensor in present.items()}
@@ -116,7 +113,7 @@ class TritonPythonModel:
             self.outbox.put(partial(self._respond, sender, Cancelled("the request was cancelled"), True))
 
     def _send(self) -> None:
-        """Build responses from what the loop passes on, in its order, and send them."""
+        """Build and send responses, in the order of the loop."""
         while True:
             work = self.outbox.get()
             if work is None:
@@ -142,18 +139,18 @@ class TritonPythonModel:
         except Exception as error:  # the client disconnected: its request must not run on
             pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")
             with self.lock:
-                left = self.open.pop(sender, None)
-            if left is not None:
-                left[1].cancel()
+                unfinished = self.open.pop(sender, None)
+            if unfinished is not None:
+                unfinished[1].cancel()
 
     def _watch(self) -> None:
-        """Cancel requests of disconnected clients, and publish metrics once a second."""
-        housekeeping = Housekeeping()
+        """Cancel requests of disconnected clients, publish metrics and trim memory."""
+        trimmer = MemoryTrimmer()
         while not self.stopping.wait(CANCELLATION_POLL_S):
-            self._look_who_left()
+            self._cancel_disconnected()
             if self.metrics.due():
                 self._publish()
-                housekeeping.tidy()
+                trimmer.trim_if_due()
             failure = self.service.loop.failure
             if failure is not None:
                 self._publish()
@@ -162,21 +159,21 @@ class TritonPythonModel:
                 )
                 return
 
-    def _look_who_left(self) -> None:
-        """Check the requests that were checked longest ago, so that the cost does not grow with their number."""
+    def _cancel_disconnected(self) -> None:
+        """Cancel requests of disconnected clients; check a few, the least recently checked first."""
         with self.lock:
-            asked = list(itertools.islice(self.open.items(), ASKED_AT_ONCE))
-            for sender, entry in asked:
+            checked = list(itertools.islice(self.open.items(), MAX_CONNECTION_CHECKS))
+            for sender, entry in checked:
                 del self.open[sender]
                 self.open[sender] = entry  # now the last to be checked again
-        for sender, (_, request) in asked:
+        for sender, (_, request) in checked:
             if request.active and self._is_cancelled(sender):
                 self._cancel(sender, request)
 
     def _is_cancelled(self, sender: Any) -> bool:
-        """Return True if the request was cancelled. Only asks senders whose last response has not been sent.
+        """Return True if the request was cancelled.
 
-        Once it is sent, the server would read freed memory and crash.
+        Asks only senders whose last response has not been sent: otherwise the server reads freed memory and crashes.
         """
         with self.lock:
             return sender in self.open and bool(sender.is_cancelled())

@@ -13,7 +13,7 @@ class TokenizerError(RuntimeError):
     """The model's own tokeniser failed on this text, or on these tokens."""
 
 
-def survived(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+def call_tokenizer(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Return the result of `call`, a function of the tokenizers library. Raises TokenizerError if it fails."""
     try:
         return call(*arguments, **options)

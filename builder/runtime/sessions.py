@@ -10,7 +10,7 @@ from .cores import cores
 from .onnx_runtime import onnxruntime
 
 
-def other_meaning(metadata: "Mapping[str, str]", version: str) -> "str | None":
+def version_mismatch(metadata: "Mapping[str, str]", version: str) -> "str | None":
     """Return why a graph with `metadata` means something else to ONNX Runtime `version`; None if it does not.
 
     ONNX Runtime 1.24 changed what a window's size counts (microsoft/onnxruntime, pull request 25927): a graph with
@@ -23,13 +23,13 @@ def other_meaning(metadata: "Mapping[str, str]", version: str) -> "str | None":
     least, end = metadata.get("onnxruntime_from", "0"), metadata.get("onnxruntime_below")
     if number(version) >= number(least) and (end is None or number(version) < number(end)):
         return None
-    wanted = f"{least} or later" if end is None else f"a version below {end}"
-    return f"its attention windows were written for ONNX Runtime {wanted}, and {version} reads them otherwise"
+    expected = f"{least} or later" if end is None else f"a version below {end}"
+    return f"its attention windows were written for ONNX Runtime {expected}, and {version} reads them otherwise"
 
 
-def refuse_other_meaning(session: onnxruntime.InferenceSession) -> None:
+def refuse_version_mismatch(session: onnxruntime.InferenceSession) -> None:
     """Raise RuntimeError if this ONNX Runtime reads the graph of `session` differently than when it was verified."""
-    problem = other_meaning(session.get_modelmeta().custom_metadata_map, onnxruntime.__version__)
+    problem = version_mismatch(session.get_modelmeta().custom_metadata_map, onnxruntime.__version__)
     if problem is not None:
         raise RuntimeError(
             f"{problem}: install what build-repo's requirements.txt pins for the Python of this Triton release, or "
@@ -48,5 +48,5 @@ def open_session(model: Path, session: Session) -> onnxruntime.InferenceSession:
     opened = onnxruntime.InferenceSession(
         str(model), settings, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
     )
-    refuse_other_meaning(opened)
+    refuse_version_mismatch(opened)
     return opened

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from .fields import Field
-from .panics import survived
+from .panics import call_tokenizer
 
 TOKENIZE = Field("tokenize", "TYPE_BOOL", optional=True)
 TOKENS = Field("tokens", "TYPE_STRING")
@@ -23,7 +23,7 @@ def tokens_of(tokenizer: Tokenizer, texts: "Sequence[Any]", special: bool = True
 
     `special`: include the tokens that the tokeniser adds around a text; they have no positions.
     """
-    encodings = survived(tokenizer.encode_batch, list(texts), add_special_tokens=special)
+    encodings = call_tokenizer(tokenizer.encode_batch, list(texts), add_special_tokens=special)
     return [json.dumps(_listed(text, encoding), ensure_ascii=False) for text, encoding in zip(texts, encodings)]
 
 
@@ -42,8 +42,8 @@ def _listed(text: Any, encoding: Encoding) -> "list[dict[str, Any]]":
 
 def tokens_of_ids(tokenizer: Tokenizer, ids: "Sequence[int]") -> str:
     """Return the same list for token ids, which have no positions in a text."""
-    texts = [survived(tokenizer.decode, [token], skip_special_tokens=False) for token in ids]
+    texts = [call_tokenizer(tokenizer.decode, [token], skip_special_tokens=False) for token in ids]
     nowhere = {"start": None, "stop": None}
-    special = {token for token, added in survived(tokenizer.get_added_tokens_decoder).items() if added.special}
+    special = {token for token, added in call_tokenizer(tokenizer.get_added_tokens_decoder).items() if added.special}
     tokens = [{"id": token, "text": text, "special": token in special, **nowhere} for token, text in zip(ids, texts)]
     return json.dumps(tokens, ensure_ascii=False)

@@ -28,7 +28,7 @@ from builder.checkpoints.generation_config import (
 from builder.common.errors import CheckpointError
 from builder.runtime.generation.beams import BeamSearch
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.processors import rules_of
+from builder.runtime.generation.processors import make_rules
 from builder.runtime.generation.sampling import Sampler, choose
 from tests.decoders import make_decoder
 from tests.seq2seqs import make_seq2seq
@@ -240,14 +240,14 @@ def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTraine
     theirs = model._get_logits_processor(config, len(prompt), torch.tensor([read]), device="cpu", model_kwargs={})
     options = Options(**option_defaults(config, 1, None if is_decoder else 1))
     always = known_token_rules(config, ends, VOCABULARY)
-    rules = rules_of(always, options, tuple(ends), source=tuple(read), max_tokens=count)
+    rules = make_rules(always, options, tuple(ends), source=tuple(read), max_tokens=count)
     sampler = Sampler(rules, prompt=prompt)
     for _ in range(count):
         logits = generator.normal(0, 3, VOCABULARY).astype(np.float32)
         ids = torch.tensor([[*prompt, *sampler.generated]])
         wanted = theirs(ids, torch.tensor(logits)[None])[0]
         scores = logits.copy()
-        if not rules.idle(len(sampler.generated)):
+        if not rules.is_idle(len(sampler.generated)):
             rules.apply(scores, prompt, sampler.generated)
         if not config.renormalize_logits:
             np.testing.assert_allclose(scores, wanted.numpy(), rtol=1e-5)
@@ -291,10 +291,10 @@ def test_searches_are_those_of_generate(fields: dict[str, Any], ends: tuple[int,
         **fields, num_beams=4, num_return_sequences=3, eos_token_id=list(ends), pad_token_id=0, max_new_tokens=count
     )
     options = Options(**option_defaults(config, 8))
-    rules = rules_of(token_rules(config, list(ends)), options, ends, source=tuple(prompt), max_tokens=count)
+    rules = make_rules(token_rules(config, list(ends)), options, ends, source=tuple(prompt), max_tokens=count)
     search = BeamSearch(rules, prompt, frozenset(ends))
     with torch.no_grad():
-        while not search.done:
+        while not search.is_done:
             rows = torch.tensor([[*prompt, *tokens] for tokens in search.generated])
             search.step(list(model(input_ids=rows, use_cache=False).logits[:, -1].numpy()))
         ids = torch.tensor([prompt])

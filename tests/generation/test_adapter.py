@@ -212,9 +212,9 @@ def test_however_many_are_open_a_round_asks_of_a_few_and_of_each_in_its_turn(ada
 
     requests = [FakeRequest() for _ in range(100)]
     adapter.open = {FakeSender(number): ("", request) for number, request in enumerate(requests)}
-    at_once = sys.modules["builder.runtime.generation_model"].ASKED_AT_ONCE
+    at_once = sys.modules["builder.runtime.generation_model"].MAX_CONNECTION_CHECKS
     for turn in range(1, 6):
-        adapter._look_who_left()
+        adapter._cancel_disconnected()
         assert len(asked) <= turn * at_once
         if turn * at_once >= 100:
             break
@@ -224,10 +224,10 @@ def test_however_many_are_open_a_round_asks_of_a_few_and_of_each_in_its_turn(ada
 
 def test_a_model_whose_decode_loop_failed_is_not_ready(adapter: Any) -> None:
     """Triton asks since release 26.03, and takes nothing but a bool."""
-    engine = SimpleNamespace(failure=None)
-    adapter.service = SimpleNamespace(engine=engine)
+    loop = SimpleNamespace(failure=None)
+    adapter.service = SimpleNamespace(loop=loop)
     assert adapter.is_ready() is True
-    engine.failure = RuntimeError("the engine is gone")
+    loop.failure = RuntimeError("the decode loop is gone")
     assert adapter.is_ready() is False
 
 

@@ -239,7 +239,7 @@ def test_of_equally_likely_continuations_the_first_beams_lower_tokens_go_on() ->
 
 
 def test_a_beam_with_a_forced_token_has_that_alone() -> None:
-    """All others of 5,000 are equal, and equally forbidden."""
+    """All others of 5,000 are equal, and equally banned."""
     options = Options(temperature=0.0, num_beams=2)
     logits = np.random.default_rng(0).normal(size=(2, 5000)).astype(np.float32)
     search = BeamSearch(Rules(options, max_tokens=9, first=4321), [7], frozenset())
@@ -253,10 +253,10 @@ def test_a_beam_with_a_forced_token_has_that_alone() -> None:
 ENDS = (4, 9)
 SETTLED: dict[str, Rules] = {
     "plain": Rules(Options(temperature=0.0, num_beams=3), ENDS, max_tokens=9),
-    "renormalised, nothing forbidden": Rules(
+    "renormalised, nothing banned": Rules(
         Options(temperature=0.0, num_beams=3, renormalize_logits=True), ENDS, max_tokens=9
     ),
-    "forbidden": Rules(
+    "banned": Rules(
         Options(temperature=0.0, num_beams=3, no_repeat_ngram_size=1, min_tokens=3),
         ENDS,
         bad_words=((1,), (2, 3)),
@@ -269,30 +269,30 @@ SETTLED: dict[str, Rules] = {
 
 @pytest.mark.parametrize("kind", SETTLED)
 def test_the_most_probable_tokens_are_all_that_a_search_needs(kind: str) -> None:
-    """Search 20 tokens, so that many of the best are forbidden, and 3,000."""
+    """Search 20 tokens, so that many of the best are banned, and 3,000."""
     for vocabulary in (20, 3000):
         table = np.random.default_rng(1).normal(size=(vocabulary, vocabulary)).astype(np.float32)
         of_all, of_few = (BeamSearch(SETTLED[kind], [7], frozenset(ENDS)) for _ in range(2))
-        while not of_all.done:
+        while not of_all.is_done:
             logits = table[[(generated or [7])[-1] for generated in of_all.generated]]
-            count = of_few.num_needed()
+            count = of_few.candidates_needed()
             assert count >= 9, "three for each beam: two may end"
             assert of_few.step(likeliest(logits, count)) == of_all.step(list(logits))
             assert of_few.generated == of_all.generated
             np.testing.assert_allclose(of_few.scores, of_all.scores, rtol=1e-5)
-        assert of_few.done
+        assert of_few.is_done
         assert [one.tokens for one in of_few.ended] == [one.tokens for one in of_all.ended]
 
 
-@pytest.mark.parametrize("kind", ["plain", "forbidden"])
+@pytest.mark.parametrize("kind", ["plain", "banned"])
 def test_of_continuations_that_round_alike_the_higher_logit_goes_on(kind: str) -> None:
     """Forty logits that all have one log-probability: however many are read for those beside it, the same go on."""
     logits = np.random.default_rng(2).uniform(1e-9, 2e-9, (1, 40)).astype(np.float32)
     rules = SETTLED[kind]
-    order = [token for token in np.argsort(-logits[0]).tolist() if token not in (*rules.forbidden([7], []), *ENDS)]
+    order = [token for token in np.argsort(-logits[0]).tolist() if token not in (*rules.banned_tokens([7], []), *ENDS)]
     for read in (None, 20, 32):
         search = BeamSearch(rules, [7], frozenset(ENDS))
-        assert 0 < search.num_needed() <= 20
+        assert 0 < search.candidates_needed() <= 20
         search.step(list(logits) if read is None else likeliest(logits, read))
         assert [tokens[0] for tokens in search.generated] == order[:3]
 
@@ -310,7 +310,7 @@ def test_of_continuations_that_round_alike_the_higher_logit_goes_on(kind: str) -
     ],
 )
 def test_a_search_whose_scores_change_reads_all(rules: Rules) -> None:
-    assert BeamSearch(rules, [7], frozenset()).num_needed() == 0
+    assert BeamSearch(rules, [7], frozenset()).candidates_needed() == 0
 
 
 def test_a_search_that_may_say_nothing_of_what_it_looks_at_is_refused() -> None:
@@ -318,4 +318,4 @@ def test_a_search_that_may_say_nothing_of_what_it_looks_at_is_refused() -> None:
     search = BeamSearch(rules, [7], frozenset())
     logits = np.zeros((1, 6), np.float32)
     with pytest.raises(RuntimeError, match="forbid every token"):
-        search.step(likeliest(logits, search.num_needed()))
+        search.step(likeliest(logits, search.candidates_needed()))

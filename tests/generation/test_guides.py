@@ -23,7 +23,7 @@ from builder.runtime.fields import InputError
 from builder.runtime.generation import guides as guides_module
 from builder.runtime.generation import service as service_module
 from builder.runtime.generation.executors.base import Geometry, last_of_rows
-from builder.runtime.generation.guides import LARGEST
+from builder.runtime.generation.guides import MAX_GUIDE_LENGTH
 from builder.runtime.generation.options import COMMON
 from builder.runtime.generation.service import Service
 from builder.serving.gateway.generation.calls import Tool, call_schema
@@ -362,7 +362,7 @@ REFUSED: Sequence[tuple[Any, str]] = [
     ({"json_object": False}, "guide must be a JSON object with one of"),
     ({"xml": "a"}, "guide must be a JSON object with one of"),
     ({"regex": "a\ud800"}, "half of one; send both"),
-    ({"regex": "a" * LARGEST}, "characters; expected at most"),
+    ({"regex": "a" * MAX_GUIDE_LENGTH}, "characters; expected at most"),
 ]
 
 
@@ -382,7 +382,7 @@ def test_what_contradicts_a_guide_is_refused(other: dict[str, Any], asked: Asked
 def test_a_guide_that_is_never_understood_is_refused_in_time(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes longer than any request to decide whether thirty expressions can all match."""
     monkeypatch.setattr(guides_module, "CHECK_CPU_S", 1)
-    monkeypatch.setattr(guides_module, "CHECK_S", 600)
+    monkeypatch.setattr(guides_module, "CHECK_TIMEOUT_S", 600)
     schema = {"type": "string", "allOf": [{"pattern": f"a.*b{number}.*c"} for number in range(30)]}
     with pytest.raises(InputError, match="takes more than 1 s or too much memory"):
         asked.ask({"guide": {"json_schema": schema}})

@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-from builder.runtime.generation.memory import Housekeeping
+from builder.runtime.generation.memory import MemoryTrimmer
 
 
 def test_it_is_done_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     trimmed: list[int] = []
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    housekeeping = Housekeeping()
-    housekeeping.trim = trimmed.append
+    trimmer = MemoryTrimmer()
+    trimmer.trim = trimmed.append
     for now in (1001.0, 1031.0, 1032.0, 1062.0):  # noqa: B007  # the clock reads it
-        housekeeping.tidy()
+        trimmer.trim_if_due()
     assert len(trimmed) == 2
 
 
@@ -28,13 +28,13 @@ def test_freed_memory_goes_back() -> None:
     program = """
         from builder.runtime.generation import memory
         pages = lambda: int(open("/proc/self/statm").read().split()[1])
-        memory.EVERY_S = 0
-        housekeeping = memory.Housekeeping()
+        memory.TRIM_INTERVAL_S = 0
+        trimmer = memory.MemoryTrimmer()
         pieces = [bytearray(4000) for _ in range(16_000)]
         last = bytearray(4000)
         full = pages()
         del pieces
-        housekeeping.tidy()
+        trimmer.trim_if_due()
         assert pages() < full - 10_000, (full, pages())
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)

@@ -13,7 +13,7 @@ from transformers.generation import logits_process as reference
 from builder.runtime.generation import sampling
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.runtime.generation.sampling import CANDIDATES, Sampler, _filter, choose, most_probable
+from builder.runtime.generation.sampling import EXAMINED_TOKENS, Sampler, _filter, choose, most_probable
 
 FILTERS: list[dict[str, Any]] = [
     {"top_k": 5},
@@ -30,8 +30,8 @@ FILTERS: list[dict[str, Any]] = [
     {"top_p": 0.9, "epsilon_cutoff": 2e-3, "eta_cutoff": 0.01},
     {"min_p": 0.02, "typical_p": 0.9, "eta_cutoff": 0.05, "temperature": 0.8},
     {"top_k": 50, "epsilon_cutoff": 0.01},
-    {"top_k": CANDIDATES + 900, "top_p": 0.9},
-    {"top_k": CANDIDATES + 900, "epsilon_cutoff": 8e-4},
+    {"top_k": EXAMINED_TOKENS + 900, "top_p": 0.9},
+    {"top_k": EXAMINED_TOKENS + 900, "epsilon_cutoff": 8e-4},
     {"typical_p": 0.3, "epsilon_cutoff": 0.4},  # the best token is not typical, and no other reaches the cutoff
     {"typical_p": 0.3, "eta_cutoff": 0.99},
 ]
@@ -62,7 +62,7 @@ def transformers_probabilities(scores: np.ndarray, options: Options) -> np.ndarr
 @pytest.mark.parametrize("spread", [1.0, 4.0])
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_filters_are_those_of_transformers(options: dict[str, Any], spread: float) -> None:
-    vocabulary = 3 * CANDIDATES
+    vocabulary = 3 * EXAMINED_TOKENS
     scores = np.random.default_rng(0).normal(0, spread, (3, vocabulary)).astype(np.float32)
     chosen = Options(**options)
     order, allowed = _filter(scores / np.float32(chosen.temperature), [chosen] * 3, vocabulary)
@@ -75,7 +75,7 @@ def test_filters_are_those_of_transformers(options: dict[str, Any], spread: floa
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_looking_at_the_best_first_changes_no_choice(options: dict[str, Any], spread: float) -> None:
     """Flat and peaked distributions over more tokens than are looked at first: the same draws as over all."""
-    vocabulary = 4 * CANDIDATES
+    vocabulary = 4 * EXAMINED_TOKENS
     scores = np.random.default_rng(1).normal(0, spread, (4, vocabulary)).astype(np.float32)
     samplers = [Sampler(Rules(Options(random_seed=seed, **options))) for seed in range(4)]
     drawn = [choice.token for choice in choose(scores, samplers)]
@@ -89,8 +89,8 @@ def test_looking_at_the_best_first_changes_no_choice(options: dict[str, Any], sp
 
 
 def test_a_row_sorts_no_more_for_what_another_row_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = np.random.default_rng(5).normal(0, 6, (4, 4 * CANDIDATES)).astype(np.float32)
-    options: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 2 * CANDIDATES, "top_p": 0.9}, {"top_k": 40}, {}]
+    scores = np.random.default_rng(5).normal(0, 6, (4, 4 * EXAMINED_TOKENS)).astype(np.float32)
+    options: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 2 * EXAMINED_TOKENS, "top_p": 0.9}, {"top_k": 40}, {}]
     sizes = []
 
     def counted(rows: np.ndarray, filtered: list[Options], size: int) -> Any:
@@ -100,7 +100,7 @@ def test_a_row_sorts_no_more_for_what_another_row_asks(monkeypatch: pytest.Monke
     monkeypatch.setattr(sampling, "_filter", counted)
     rows = [Sampler(Rules(Options(random_seed=7, **stated))) for stated in options]
     tokens = [choice.token for choice in choose(scores, rows)]
-    assert sizes == [(2, CANDIDATES), (1, 2 * CANDIDATES)]
+    assert sizes == [(2, EXAMINED_TOKENS), (1, 2 * EXAMINED_TOKENS)]
     for row, stated in enumerate(options):
         alone = Sampler(Rules(Options(random_seed=7, **stated)))
         assert [choice.token for choice in choose(scores[row : row + 1], [alone])] == [tokens[row]]

@@ -25,7 +25,7 @@ from builder.engines.profiles import (
 )
 from builder.engines.tensorrt.placement import profiles_of
 from builder.options import Profile, TensorRT, make_spec
-from builder.runtime.encoder.cutting import fitting
+from builder.runtime.encoder.cutting import smallest_bucket
 
 CALLS = st.builds(Calls, st.integers(1, 12), st.integers(1, 12), st.integers(1, 60))
 
@@ -70,16 +70,16 @@ def test_every_call_fits_a_bucket_and_every_bucket_is_a_call_of_some_profile(
     assert all(calls.include(shape) and any(takes(p, shape) for p in default_profiles(calls)) for shape in shapes)
     for call in [(1, 1), (1, length), (rows, min(length, budget // rows)), (max(1, rows // 2), 1)]:
         if calls.include(call) and call[0] * 2 * max(call[1], 16) * 2 <= budget:
-            assert fitting(call, shapes) != call or call in shapes
+            assert smallest_bucket(call, shapes) != call or call in shapes
     sizes = [row * tokens for row, tokens in shapes]
     assert sizes == sorted(sizes)
 
 
 def test_a_call_is_padded_to_the_smallest_bucket_that_holds_it() -> None:
     shapes = buckets(Calls(8, 128, 512))
-    assert fitting((3, 20), shapes) == (4, 32)
-    assert fitting((1, 128), shapes) == (1, 128)
-    assert fitting((8, 65), shapes) == (8, 65), "no bucket within the budget holds it: it runs as it is"
+    assert smallest_bucket((3, 20), shapes) == (4, 32)
+    assert smallest_bucket((1, 128), shapes) == (1, 128)
+    assert smallest_bucket((8, 65), shapes) == (8, 65), "no bucket within the budget holds it: it runs as it is"
 
 
 def test_the_inputs_of_a_profile_have_its_shape_and_the_tasks_own_axis_its_own() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from builder.engines import openvino
-from builder.runtime.encoder.cutting import cut, fitting
+from builder.runtime.encoder.cutting import cut, smallest_bucket
 
 
 def _cost(calls: list[list[int]], lengths: list[int], call_cost: int) -> int:
@@ -59,7 +59,7 @@ def test_where_calls_are_padded_that_is_what_they_cost() -> None:
         calls = cut(texts, 256, 8, 4, buckets)
         assert sorted(itertools.chain(*calls)) == list(range(len(texts)))
         for call in calls:
-            assert fitting((len(call), max(texts[i] for i in call)), buckets) in buckets
+            assert smallest_bucket((len(call), max(texts[i] for i in call)), buckets) in buckets
 
 
 def test_few_shapes_of_which_none_is_much_longer_than_the_one_before() -> None:

@@ -20,7 +20,7 @@ from builder.graphs.onnx.nodes import attributes_of
 from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, DOMAIN, STANDARD
 from builder.graphs.onnx.weights import beside, point_to, size_of, take_in
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
-from builder.runtime.sessions import other_meaning
+from builder.runtime.sessions import version_mismatch
 
 MODEL_FILE = "model.onnx"
 ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model, whose decoder is MODEL_FILE
@@ -223,6 +223,6 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
 
 def _check_meaning(name: str, model: onnx.ModelProto, where: str, has: str) -> None:
     """Raise ExportError for a graph written for versions of ONNX Runtime that give it another meaning."""
-    problem = other_meaning({entry.key: entry.value for entry in model.metadata_props}, has)
+    problem = version_mismatch({entry.key: entry.value for entry in model.metadata_props}, has)
     if problem is not None:
         raise ExportError(f"{name}: {problem}; {where} has it. Build it with --triton for that release")

@@ -26,15 +26,15 @@ def cut(
     each (rows, tokens of a row), rows and L count as the next ones there.
     """
     order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
-    ordered = _next(np.asarray(lengths, dtype=np.int64)[order], [tokens for _, tokens in buckets])
+    ordered = _round_up(np.asarray(lengths, dtype=np.int64)[order], [tokens for _, tokens in buckets])
     n = len(order)
-    padded = _next(np.arange(max_rows + 1), [rows for rows, _ in buckets])
+    padded = _round_up(np.arange(max_rows + 1), [rows for rows, _ in buckets])
     cost = np.zeros(n + 1)
     start_of = np.zeros(n + 1, dtype=np.int64)
     for end in range(1, n + 1):
         longest = max(int(ordered[end - 1]), 1)
-        most = max(1, min(max_rows, token_budget // longest, end))
-        starts = np.arange(end - most, end)
+        limit = max(1, min(max_rows, token_budget // longest, end))
+        starts = np.arange(end - limit, end)
         rows = padded[end - starts]
         costs = cost[starts] + rows * longest + call_cost
         costs[(rows > 1) & (rows * longest > token_budget)] = np.inf
@@ -49,14 +49,14 @@ def cut(
     return calls[::-1]
 
 
-def _next(values: np.ndarray, steps: "Sequence[int]") -> np.ndarray:
+def _round_up(values: np.ndarray, steps: "Sequence[int]") -> np.ndarray:
     """Round each of `values` up to the next of `steps`; a value after the last stays."""
     ordered = np.unique(np.asarray(steps, dtype=np.int64))
     places = np.searchsorted(ordered, values)
     return np.where(places < len(ordered), np.append(ordered, 0)[places], values)
 
 
-def fitting(call: "tuple[int, int]", buckets: "Sequence[Sequence[int]]") -> "tuple[int, int]":
+def smallest_bucket(call: "tuple[int, int]", buckets: "Sequence[Sequence[int]]") -> "tuple[int, int]":
     """Return the smallest bucket, (rows, tokens of a row), with room for `call`; `call` itself if there is none.
 
     A CUDA graph runs on the one shape that it was captured on; OpenVINO prepares itself for each new shape.

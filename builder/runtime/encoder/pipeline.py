@@ -18,7 +18,7 @@ from tokenizers import Encoding
 from ..contract import load_encoder
 from ..fields import InputError, Tensors, as_bytes, option, refuse_large
 from ..tokens import TOKENIZE, TOKENS
-from .cutting import cut, fitting
+from .cutting import cut, smallest_bucket
 from .task import PROMPT_TOKENS, TRUNCATED, Job, Row, Task
 from .text import TextEncoder
 
@@ -190,7 +190,7 @@ class Pipeline:
             else:
                 columns[name] = [getattr(row.encoding, source) for row in rows]
         call = len(rows), max(1, *(len(row.encoding) for row in rows))
-        bucket = fitting(call, self.serving.batching.buckets)
+        bucket = smallest_bucket(call, self.serving.batching.buckets)
         self.counts.calls += 1
         self.counts.tokens += sum(len(row.encoding) for row in rows)
         self.counts.padded_tokens += bucket[0] * bucket[1]

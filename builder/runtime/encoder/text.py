@@ -12,7 +12,7 @@ from typing import Union
 
 from tokenizers import Encoding, Tokenizer
 
-from ..panics import survived
+from ..panics import call_tokenizer
 from ..tokens import tokens_of
 
 Text = Union[str, tuple[str, str]]
@@ -57,7 +57,7 @@ class TextEncoder:
             self.tokenizer.no_truncation()
 
     def _encoded(self, texts: Sequence[Text]) -> list[Encoding]:
-        encodings: list[Encoding] = survived(self._encode_batch, list(texts))
+        encodings: list[Encoding] = call_tokenizer(self._encode_batch, list(texts))
         return encodings
 
     def tokens(self, texts: Sequence[Text]) -> list[str]:
@@ -67,4 +67,4 @@ class TextEncoder:
     def to_string(self, tokens: list[str]) -> str:
         """Join tokens into text, as `convert_tokens_to_string` of a fast tokeniser does."""
         decoder = self.tokenizer.decoder
-        return str(survived(decoder.decode, tokens)) if decoder is not None else " ".join(tokens)
+        return str(call_tokenizer(decoder.decode, tokens)) if decoder is not None else " ".join(tokens)

@@ -36,81 +36,77 @@ class BeamSearch:
         self.width = rules.options.num_beams
         self.generated: "list[list[int]]" = [[]]
         self.scores = np.zeros(1, np.float32)
-        self.count = max(2, 1 + len(end_ids)) * self.width  # number of continuations considered
-        self.forbidden: "list[list[int]]" = [[]]  # banned tokens of each beam, set by `num_needed`
+        self.count = max(2, 1 + len(end_ids)) * self.width  # continuations to consider
+        self.banned: "list[list[int]]" = [[]]  # banned tokens of each beam, set by `candidates_needed`
         self.ended: "list[Hypothesis]" = []  # the best `width`, best first
-        self.done = False
+        self.is_done = False
 
-    def num_needed(self) -> int:
-        """Return how many of each beam's most probable tokens are enough for the next step; 0 if it needs every score.
-
-        The count is large enough that banned tokens leave sufficient others. Their probability is not redistributed to
-        the others, unlike with `renormalize_logits`.
-        """
+    def candidates_needed(self) -> int:
+        """Return how many candidates of each beam are enough for the next step, banned ones included; 0 for all."""
         rules, length = self.rules, len(self.generated[0])
-        self.forbidden = [[]] * len(self.generated)
-        if rules.idle(length):
+        self.banned = [[]] * len(self.generated)
+        if rules.is_idle(length):
             return self.count
-        if rules.options.renormalize_logits or not rules.only_forbids(length):
+        if rules.options.renormalize_logits or not rules.only_bans(length):
             return 0
-        self.forbidden = [rules.forbidden(self.prompt, generated) for generated in self.generated]
-        return self.count + max(map(len, self.forbidden))
+        self.banned = [rules.banned_tokens(self.prompt, generated) for generated in self.generated]
+        return self.count + max(map(len, self.banned))
 
     def step(self, logits: "Sequence[np.ndarray] | ScoredCandidates") -> "list[int]":
         """Extend the beams by one token; return, for each new beam, the index of the beam that it extends.
 
-        `logits`: (vocabulary,) of each beam; or the highest logits of each beam, at least as many as it `num_needed`.
-        The last step sets `done`, and its return value means nothing. Raises RuntimeError if every token is banned.
+        `logits`: (vocabulary,) of each beam; or the highest logits of each beam, at least `candidates_needed`.
+        The last step sets `is_done`, and its return value means nothing. Raises RuntimeError if every token is banned.
         """
         length = len(self.generated[0])
         beams, tokens, scores = self._candidates(logits)
         full = length + 1 >= self.rules.max_tokens
         ending = np.array([full or token in self.end_ids for token in tokens.tolist()])
         self._end(beams[: self.width], tokens[: self.width], scores[: self.width], ending[: self.width])
-        going = np.flatnonzero(~ending)[: self.width]
-        if full or not len(going):
-            self.done = True
+        running = np.flatnonzero(~ending)[: self.width]
+        if full or not len(running):
+            self.is_done = True
             return []
         self.generated = [
-            [*self.generated[beam], token] for beam, token in zip(beams[going].tolist(), tokens[going].tolist())
+            [*self.generated[beam], token] for beam, token in zip(beams[running].tolist(), tokens[running].tolist())
         ]
-        self.scores = scores[going]
-        self.done = not self._may_improve()
-        return beams[going].tolist()
+        self.scores = scores[running]
+        self.is_done = not self._may_improve()
+        return beams[running].tolist()
 
     def _candidates(
         self, logits: "Sequence[np.ndarray] | ScoredCandidates"
     ) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         """Return the best continuations of all beams, best first: beam, token, and log-probability of the whole."""
-        best = self._of_likeliest(logits) if isinstance(logits, ScoredCandidates) else self._of_all(logits)
+        best = self._from_candidates(logits) if isinstance(logits, ScoredCandidates) else self._from_logits(logits)
         if not len(best[0]):
             raise RuntimeError("the options of this request forbid every token; leave some of its bans or biases out")
         return best
 
-    def _of_all(self, logits: "Sequence[np.ndarray]") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-        room = np.empty_like(logits[0])
-        rows, totals = zip(*(self._scored(row, generated, room) for row, generated in zip(logits, self.generated)))
+    def _from_logits(self, logits: "Sequence[np.ndarray]") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+        scratch = np.empty_like(logits[0])
+        rows, totals = zip(*(self._scored(row, generated, scratch) for row, generated in zip(logits, self.generated)))
         return highest(rows, np.array(totals, np.float32), self.scores, self.count)
 
-    def _of_likeliest(self, likeliest: ScoredCandidates) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    def _from_candidates(self, likeliest: ScoredCandidates) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         values = likeliest.logits - likeliest.totals + self.scores[:, None]
-        for row, forbidden in enumerate(map(set, self.forbidden)):
-            if forbidden:
-                values[row, [token in forbidden for token in likeliest.tokens[row].tolist()]] = -np.inf
+        for row, banned in enumerate(map(set, self.banned)):
+            if banned:
+                values[row, [token in banned for token in likeliest.tokens[row].tolist()]] = -np.inf
         return best_of(values, likeliest.logits, likeliest.tokens, self.count)
 
-    def _scored(self, row: np.ndarray, generated: "list[int]", room: np.ndarray) -> "tuple[np.ndarray, np.float32]":
+    def _scored(self, row: np.ndarray, generated: "list[int]", scratch: np.ndarray) -> "tuple[np.ndarray, np.float32]":
         """Return the scores of a beam's next tokens, (vocabulary,), and the log of their normaliser.
 
         The scores minus the second value are log-probabilities.
         """
-        total = log_sum_exp(row, room)
-        if self.rules.idle(len(generated)):
+        total = log_sum_exp(row, scratch)
+        if self.rules.is_idle(len(generated)):
             return row, total
-        forbids = self.rules.only_forbids(len(generated))
-        changed, left = (row.copy(), total) if forbids else (row - total, np.float32(0))
+        only_bans = self.rules.only_bans(len(generated))
+        changed, normaliser = (row.copy(), total) if only_bans else (row - total, np.float32(0))
         self.rules.apply(changed, self.prompt, generated)
-        return changed, log_sum_exp(changed, room) if self.rules.options.renormalize_logits else left
+        return changed, log_sum_exp(changed, scratch) if self.rules.options.renormalize_logits else normaliser
 
     def _end(self, beams: np.ndarray, tokens: np.ndarray, scores: np.ndarray, ending: np.ndarray) -> None:
         options = self.rules.options

@@ -21,7 +21,7 @@ from jinja2 import nodes, parser
 from jinja2.utils import Namespace
 
 from ..fields import InputError
-from .sandbox import LONGEST, LimitError, Sandbox
+from .sandbox import MAX_VALUE_LENGTH, LimitError, Sandbox
 
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # ends a message that the answer continues; the prompt ends before it
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # as in vLLM
@@ -121,8 +121,8 @@ class ChatTemplate:
             self.environment.step()
             pieces.append(piece)
             length += len(piece)
-            if length > LONGEST:
-                raise LimitError(f"a prompt longer than {LONGEST} characters")
+            if length > MAX_VALUE_LENGTH:
+                raise LimitError(f"a prompt longer than {MAX_VALUE_LENGTH} characters")
         return "".join(pieces)
 
 

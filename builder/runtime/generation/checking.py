@@ -15,16 +15,16 @@ import numpy as np
 from ..fields import JSON_TYPES, Field, InputError, Tensors
 from .dialects import translated
 from .options import (
-    COLDEST,
+    CHAT_OPTIONS,
     COMMON,
     COUNT,
     EARLY_STOPPING,
     FLAG,
     GUIDES,
     LANGUAGES,
-    LARGEST_BIAS,
+    MAX_BIAS,
     MAX_KWARGS_LENGTH,
-    OF_A_CHAT,
+    MIN_TEMPERATURE,
     PROMPT,
     RANGES,
     REAL,
@@ -43,20 +43,20 @@ def read_options(
     """
     known = {f.name: f for f in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES) if f.name in inputs}
     allowed = {**known, COUNT.name: COUNT}
-    stated: "dict[str, Any]" = {}
+    requested: "dict[str, Any]" = {}
     for name, array in tensors.items():
-        stated[name] = _values(name, array)
+        requested[name] = _values(name, array)
     for name, value in parameters.items():
         if name not in known:
             raise InputError(f"{name!r} is not an option of this model; it has {', '.join(known)}")
-        stated.setdefault(name, list(value) if isinstance(value, (list, tuple)) else [value])
-    for name, values in stated.items():
+        requested.setdefault(name, list(value) if isinstance(value, (list, tuple)) else [value])
+    for name, values in requested.items():
         _refuse_untyped(known[name], values)
-    stated = {name: values for name, values in stated.items() if values}  # an empty tensor is an option left out
-    own = translated(stated)
+    requested = {name: values for name, values in requested.items() if values}  # an empty tensor is an option left out
+    own = translated(requested)
     options = dict(defaults)
     for name, values in own.items():
-        if name not in stated:  # from another backend's name, or from JSON
+        if name not in requested:  # from another backend's name, or from JSON
             if name not in allowed:
                 raise InputError(f"{name!r} is not an option of this model; it has {', '.join(known)}")
             _refuse_untyped(allowed[name], values)
@@ -84,8 +84,8 @@ def _refuse_untyped(entry: Field, values: "Sequence[Any]") -> None:
         raise InputError(f"{entry.name} has {len(values)} values; expected one")
     for value in values:
         if not isinstance(value, allowed) or (isinstance(value, bool) and entry.data_type != FLAG):
-            wanted = entry.data_type.replace("TYPE_", "")
-            raise InputError(f"{entry.name} is {value!r}; expected {wanted}")
+            expected = entry.data_type.replace("TYPE_", "")
+            raise InputError(f"{entry.name} is {value!r}; expected {expected}")
         if isinstance(value, str):
             refuse_half_characters(entry.name, value)
 
@@ -96,31 +96,31 @@ def _value(entry: Field, values: "Sequence[Any]") -> Any:
     return bool(values[0]) if entry.data_type == FLAG else values[0]
 
 
-def _checked(options: "dict[str, Any]", stated: "set[str]") -> Options:
-    _read_prompt(options, stated)
-    _read_documents(options, stated)
-    for name in stated & {"stop_words", "bad_words"}:
+def _checked(options: "dict[str, Any]", requested: "set[str]") -> Options:
+    _read_prompt(options, requested)
+    _read_documents(options, requested)
+    for name in requested & {"stop_words", "bad_words"}:
         if "" in options[name]:
             raise InputError(f"{name} holds an empty string, which is everywhere; send words of at least one character")
-    _fill_in(options, stated)
+    _fill_in(options, requested)
     for name, (low, high) in RANGES.items():
         value = options.get(name)
         if value is not None and not low <= value <= high:
             raise InputError(f"{name} is {value}; expected {_plain(low)} to {_plain(high)}")
-    if 0 < options.get("temperature", 0) < COLDEST:
+    if 0 < options.get("temperature", 0) < MIN_TEMPERATURE:
         raise InputError(
             f"temperature is {options['temperature']}; expected 0, which takes the most probable token, or at least "
-            f"{COLDEST:g}"
+            f"{MIN_TEMPERATURE:g}"
         )
-    return _consistent(Options(**options), stated)
+    return _consistent(Options(**options), requested)
 
 
-def _read_prompt(options: "dict[str, Any]", stated: "set[str]") -> None:
+def _read_prompt(options: "dict[str, Any]", requested: "set[str]") -> None:
     """Keep, in place, the one given of text, token ids and chat. Raises InputError unless exactly one is given."""
-    prompts = [name for name in ("text_input", "input_ids", "messages") if name in stated and options.get(name)]
+    prompts = [name for name in ("text_input", "input_ids", "messages") if name in requested and options.get(name)]
     if len(prompts) > 1:
         raise InputError(f"{' and '.join(prompts)} are both given; send one of them")
-    if "messages" in stated and options.get("messages"):
+    if "messages" in requested and options.get("messages"):
         options["messages"] = _json("messages", options["messages"], list)
         bad = [m for m in options["messages"] if not isinstance(m, dict) or "role" not in m]
         if bad or not options["messages"]:
@@ -132,34 +132,34 @@ def _read_prompt(options: "dict[str, Any]", stated: "set[str]") -> None:
     options["prompt"] = options.pop("text_input", "")
 
 
-def _read_documents(options: "dict[str, Any]", stated: "set[str]") -> None:
+def _read_documents(options: "dict[str, Any]", requested: "set[str]") -> None:
     """Parse, in place, the options that are JSON. Raises InputError."""
     if options.get("tools"):
         options["tools"] = _tools(_json("tools", options["tools"], list), chat="messages" in options)
-    for name in OF_A_CHAT:
+    for name in CHAT_OPTIONS:
         if options.get(name) and "messages" not in options:
             raise InputError(f"{name} is of a chat; send it in messages")
     if "chat_template_kwargs" in options:
         options["chat_template_kwargs"] = _template_kwargs(options["chat_template_kwargs"])
-    if "logit_bias" in stated:
+    if "logit_bias" in requested:
         options["logit_bias"] = _bias(_json("logit_bias", options["logit_bias"], dict))
     if options.get("guide"):
         options["guide"] = _guide(_json("guide", options["guide"], dict))
 
 
-def _fill_in(options: "dict[str, Any]", stated: "set[str]") -> None:
+def _fill_in(options: "dict[str, Any]", requested: "set[str]") -> None:
     """Adjust, in place, options that the request leaves to the checkpoint to those that it sends."""
-    if options.get("guide") and "min_tokens" not in stated:
+    if options.get("guide") and "min_tokens" not in requested:
         options["min_tokens"] = 0  # the guide says when an answer may end, not the checkpoint
-    sampling = stated & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
-    if sampling and "temperature" not in stated and options.get("temperature") == 0:
+    sampling = requested & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
+    if sampling and "temperature" not in requested and options.get("temperature") == 0:
         options["temperature"] = 1.0  # an option of sampling asks for sampling
-    if "min_tokens" not in stated and options.get("max_tokens") is not None:
-        least = options.get("min_tokens", 0)  # the checkpoint's: it must not exceed the request's maximum
-        options["min_tokens"] = min(least, options["max_tokens"])
-    if (sampling or "temperature" in stated) and "num_beams" not in stated:
+    if "min_tokens" not in requested and options.get("max_tokens") is not None:
+        minimum = options.get("min_tokens", 0)  # the checkpoint's: it must not exceed the request's maximum
+        options["min_tokens"] = min(minimum, options["max_tokens"])
+    if (sampling or "temperature" in requested) and "num_beams" not in requested:
         options["num_beams"] = 1  # ... and not for beam search, even if it is the checkpoint's default
-    if "n" not in stated and options.get("n", 1) > 1:  # the checkpoint's own number of answers is limited as well
+    if "n" not in requested and options.get("n", 1) > 1:  # the checkpoint's own number of answers is limited as well
         beams = options.get("num_beams", 1)
         options["n"] = min(options["n"], beams) if beams > 1 or options.get("temperature") == 0 else options["n"]
 
@@ -175,9 +175,9 @@ def _bias(entries: "Mapping[str, Any]") -> "dict[int, float]":
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f'logit_bias must map token ids to numbers, such as {{"42": -5}}: {error}') from error
     for token, value in bias.items():
-        if not math.isfinite(value) or abs(value) > LARGEST_BIAS:
+        if not math.isfinite(value) or abs(value) > MAX_BIAS:
             raise InputError(
-                f"logit_bias of token {token} is {value}; expected {-LARGEST_BIAS:g} to {LARGEST_BIAS:g} "
+                f"logit_bias of token {token} is {value}; expected {-MAX_BIAS:g} to {MAX_BIAS:g} "
                 "(-100 is enough to keep a token out)"
             )
     return bias
@@ -198,21 +198,21 @@ def _template_kwargs(text: str) -> "dict[str, Any]":
     return kwargs
 
 
-def _guide(stated: "dict[str, Any]") -> "dict[str, Any]":
-    kind = next(iter(stated), "")
-    value: Any = stated.get(kind)
-    if len(stated) != 1 or not isinstance(value, GUIDES.get(kind, ())) or value is False:
+def _guide(requested: "dict[str, Any]") -> "dict[str, Any]":
+    kind = next(iter(requested), "")
+    value: Any = requested.get(kind)
+    if len(requested) != 1 or not isinstance(value, GUIDES.get(kind, ())) or value is False:
         raise InputError(
             'guide must be a JSON object with one of "json_schema": {...}, "json_object": true, "regex": "...", '
-            f'"grammar": "..." (Lark), "choice": ["...", ...]; it is {json.dumps(stated)[:100]}'
+            f'"grammar": "..." (Lark), "choice": ["...", ...]; it is {json.dumps(requested)[:100]}'
         )
-    texts: "list[Any]" = stated.get("choice", ["any"])
+    texts: "list[Any]" = requested.get("choice", ["any"])
     if not (texts and all(isinstance(text, str) and text for text in texts)):
         raise InputError("choice of guide must be a list of texts, none of them empty")
-    return stated
+    return requested
 
 
-def _consistent(options: Options, stated: "set[str]") -> Options:
+def _consistent(options: Options, requested: "set[str]") -> Options:
     """Refuse options that contradict one another. Raises InputError."""
     if options.early_stopping not in EARLY_STOPPING:
         raise InputError(f"early_stopping is {options.early_stopping!r}; expected one of {', '.join(EARLY_STOPPING)}")
@@ -225,7 +225,7 @@ def _consistent(options: Options, stated: "set[str]") -> Options:
             if present:
                 raise InputError(f"guide and {name} contradict each other; send one of them")
     if options.num_beams == 1:
-        for name in sorted(stated & {"length_penalty", "early_stopping"}):
+        for name in sorted(requested & {"length_penalty", "early_stopping"}):
             if getattr(options, name) != getattr(Options, name):
                 raise InputError(f"{name} is of beam search only; send num_beams of at least 2 with it")
         return options

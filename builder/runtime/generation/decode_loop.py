@@ -121,7 +121,7 @@ class DecodeLoop:
         if not (searches and self.executor.has_likeliest) or call.scored is not None:
             return 0
         try:
-            needed = [search.num_needed() for search in searches]
+            needed = [search.candidates_needed() for search in searches]
         except Exception as error:  # one request's search fails here; it fails again over all scores, then alone
             LOG.warning("the number of candidates of a search is unknown, it gets all logits: %r", error)
             return 0
@@ -282,7 +282,7 @@ class DecodeLoop:
             self.scheduler.refuse(beams.request, error)
             return
         self._count_first(beams.request, now)
-        if beams.search.done:
+        if beams.search.is_done:
             try:
                 pieces = beams.pieces()
                 self.stats.generated_tokens += sum(piece.completion_tokens for piece in pieces)

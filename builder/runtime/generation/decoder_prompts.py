@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from ..contract import Chat, GenerationServing
 from ..fields import InputError
-from ..panics import survived
+from ..panics import call_tokenizer
 from ..tokens import tokens_of, tokens_of_ids
 from .chat import ChatTemplate
 from .checking import refuse_half_characters
@@ -92,7 +92,7 @@ class DecoderPrompts:
         return said.rfind(self.thinking.begin) > said.rfind(self.thinking.end)
 
     def _decoded(self, options: Options, skip_special: bool) -> str:
-        text: str = survived(self.tokenizer.decode, list(options.input_ids), skip_special_tokens=skip_special)
+        text: str = call_tokenizer(self.tokenizer.decode, list(options.input_ids), skip_special_tokens=skip_special)
         return text
 
     def _fitting(self, text: str, tokens: "Sequence[int]") -> Prompt:

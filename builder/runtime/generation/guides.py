@@ -20,15 +20,15 @@ import numpy as np
 
 from ..fields import InputError
 from .checking import refuse_half_characters
-from .json_schemas import mended
+from .json_schemas import normalised
 from .numerals import Numerals, Place
 from .recursion import refuse_endless_documents
 
-KEPT = 64  # compiled guides
-LARGEST = 64 * 1024  # characters of a guide
+MAX_CACHED_GUIDES = 64  # compiled guides
+MAX_GUIDE_LENGTH = 64 * 1024  # characters of a guide
 JSON_KINDS = frozenset(("json_schema", "json_object"))
 CHECK_CPU_S = 2
-CHECK_S = 20  # for a machine that is busy with other work
+CHECK_TIMEOUT_S = 20  # for a machine that is busy with other work
 # keywords that may test whether an intersection of regular expressions is empty: llguidance has no time limit there
 INTERSECTING: "tuple[str, ...]" = ("allOf", "format", "multipleOf", "pattern", "patternProperties")
 CHECK = """
@@ -39,8 +39,8 @@ sys.stdout.buffer.write(LLMatcher.validate_grammar(sys.stdin.buffer.read().decod
 """
 # No spaces between the parts of a document: a model that is unsure would write them without end. No \\u: a name
 # could be written a second time, in another spelling.
-FORM = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
-STATE = "<state>"  # llguidance's errors continue after it with details for its developers
+JSON_FORM = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
+STATE_MARK = "<state>"  # llguidance's errors continue after it with details for its developers
 
 
 class Guide:
@@ -131,7 +131,7 @@ class Guides:
         with self.lock:
             if text not in self.compiled:
                 self.compiled[text] = self._compile(guide, text)
-                while len(self.compiled) > KEPT:
+                while len(self.compiled) > MAX_CACHED_GUIDES:
                     self.compiled.popitem(last=False)
             self.compiled.move_to_end(text)
             matcher = self.compiled[text].deep_copy()
@@ -139,8 +139,8 @@ class Guides:
         return Guide(matcher, self.vocabulary, self.beside, numerals)
 
     def _compile(self, guide: "Mapping[str, Any]", text: str) -> Any:
-        if len(text) > LARGEST:
-            raise InputError(f"guide has {len(text)} characters; expected at most {LARGEST}")
+        if len(text) > MAX_GUIDE_LENGTH:
+            raise InputError(f"guide has {len(text)} characters; expected at most {MAX_GUIDE_LENGTH}")
         library = _library()
         tokenizer = self._tokenizer(library)
         if "json_schema" in guide:
@@ -187,8 +187,8 @@ def grammar_of(guide: "Mapping[str, Any]", library: Any) -> str:
     ((kind, value),) = guide.items()
     make = library.LLMatcher
     kinds: "dict[str, Callable[[], str]]" = {
-        "json_schema": lambda: make.grammar_from_json_schema(json.dumps(value), overrides=FORM),
-        "json_object": lambda: make.grammar_from_json_schema('{"type": "object"}', overrides=FORM),
+        "json_schema": lambda: make.grammar_from_json_schema(json.dumps(value), overrides=JSON_FORM),
+        "json_object": lambda: make.grammar_from_json_schema('{"type": "object"}', overrides=JSON_FORM),
         "regex": lambda: make.grammar_from_regex(value),
         "grammar": lambda: make.grammar_from_lark(value),
         "choice": lambda: make.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(json.dumps, value))),
@@ -202,7 +202,7 @@ def grammar_of(guide: "Mapping[str, Any]", library: Any) -> str:
 def _answerable(schema: "Mapping[str, Any]") -> "dict[str, Any]":
     """Return `schema` in a form whose answers are valid and end. Raises InputError if it has no such form."""
     try:
-        result = mended(schema)
+        result = normalised(schema)
         refuse_endless_documents(result)
     except RecursionError as error:
         raise InputError("guide has too many levels") from error
@@ -213,9 +213,11 @@ def refuse_endless(grammar: str) -> None:
     """Check `grammar` in a separate process with time limits. Raises InputError if it is invalid or exceeds them."""
     command = [sys.executable or "python3", "-c", CHECK, str(CHECK_CPU_S)]
     try:
-        done = subprocess.run(command, input=grammar.encode("utf-8"), capture_output=True, timeout=CHECK_S)
+        done = subprocess.run(command, input=grammar.encode("utf-8"), capture_output=True, timeout=CHECK_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
-        raise InputError(f"guide is refused: after {CHECK_S} s it was not understood; send a simpler one") from error
+        raise InputError(
+            f"guide is refused: after {CHECK_TIMEOUT_S} s it was not understood; send a simpler one"
+        ) from error
     if done.returncode < 0:
         raise InputError(
             f"guide is refused: it takes more than {CHECK_CPU_S} s or too much memory to understand; send a simpler one"
@@ -229,4 +231,4 @@ def refuse_endless(grammar: str) -> None:
 
 def _first_lines(text: str) -> str:
     """Return an error of llguidance on one line, without its state and with a long grammar cut off."""
-    return " ".join(text.split(STATE)[0].split())[:300]
+    return " ".join(text.split(STATE_MARK)[0].split())[:300]

@@ -1,6 +1,6 @@
-"""Mend JSON schemas that llguidance would read too generously, and refuse by name what cannot be mended.
+"""Normalise JSON schemas that llguidance reads too generously; refuse by name what cannot be normalised.
 
-A mended schema allows no more than the one that was sent, so an answer is valid under both. `scripts/bench schemas`
+A normalised schema allows no more than the one that was sent, so an answer is valid under both. `scripts/bench schemas`
 checks that with llguidance 1.9. Knows JSON Schema (draft 2020-12); knows nothing about grammars.
 """
 
@@ -27,7 +27,7 @@ LARGEST_ANSWER = Decimal("1e118")  # more than any number of an answer, see nume
 BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
 
-def mended(schema: "Mapping[str, Any]") -> "dict[str, Any]":
+def normalised(schema: "Mapping[str, Any]") -> "dict[str, Any]":
     """Return `schema` without what llguidance gets wrong. Raises InputError for what has no other form."""
     result: "dict[str, Any]" = _mended(schema, "#")
     _refuse_steps(result)

@@ -8,19 +8,19 @@ from __future__ import annotations
 import ctypes
 import time
 
-EVERY_S = 30.0
+TRIM_INTERVAL_S = 30.0
 
 
-class Housekeeping:
+class MemoryTrimmer:
     """Calls glibc's malloc_trim periodically, which took 13 ms for those 56 MB; does nothing on another C library."""
 
     def __init__(self) -> None:
         self.trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self.done = time.monotonic()
 
-    def tidy(self) -> None:
-        """Return free memory to the system, at most once in `EVERY_S`."""
+    def trim_if_due(self) -> None:
+        """Return free memory to the system, at most once in `TRIM_INTERVAL_S`."""
         now = time.monotonic()
-        if self.trim is not None and now - self.done >= EVERY_S:
+        if self.trim is not None and now - self.done >= TRIM_INTERVAL_S:
             self.trim(0)
             self.done = now

@@ -134,7 +134,7 @@ PROMPT_OUTPUTS = (
 LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))  # each of bounded length
 COUNT = Field("count_tokens", FLAG, optional=True)  # as `dialects` calls it
 GUIDES: "dict[str, type]" = {"json_schema": dict, "json_object": bool, "regex": str, "grammar": str, "choice": list}
-OF_A_CHAT = ("chat_template_kwargs", "reasoning_effort", "continue_final_message")
+CHAT_OPTIONS = ("chat_template_kwargs", "reasoning_effort", "continue_final_message")
 EARLY_STOPPING = ("true", "false", "never")
 RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that has limits of its own
     "min_tokens": (0, 2**31),
@@ -157,6 +157,6 @@ RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that 
     "priority": (-(2**31), 2**31 - 1),
     "timeout_ms": (0, 2**31),
 }
-COLDEST = 1e-3  # temperature; below it, scores divided by it overflow, and 0 has the same effect
+MIN_TEMPERATURE = 1e-3  # temperature; below it, scores divided by it overflow, and 0 has the same effect
 MAX_KWARGS_LENGTH = 16 * 1024  # characters of chat_template_kwargs
-LARGEST_BIAS = 1e9  # more would overflow, and no score comes near it
+MAX_BIAS = 1e9  # more would overflow, and no score comes near it

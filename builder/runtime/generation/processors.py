@@ -1,7 +1,6 @@
-"""Change a row's scores before a token is chosen: penalties, biases, banned tokens and forced tokens.
+"""Change a row's scores before a token is chosen: transformers' logits processors, in its order.
 
-The processors are transformers' logits processors, in its order. The module knows the token ids of one row,
-and does not know how a token is chosen.
+Knows the token ids of one row; does not know how a token is chosen.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class Rules:
     suppressed: "tuple[int, ...]" = ()
     begin_suppressed: "tuple[int, ...]" = ()  # banned as the first token that is not forced
     decay: "tuple[int, float] | None" = None  # (start, factor), see contract.Decay
-    # precomputed, so that `apply` does not repeat this work at every token
+    # precomputed for `apply`
     _bias: "tuple[np.ndarray, np.ndarray]" = field(init=False, repr=False)  # tokens, and the bias of each
     _bad_ends: "dict[int, dict[tuple[int, ...], list[int]]]" = field(init=False, repr=False)  # by size, then beginning
     _source_ngrams: "dict[tuple[int, ...], list[int]]" = field(init=False, repr=False)
     _changes: bool = field(init=False, repr=False)  # True if scores change at every token
-    _forbids: bool = field(init=False, repr=False)  # True if tokens are banned at every token
+    _bans: bool = field(init=False, repr=False)  # True if tokens are banned at every token
 
     def __post_init__(self) -> None:
         options = self.options
@@ -60,20 +59,20 @@ class Rules:
             or bool(self.suppressed)
         )
         object.__setattr__(self, "_changes", changes)
-        object.__setattr__(self, "_forbids", forbids)
+        object.__setattr__(self, "_bans", forbids)
 
-    def idle(self, generated: int) -> bool:
-        """Return True if scores stay as they are after `generated` tokens."""
+    def is_idle(self, generated: int) -> bool:
+        """Return True if the rules change no scores after `generated` tokens."""
         return not (
             self._changes
-            or self._forbids
+            or self._bans
             or generated < self.options.min_tokens
             or (self.begin_suppressed and generated == self.begin)
             or self._forces(generated)
         )
 
-    def only_forbids(self, generated: int) -> bool:
-        """Return True if the rules change no scores after `generated` tokens but those of the `forbidden` tokens."""
+    def only_bans(self, generated: int) -> bool:
+        """Return True if after `generated` tokens the rules change only the scores of `banned_tokens`."""
         return not (self._changes or self._forces(generated))
 
     def _forces(self, generated: int) -> bool:
@@ -81,7 +80,7 @@ class Rules:
 
     @property
     def begin(self) -> int:
-        """Number of tokens before the first one that is chosen."""
+        """Number of forced tokens before the first one that is chosen."""
         return 0 if self.first is None else 1
 
     def apply(self, scores: np.ndarray, prompt: "Sequence[int]", generated: "Sequence[int]") -> None:
@@ -113,7 +112,7 @@ class Rules:
             scores[ends] += np.where(np.isfinite(scores[ends]), grown, 0.0)
         scores[self._suppressed(len(generated))] = -np.inf
 
-    def forbidden(self, prompt: "Sequence[int]", generated: "Sequence[int]") -> "list[int]":
+    def banned_tokens(self, prompt: "Sequence[int]", generated: "Sequence[int]") -> "list[int]":
         """Return the tokens that must not come next."""
         return [*self._banned(prompt, generated), *self._suppressed(len(generated))]
 
@@ -135,7 +134,7 @@ class Rules:
         return banned
 
 
-def rules_of(
+def make_rules(
     always: TokenRules,
     options: Options,
     ends: "tuple[int, ...]",

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from ..panics import survived
+from ..panics import call_tokenizer
 from .options import Options
 
 
@@ -36,7 +36,7 @@ def token_ids(tokenizer: Tokenizer, texts: "Sequence[str]", special: bool) -> "l
 
     A batch, even of one text, lets other threads run meanwhile; `encode` does not.
     """
-    encodings = survived(tokenizer.encode_batch_fast, list(texts), add_special_tokens=special)
+    encodings = call_tokenizer(tokenizer.encode_batch_fast, list(texts), add_special_tokens=special)
     return [encoding.ids for encoding in encodings]
 
 

@@ -33,27 +33,27 @@ class StreamedAnswer:
         self.prompt, self.scores = prompt, scores
         self.prompt_tokens = prompt.length
         self.options = options
-        self.left = options.n
+        self.unfinished = options.n
         skipped = options.skip_special_tokens
         self.spellings = [spell(skipped, prompt.tokens) for _ in range(options.n)]
         self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
         self.thinking = set(range(options.n)) if prompt.thinking else set()
 
     def add(self, piece: Piece) -> None:
-        self.left -= bool(piece.finish_reason)
+        self.unfinished -= bool(piece.finish_reason)
         text = self.echo.pop(piece.index, "") + piece.text
         tensors = _tensors([piece], [text], self.prompt_tokens)
-        tensors |= _scored([piece.tokens], [self.spellings[piece.index]], self.options)
-        tensors |= _counted([len(piece.tokens)], self.prompt_tokens, self.options)
+        tensors |= _logprob_tensors([piece.tokens], [self.spellings[piece.index]], self.options)
+        tensors |= _count_tensors([len(piece.tokens)], self.prompt_tokens, self.options)
         if piece.finish_reason:
-            tensors |= _measured([piece], self.options)
+            tensors |= _metric_tensors([piece], self.options)
         if piece.index in self.thinking:
             self.thinking.remove(piece.index)
             tensors["thinking"] = np.array([True])
         if self.scores is not None:
             tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.options, self.spell)
             self.scores = None
-        self.respond(tensors, not self.left)
+        self.respond(tensors, not self.unfinished)
 
 
 class WholeAnswer:
@@ -79,10 +79,10 @@ class WholeAnswer:
             tensors = _tensors(pieces, self.texts, self.prompt_tokens)
             skipped, before = self.options.skip_special_tokens, self.prompt.tokens
             spellings = [self.spell(skipped, before) for _ in self.tokens]
-            tensors |= _scored(self.tokens, spellings, self.options)
+            tensors |= _logprob_tensors(self.tokens, spellings, self.options)
             counts = [piece.completion_tokens for piece in pieces]
-            tensors |= _counted(counts, self.prompt_tokens, self.options)
-            tensors |= _measured(pieces, self.options)
+            tensors |= _count_tensors(counts, self.prompt_tokens, self.options)
+            tensors |= _metric_tensors(pieces, self.options)
             if self.prompt.thinking:
                 tensors["thinking"] = np.array([True])
             if self.scores is not None:
@@ -105,7 +105,7 @@ def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "
     return tensors
 
 
-def _scored(
+def _logprob_tensors(
     tokens: "Sequence[Sequence[Choice]]", spellings: "Sequence[Spelling]", options: Options
 ) -> "dict[str, np.ndarray]":
     """Return the log-probabilities of each sequence's tokens, if requested; `logprobs` is as in vLLM's backend."""
@@ -128,7 +128,7 @@ def _texts(tokens: "Sequence[Choice]", spelling: Spelling) -> "list[Texts]":
     return [spelling([choice.token, *(token for token, _ in choice.top)]) for choice in tokens]
 
 
-def _counted(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict[str, np.ndarray]":
+def _count_tensors(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict[str, np.ndarray]":
     """Count the prompt's tokens and those of this response as vLLM's backend does, if requested."""
     if not options.count_tokens:
         return {}
@@ -138,7 +138,7 @@ def _counted(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict
     }
 
 
-def _measured(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]":
+def _metric_tensors(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]":
     """Return the measurements of an answer that has ended, if requested; they vary between runs."""
     if not options.return_perf_metrics:
         return {}

@@ -18,7 +18,7 @@ from .options import Options
 from .processors import Rules
 from .scores import highest
 
-CANDIDATES = 1024  # most probable tokens examined first; all tokens are examined if these do not settle the choice
+EXAMINED_TOKENS = 1024  # most probable tokens, filtered first; all are filtered if these do not settle the choice
 
 
 @dataclass
@@ -43,40 +43,40 @@ class Sampler:
         return self.rules.options
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         return self.options.temperature == 0 or self.options.top_k == 1
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """True if the token with the highest logit is the next token."""
-        return self.greedy and self.guide is None and self.rules.idle(len(self.generated))
+        return self.is_greedy and self.guide is None and self.rules.is_idle(len(self.generated))
 
     def needs_only_top(self, count: int, tokens: int) -> bool:
         """Return True if the `count` highest logits are enough to choose the next `tokens` tokens."""
         options, length = self.options, len(self.generated)
-        if self.guide is not None or options.logprobs >= 0 or not (self.greedy or 0 < options.top_k <= count):
+        if self.guide is not None or options.logprobs >= 0 or not (self.is_greedy or 0 < options.top_k <= count):
             return False
-        return all(self.rules.idle(generated) for generated in range(length, length + tokens))
+        return all(self.rules.is_idle(generated) for generated in range(length, length + tokens))
 
     @property
-    def guided(self) -> bool:
-        """True if the guide limits the next token; it does not limit a first token that every answer begins with."""
+    def is_guided(self) -> bool:
+        """True if the guide constrains the next token: not a first one that the checkpoint forces."""
         return self.guide is not None and len(self.generated) >= self.rules.begin
 
     def apply(self, scores: np.ndarray) -> None:
-        """Change `scores`, (vocabulary,), in place by the rules, then forbid what the guide does not allow."""
+        """Apply the rules and the guide to `scores`, (vocabulary,), in place."""
         self.rules.apply(scores, self.prompt, self.generated)
-        if self.guide is not None and self.guided:
+        if self.guide is not None and self.is_guided:
             self.guide.apply(scores)
 
     @property
     def forced(self) -> "list[int]":
         """Tokens that come next whatever their scores."""
-        return self.guide.forced if self.guide is not None and self.guided else []
+        return self.guide.forced if self.guide is not None and self.is_guided else []
 
     def push(self, token: int) -> bool:
         """Append the chosen `token`; return True if it completes the guide."""
-        if self.guide is not None and self.guided and token not in self.rules.ends:
+        if self.guide is not None and self.is_guided and token not in self.rules.ends:
             self.guide.push(token)
         self.generated.append(token)
         return self.guide is not None and self.guide.complete
@@ -92,7 +92,7 @@ class Choice:
 
 
 def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> "list[Choice]":
-    """Choose one token a row from `logits`, (rows, vocabulary) float32, which are not changed.
+    """Choose a token for each row of `logits`, (rows, vocabulary) float32, which are not changed.
 
     `logits` may instead be Candidates, if they are enough for every row (`needs_only_top`).
     """
@@ -100,12 +100,12 @@ def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> 
         places = choose(logits.logits, samplers)
         return [Choice(int(tokens[position.token])) for tokens, position in zip(logits.tokens, places)]
     tokens = np.zeros(len(samplers), np.int64)
-    plain = [sampler.plain for sampler in samplers]
-    simple = [row for row, alone in enumerate(plain) if alone]
-    if simple:
-        tokens[simple] = _rows(logits, simple).argmax(axis=-1)
+    is_plain = [sampler.is_plain for sampler in samplers]
+    plain = [row for row, alone in enumerate(is_plain) if alone]
+    if plain:
+        tokens[plain] = _rows(logits, plain).argmax(axis=-1)
     rest = []
-    for row in [row for row, alone in enumerate(plain) if not alone]:
+    for row in [row for row, alone in enumerate(is_plain) if not alone]:
         forced = samplers[row].forced
         if forced:
             tokens[row] = forced[0]
@@ -115,17 +115,17 @@ def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> 
         scores = np.array(_rows(logits, rest), dtype=np.float32)
         for row, index in enumerate(rest):
             samplers[index].apply(scores[row])
-        greedy = [row for row, index in enumerate(rest) if samplers[index].greedy]
+        greedy = [row for row, index in enumerate(rest) if samplers[index].is_greedy]
         if greedy:
             tokens[[rest[row] for row in greedy]] = _rows(scores, greedy).argmax(axis=-1)
-        sampled = [row for row, index in enumerate(rest) if not samplers[index].greedy]
+        sampled = [row for row, index in enumerate(rest) if not samplers[index].is_greedy]
         if sampled:
             chosen = _sample(_rows(scores, sampled), [samplers[rest[row]] for row in sampled])
             tokens[[rest[row] for row in sampled]] = chosen
-    wanted = [sampler.options.logprobs for sampler in samplers]
+    logprobs = [sampler.options.logprobs for sampler in samplers]
     return [
-        Choice(token) if top < 0 else choice(logits[row], token, top)
-        for row, (token, top) in enumerate(zip(tokens.tolist(), wanted))
+        Choice(token) if top < 0 else scored_choice(logits[row], token, top)
+        for row, (token, top) in enumerate(zip(tokens.tolist(), logprobs))
     ]
 
 
@@ -134,13 +134,13 @@ def _rows(array: np.ndarray, rows: "list[int]") -> np.ndarray:
 
 
 def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
-    """Draw one token a row of (rows, vocabulary) from what the filters leave."""
+    """Draw a token for each row of (rows, vocabulary) from what the filters leave."""
     temperature = np.array([sampler.options.temperature for sampler in samplers], np.float32)
     scores = scores / temperature[:, None]
     tokens = np.zeros(len(samplers), np.int64)
     kinds = [_num_examined(sampler.options) for sampler in samplers]
-    groups = [[row for row, kind in enumerate(kinds) if kind == wanted] for wanted in sorted(set(kinds))]
-    # everything that can fail comes before the first draw: a step that is retried finds the random streams unchanged
+    groups = [[row for row, kind in enumerate(kinds) if kind == group] for group in sorted(set(kinds))]
+    # all that can fail comes before the first draw, so that a retry finds the random streams unchanged
     found = [_probabilities(_rows(scores, rows), [samplers[row].options for row in rows]) for rows in groups]
     for rows, (order, probabilities) in zip(groups, found):
         drawn = _draw(probabilities, [samplers[row] for row in rows])
@@ -153,7 +153,7 @@ def _num_examined(options: Options) -> int:
 
     Rows with the same number are filtered together, so another row's large top-k does not make a row sort more.
     """
-    return max(CANDIDATES, options.top_k) if _filters(options) else 0
+    return max(EXAMINED_TOKENS, options.top_k) if _filters(options) else 0
 
 
 def _probabilities(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray | None, np.ndarray]":
@@ -168,7 +168,7 @@ def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.n
     """
     size = min(_num_examined(options[0]), scores.shape[1])
     order, allowed = _filter(scores, options, size)
-    if size < scores.shape[1] and not _settled(order, allowed, options):
+    if size < scores.shape[1] and not _is_settled(order, allowed, options):
         order, allowed = _filter(scores, options, scores.shape[1])
     return order, allowed
 
@@ -209,7 +209,7 @@ def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tup
         allowed &= _typical(_normalised(values, allowed, np.zeros(len(options))), allowed, options)
     if any(o.epsilon_cutoff > 0 or o.eta_cutoff > 0 for o in options):
         outside = np.where((top_p[:, 0] < 1) | (min_p[:, 0] > 0), 0.0, outside)
-        allowed = _likely(values, allowed, outside, options)
+        allowed = _above_cutoffs(values, allowed, outside, options)
     return order, _normalised(values, allowed, np.zeros(len(options)))
 
 
@@ -221,7 +221,7 @@ def _mass(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.maximum(np.exp(scores - best).sum(axis=-1) - np.exp(values - best).sum(axis=-1), 0.0)
 
 
-def _settled(order: np.ndarray, allowed: np.ndarray, options: "Sequence[Options]") -> bool:
+def _is_settled(order: np.ndarray, allowed: np.ndarray, options: "Sequence[Options]") -> bool:
     """Return True if no token outside the candidates could have passed the filters."""
     for row, option in enumerate(options):
         if 0 < option.top_k <= order.shape[1]:
@@ -238,14 +238,16 @@ def _typical(probabilities: np.ndarray, allowed: np.ndarray, options: "Sequence[
     distance = np.where(allowed, np.abs(-logs - entropy), np.inf)
     ranks = np.argsort(distance, axis=-1, kind="stable")
     mass = np.cumsum(np.take_along_axis(probabilities, ranks, axis=-1), axis=-1)
-    wanted = np.array([o.typical_p for o in options])[:, None]
+    limit = np.array([o.typical_p for o in options])[:, None]
     before = np.concatenate([np.zeros((len(mass), 1)), mass[:, :-1]], axis=-1)
     chosen = np.zeros_like(allowed)
-    np.put_along_axis(chosen, ranks, (before < wanted) | (wanted >= 1), axis=-1)
+    np.put_along_axis(chosen, ranks, (before < limit) | (limit >= 1), axis=-1)
     return chosen
 
 
-def _likely(values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
+def _above_cutoffs(
+    values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, options: "Sequence[Options]"
+) -> np.ndarray:
     """Keep the tokens above a fixed probability, and above one that falls with the entropy (arXiv:2210.15191)."""
     best = np.arange(values.shape[1]) == allowed.argmax(axis=-1)[:, None]  # of the tokens that are left
     epsilon = np.array([o.epsilon_cutoff for o in options])[:, None]
@@ -287,9 +289,9 @@ def most_probable(logits: np.ndarray, count: int) -> np.ndarray:
     return highest([logits], nothing, nothing, count)[1]
 
 
-def choice(logits: np.ndarray, token: int, wanted: int) -> Choice:
-    """Return `token` with its log-probability and those of the `wanted` best, from `logits`, (vocabulary,)."""
+def scored_choice(logits: np.ndarray, token: int, count: int) -> Choice:
+    """Return `token` with its log-probability and those of the `count` best, from `logits`, (vocabulary,)."""
     best = float(logits.max())
     total = best + float(np.log(np.exp((logits - best).astype(np.float64)).sum()))
-    top = most_probable(logits, wanted).tolist() if wanted else []
+    top = most_probable(logits, count).tolist() if count else []
     return Choice(token, float(logits[token]) - total, tuple((int(t), float(logits[t]) - total) for t in top))

@@ -18,7 +18,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 
 SECONDS = 2.0  # of this thread's CPU time, for one chat; it may be exceeded by one step
-LONGEST = 4 << 20  # characters or items of any value, and of a prompt
+MAX_VALUE_LENGTH = 4 << 20  # characters or items of any value, and of a prompt
 LARGEST_POWER = 64
 WIDE = re.compile(r"\d{6,}")  # in a format string: a width that would fill memory
 PADDING_FILTERS = ("center", "format", "indent", "wordwrap")  # filters whose arguments set the length of the result
@@ -71,8 +71,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             _refuse_wide(left, *(right if isinstance(right, tuple) else (right,)))
         if operator == "*" and {type(left), type(right)} & {str, list, tuple}:
             whole, times = (left, right) if hasattr(left, "__len__") else (right, left)
-            if isinstance(times, int) and len(whole) * times > LONGEST:
-                raise LimitError(f"a value longer than {LONGEST}")
+            if isinstance(times, int) and len(whole) * times > MAX_VALUE_LENGTH:
+                raise LimitError(f"a value longer than {MAX_VALUE_LENGTH}")
         return sized(super().call_binop(context, operator, left, right))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -94,8 +94,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 def sized(value: Any) -> Any:
     """Return `value`; raise LimitError if it is too long."""
-    if isinstance(value, str | list | tuple) and len(value) > LONGEST:
-        raise LimitError(f"a value longer than {LONGEST}")
+    if isinstance(value, str | list | tuple) and len(value) > MAX_VALUE_LENGTH:
+        raise LimitError(f"a value longer than {MAX_VALUE_LENGTH}")
     return value
 
 
@@ -124,5 +124,5 @@ def _format(text: str, apply: Any) -> Any:
 
 def _refuse_wide(format: str, *values: Any) -> None:
     """Raise LimitError for a width, in a format string or a number, to which text would be padded."""
-    if WIDE.search(format) or any(isinstance(value, int) and value > LONGEST for value in values):
+    if WIDE.search(format) or any(isinstance(value, int) and value > MAX_VALUE_LENGTH for value in values):
         raise LimitError("a width of more than 5 digits")

@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-GROUPS = 512  # groups of tokens, whose maxima are examined first
-SMALL = 32  # exponentials of scores no further from zero neither overflow nor lose precision that matters
+GROUPS = 512  # of tokens, whose maxima are examined first
+SAFE_EXPONENT = 32  # exponentials of scores no further from zero neither overflow nor lose precision that matters
 
 
-def log_sum_exp(row: np.ndarray, room: np.ndarray) -> np.float32:
-    """Return the log of the sum of exponentials of `row`, (vocabulary,) float32; `room`, of the same shape, is scratch.
+def log_sum_exp(row: np.ndarray, scratch: np.ndarray) -> np.float32:
+    """Return the log of the sum of exponentials of `row`, (vocabulary,) float32; `scratch`: memory of the same shape.
 
     Zero if all are -inf: subtracting it leaves them -inf, while subtracting -inf would make them NaN.
     """
     best = row.max()
     if best == -np.inf:
         return np.float32(0)
-    shift = np.float32(0) if abs(best) < SMALL else best
-    np.exp(np.subtract(row, shift, out=room) if shift else row, out=room)
-    total: np.float32 = shift + np.log(np.add.reduce(room))
+    shift = np.float32(0) if abs(best) < SAFE_EXPONENT else best
+    np.exp(np.subtract(row, shift, out=scratch) if shift else row, out=scratch)
+    total: np.float32 = shift + np.log(np.add.reduce(scratch))
     return total
 
 

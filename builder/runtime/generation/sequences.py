@@ -19,7 +19,7 @@ from .beams import BeamSearch
 from .draft_length import DraftLength
 from .options import Options
 from .prompt_lookup import PromptLookup
-from .sampling import Choice, Sampler, choice
+from .sampling import Choice, Sampler, scored_choice
 from .text import Detokenizer, StopStrings
 
 
@@ -111,7 +111,7 @@ class Request:
         assert self.scores is not None
         known = len(self.scores)
         for row, token in zip(logits[known - start :], self.prompt[known + 1 :]):
-            self.scores.append(choice(row, token, self.options.prompt_logprobs))
+            self.scores.append(scored_choice(row, token, self.options.prompt_logprobs))
 
     def cancel(self) -> bool:
         """Cancel the request; its slots become free with the next step. Return False if it had ended."""

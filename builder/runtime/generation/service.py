@@ -24,7 +24,7 @@ from .decode_loop import DecodeLoop
 from .executors.base import EngineModel, Executor, Geometry
 from .guides import Guides
 from .options import LISTS, Options
-from .processors import rules_of
+from .processors import make_rules
 from .prompts import Prompt, Prompts, token_ids
 from .responses import Respond, StreamedAnswer, WholeAnswer
 from .sampling import Choice, Sampler
@@ -137,7 +137,7 @@ class Service:
             guide = self.guides(options.guide)
             always = replace(always, last=())  # a guided answer that is cut off gets no forced last token
         bad_words = self._bad_words(options)
-        rules = rules_of(always, options, tuple(sorted(ends)), bad_words, source, first, request.max_tokens)
+        rules = make_rules(always, options, tuple(sorted(ends)), bad_words, source, first, request.max_tokens)
 
         def detokenizer() -> Detokenizer:
             special = options.skip_special_tokens

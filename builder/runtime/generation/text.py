@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
-from ..panics import survived
+from ..panics import call_tokenizer
 from ..spaces import Cleaner
 
 BROKEN = "\ufffd"  # what a decoder returns for bytes that are not yet a whole character
@@ -60,7 +60,7 @@ class Detokenizer:
         return self._decode(self.read, len(self.tokens))
 
     def _decode(self, start: int, end: int) -> str:
-        text: str = survived(self.tokenizer.decode, self.tokens[start:end], skip_special_tokens=self.skip_special)
+        text: str = call_tokenizer(self.tokenizer.decode, self.tokens[start:end], skip_special_tokens=self.skip_special)
         return text
 
 
@@ -125,5 +125,5 @@ class Spelling:
         return self._decode([self.before, token])[len(written) :]
 
     def _decode(self, tokens: "list[int]") -> str:
-        text: str = survived(self.tokenizer.decode, tokens, skip_special_tokens=False)
+        text: str = call_tokenizer(self.tokenizer.decode, tokens, skip_special_tokens=False)
         return text

@@ -25,7 +25,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.common.errors import ServeError
-from builder.runtime.fields import BESIDE_CANCEL, CANCEL
+from builder.runtime.fields import CANCEL, CANCEL_COMPANION
 
 OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 LAST, SAY_LAST = "triton_final_response", "triton_enable_empty_final_response"
@@ -139,7 +139,7 @@ def _cancelling(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInfe
     ending = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id + ENDING)
     ending.model_version = request.model_version
     shape = [1] * max((len(sent.shape) for sent in request.inputs), default=1)
-    ending.inputs.add(name=BESIDE_CANCEL, datatype="BOOL", shape=shape).contents.bool_contents.append(True)
+    ending.inputs.add(name=CANCEL_COMPANION, datatype="BOOL", shape=shape).contents.bool_contents.append(True)
     ending.parameters[CANCEL].string_param = request.id
     return ending
 

@@ -15,7 +15,7 @@ from typing import Any
 import check_jsonschema
 import kubernetes_validate
 
-from builder.runtime.generation.guides import LARGEST
+from builder.runtime.generation.guides import MAX_GUIDE_LENGTH
 from builder.serving.gateway.generation.calls import Tool, call_schema
 
 KUBERNETES = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
@@ -44,7 +44,7 @@ def _store() -> Iterator[Any]:
     """Yield whole schemas and each of their definitions."""
     for file in sorted(STORE.glob("*.json")):
         document = json.loads(file.read_text("utf-8"))
-        if len(json.dumps(document)) <= LARGEST:
+        if len(json.dumps(document)) <= MAX_GUIDE_LENGTH:
             yield document
         yield from _parts(document)
 
@@ -61,7 +61,7 @@ def _parts(document: Mapping[str, Any]) -> Iterator[Any]:
                 fresh += found
             schema = {"$ref": f"#/{group}/{name}", group: {key: document[group][key] for key in sorted(reached)}}
             schema |= {"$schema": document["$schema"]} if "$schema" in document else {}
-            if len(json.dumps(schema)) <= LARGEST:
+            if len(json.dumps(schema)) <= MAX_GUIDE_LENGTH:
                 yield schema
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from ...fields import Field, InputError, Tensors, as_bytes, count, one_each, refuse_long, strings
-from ...panics import survived
+from ...panics import call_tokenizer
 from ...spaces import cleaned
 from .. import task
 from ..scores import softmax
@@ -38,7 +38,7 @@ class Task(task.Task):
         if targets is not None and len(targets) != len(texts):
             raise InputError(f"targets has {len(targets)} rows and text_input {len(texts)}; send one row a text")
         options = {
-            "top_k": count(tensors, "top_k", 5, most=self.limits.list_values),
+            "top_k": count(tensors, "top_k", 5, maximum=self.limits.list_values),
             "targets": [self._target_ids(row) for row in targets] if targets else None,
         }
         return task.Job(list(texts), options, self.wants_truncation(tensors))
@@ -96,5 +96,5 @@ class Task(task.Task):
         return predictions
 
     def _decode(self, ids: list[int], skip_special: bool) -> str:
-        text: str = survived(self.text.tokenizer.decode, ids, skip_special_tokens=skip_special)
+        text: str = call_tokenizer(self.text.tokenizer.decode, ids, skip_special_tokens=skip_special)
         return cleaned(text) if self.parameters["clean_up"] else text

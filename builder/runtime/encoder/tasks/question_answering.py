@@ -49,7 +49,7 @@ class Task(task.Task):
         questions, contexts = one_each(tensors, "question"), one_each(tensors, "context")
         if len(questions) != len(contexts):
             raise InputError(f"context has {len(contexts)} rows and question {len(questions)}; send one a question")
-        stride = count(tensors, "doc_stride", min(self.max_length // 2, 128), least=0)
+        stride = count(tensors, "doc_stride", min(self.max_length // 2, 128), minimum=0)
         room = self.max_length - self.parameters["special_tokens"] - stride
         for row, question in enumerate(self.text(questions)):
             tokens = len(question) - sum(question.special_tokens_mask)
@@ -60,7 +60,7 @@ class Task(task.Task):
                     "or send a smaller doc_stride"
                 )
         options = {
-            "top_k": count(tensors, "top_k", 1, most=self.limits.list_values),
+            "top_k": count(tensors, "top_k", 1, maximum=self.limits.list_values),
             "max_answer_len": count(tensors, "max_answer_len", 15),
             "impossible": bool(option(tensors, "handle_impossible_answer", False)),
         }

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...contract import Session
 from ...onnx_runtime import onnxruntime
-from ...sessions import refuse_other_meaning
+from ...sessions import refuse_version_mismatch
 from .base import Geometry
 from .candidates import TOP_TOKENS
 
@@ -52,7 +52,7 @@ class Device:
         )
         if provider not in session.get_providers():
             raise RuntimeError(f"{provider} did not start on device {self.number}: are CUDA and cuDNN there?")
-        refuse_other_meaning(session)
+        refuse_version_mismatch(session)
         return session
 
 

@@ -21,7 +21,7 @@ from builder.engines import stock
 from builder.engines.cuda import NUMBERS
 from builder.engines.onnxruntime import MODEL_FILE, SLOW_FUSIONS, signature
 from builder.graphs.onnx.graph import check_release, read_graph
-from builder.runtime.sessions import refuse_other_meaning
+from builder.runtime.sessions import refuse_version_mismatch
 
 LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -76,7 +76,7 @@ class TritonPythonModel:
         self.session = onnxruntime.InferenceSession(
             str(path), options, providers=_providers(args, config), disabled_optimizers=list(SLOW_FUSIONS)
         )
-        refuse_other_meaning(self.session)
+        refuse_version_mismatch(self.session)
         if args["model_instance_kind"] == "GPU" and CUDA not in self.session.get_providers():
             raise RuntimeError("this instance is for a GPU and CUDA did not start: install onnxruntime-gpu")
         self.inputs = [value.name for value in self.session.get_inputs()]
