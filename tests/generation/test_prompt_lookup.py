@@ -30,9 +30,11 @@ class CopyingExecutor(SumExecutor):
 
     can_speculate = True
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
-        logits = super().run(first, tokens, lengths, wanted)
-        places = last_of_rows(tokens) if wanted is None else wanted
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: np.ndarray | None = None
+    ) -> np.ndarray:
+        logits = super().run(first, tokens, lengths, logits_positions)
+        places = last_of_rows(tokens) if logits_positions is None else logits_positions
         for number, (row, column) in enumerate(zip(*np.divmod(places, tokens.shape[1]), strict=True)):
             held = self.arena["key_0"][first + row, 0, : lengths[row] + column + 1, 0].astype(int).tolist()
             copied = copied_token(held)
