@@ -31,9 +31,9 @@ from builder.common.errors import SpecError
 from builder.options import load_specs, make_spec
 from builder.repository.sharing.hosting import NAMES_THE_MODEL
 from builder.serving.gateway.app import routes
-from builder.serving.gateway.call import Gateway
-from builder.serving.gateway.endpoint import Endpoint, checked
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.context import GatewayState
+from builder.serving.gateway.endpoint import Endpoint, validate_body
+from builder.serving.gateway.settings import GatewaySettings
 from scripts.documentation.code import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
@@ -197,12 +197,12 @@ def _gateway(path: str, options: dict[str, str]) -> None:
     """Check a route of the gateway, and a body that it takes."""
     assert options["-H"] == "content-type: application/json"
     scope = {"type": "http", "method": "POST", "path": path, "root_path": ""}
-    gateway = Gateway(Settings(), Any, Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
+    gateway = GatewayState(GatewaySettings(), Any, Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
     (route,) = [route for route in routes(gateway) if route.matches(scope)[0] is Match.FULL]
     assert isinstance(route, Route)
     assert isinstance(route.app, Endpoint)
     assert route.app.schema is not None
-    checked(route.app.schema, json.loads(options["-d"]))
+    validate_body(route.app.schema, json.loads(options["-d"]))
 
 
 def _pip(arguments: list[str]) -> None:

@@ -24,7 +24,7 @@ from builder.common.machine import total_memory
 from builder.serving.gateway.settings import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from builder.serving.gateway.settings import OnDemand
+    from builder.serving.gateway.settings import OnDemandSettings
 
 KEYS_VARIABLE = "BUILD_REPO_GATEWAY_KEYS"
 ADMIN_KEY_VARIABLE = "BUILD_REPO_GATEWAY_ADMIN_KEY"
@@ -168,15 +168,15 @@ def add_on_demand(arguments: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        from builder.serving.gateway.access import read_keys
+        from builder.serving.gateway.auth import read_keys
         from builder.serving.gateway.server import serve
-        from builder.serving.gateway.settings import Settings
+        from builder.serving.gateway.settings import GatewaySettings
         from builder.serving.gateway.token_ids import read_vocabulary
     except ModuleNotFoundError as error:
         raise SpecError(f"the gateway needs {error.name}: {installing('gateway')}") from error
     if (options.tls_certificate is None) != (options.tls_key is None):
         raise SpecError("--tls-certificate and --tls-key go together; give both")
-    settings = Settings(
+    settings = GatewaySettings(
         triton=options.url,
         keys=read_keys(options.keys, os.environ.get(KEYS_VARIABLE, "")),
         admin_key=admin_key(options.admin_key),
@@ -199,7 +199,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _on_demand(options: argparse.Namespace) -> OnDemand | None:
+def _on_demand(options: argparse.Namespace) -> OnDemandSettings | None:
     """Return the options of loading on demand.
 
     Raises SpecError for options that do not go together, and models that are not there.
@@ -211,7 +211,7 @@ def _on_demand(options: argparse.Namespace) -> OnDemand | None:
             )
         return None
     from builder.repository.signatures import trusted_text
-    from builder.serving.gateway.settings import OnDemand
+    from builder.serving.gateway.settings import OnDemandSettings
 
     repository = options.repository or DEFAULT_REPOSITORY
     absent = [name for name in options.pin if not (repository / name / "config.pbtxt").is_file()]
@@ -222,7 +222,7 @@ def _on_demand(options: argparse.Namespace) -> OnDemand | None:
     share = int(MEMORY_SHARE * total_memory()) if options.memory_gb is None else int(options.memory_gb * 1e9)
     if options.verify_key is not None:
         trusted_text(options.verify_key)  # now, and not at the first request for a model
-    return OnDemand(repository, share, tuple(dict.fromkeys(options.pin)), options.verify_key)
+    return OnDemandSettings(repository, share, tuple(dict.fromkeys(options.pin)), options.verify_key)
 
 
 def admin_key(file: Path | None) -> str:

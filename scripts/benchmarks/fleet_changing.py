@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from builder.repository.versions import rollback
-from builder.serving.gateway.residency.processes import Processes, Usage, alive
+from builder.serving.gateway.residency.processes import MemoryUsage, TritonProcesses, alive
 from scripts.benchmarks.fleet_copies import VERSIONS
 
 SAMPLE_S = 0.5
@@ -30,7 +30,7 @@ class Fleet:
     order: Sequence[str]  # the model that is asked for most first
     hosts: Mapping[str, Path]  # the repository that each is in
     served: dict[str, tuple[int, float]]
-    processes: Processes
+    processes: TritonProcesses
     metrics: str = ""  # Triton's, by address
     hosted_loads: int = 0  # of the shared front, over all its processes
     rollbacks: int = 0
@@ -91,6 +91,6 @@ def rss(process: int) -> int:
         return 0
 
 
-def total(usage: Usage) -> int:
+def total(usage: MemoryUsage) -> int:
     """Return the bytes of the server and all models."""
     return usage.server + sum(usage.models.values())

@@ -33,7 +33,7 @@ from builder.common.samples import TEXTS
 from builder.repository.sharing.hosting import MODELS
 from builder.repository.sharing.share import share
 from builder.repository.versions import served_number
-from builder.serving.gateway.residency.processes import Processes
+from builder.serving.gateway.residency.processes import TritonProcesses
 from builder.serving.gateway.server import allow_connections
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import Server, free_ports, running
@@ -115,7 +115,7 @@ def measure(repository: Path, names: Sequence[str], options: argparse.Namespace)
         budget += 0 if options.budget_gb else sizes["shared"]
     port = free_ports().http
     with running(repository, on_demand=True) as server, on_demand(server, repository, port, budget):
-        processes = Processes(server.url)
+        processes = TritonProcesses(server.url)
         assert processes.find(), "the server is on this machine"
         through = Through(port)
         figures: dict[str, Any] = {
@@ -143,7 +143,7 @@ def on_demand(server: Server, repository: Path, port: int, budget: float) -> Abs
 
 async def sizes_of(server: Server, repository: Path, names: Sequence[str], shared: bool) -> dict[str, int]:
     """Return the bytes of the server, of a shared front without models, and of an answering model of each kind."""
-    port, sizes, processes = free_ports().http, {}, Processes(server.url)
+    port, sizes, processes = free_ports().http, {}, TritonProcesses(server.url)
     processes.find()
     tiny, large = ([name for name in names if name.startswith(kind)] for kind in ("tiny", "large"))
     with on_demand(server, repository, port, 4e9):

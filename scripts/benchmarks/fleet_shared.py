@@ -35,8 +35,8 @@ from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.repository.sharing.share import share
 from builder.runtime.fields import Field
-from builder.serving.gateway.models import NAME
-from builder.serving.gateway.residency.processes import Processes
+from builder.serving.gateway.model_config import MODEL_INPUT
+from builder.serving.gateway.residency.processes import TritonProcesses
 from builder.serving.gateway.tensors import add_tensor
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.triton import running
@@ -107,7 +107,7 @@ def _rewrite(path: Path, text: str) -> None:
 def measure(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {"stages": stages(repository)}
     with running(repository, timeout_s=240) as server:
-        processes = Processes(server.url)
+        processes = TritonProcesses(server.url)
         assert processes.find()
         figures["models"] = loads(server.url, processes, options.models)
         figures["throughput"] = asyncio.run(throughput(server.url, options))
@@ -124,7 +124,7 @@ def stages(repository: Path) -> dict[str, dict[str, float]]:
     return figures
 
 
-def loads(url: str, processes: Processes, count: int) -> dict[str, Any]:
+def loads(url: str, processes: TritonProcesses, count: int) -> dict[str, Any]:
     """Measure the bytes and seconds of a model with a front of its own, and of a hosted one."""
     own: list[float] = []
     with grpc.InferenceServerClient(url) as client:
@@ -212,7 +212,7 @@ def request(side: str, number: int, text: str) -> service_pb2.ModelInferRequest:
     number = number if side.startswith("all") else 0
     message = service_pb2.ModelInferRequest(model_name=f"own-{number}" if "own" in side else FRONT)
     if "hosted" in side:
-        add_tensor(message, NAME, [f"hosted-{number}"], (1, 1))
+        add_tensor(message, MODEL_INPUT, [f"hosted-{number}"], (1, 1))
     add_tensor(message, TEXT, [text], (1, 1))
     return message
 

@@ -26,7 +26,7 @@ from builder.runtime.generation.executors.base import Geometry, last_of_rows
 from builder.runtime.generation.guides import MAX_GUIDE_LENGTH
 from builder.runtime.generation.options import COMMON
 from builder.runtime.generation.service import Service
-from builder.serving.gateway.generation.calls import Tool, call_schema
+from builder.serving.gateway.generation.tool_calling import Tool, call_schema
 from tests.generation.executors import ArenaExecutor
 from tests.servings import decoder_serving
 

@@ -51,7 +51,7 @@ def api(url: str) -> Iterator[openai.OpenAI]:
         yield api
 
 
-def test_models_say_what_they_are(api: openai.OpenAI) -> None:
+def test_models_describe_themselves(api: openai.OpenAI) -> None:
     models = {model.id: model.model_extra or {} for model in api.models.list()}
     assert {"writes", "topics", "minilm_fp32", "speaks"} <= set(models)
     assert not any(name.endswith("_model") for name in models), "engines are not for clients"
@@ -61,7 +61,7 @@ def test_models_say_what_they_are(api: openai.OpenAI) -> None:
     assert models["minilm_fp32"]["max_model_len"] == 256
 
 
-def test_embeddings_are_the_models_own(api: openai.OpenAI, client: Connect) -> None:
+def test_embeddings_equal_the_model_outputs(api: openai.OpenAI, client: Connect) -> None:
     texts = ["How do I renew my passport?", "The soup needs salt."] * 20
     answer = api.embeddings.create(model="minilm_fp32", input=texts)  # the client asks for base64
     floats = api.embeddings.create(model="minilm_fp32", input=texts[:2], encoding_format="float")
@@ -73,7 +73,7 @@ def test_embeddings_are_the_models_own(api: openai.OpenAI, client: Connect) -> N
     assert answer.usage.prompt_tokens == 20 * counted
 
 
-def test_a_chat_is_the_models_own_whole_and_streamed(api: openai.OpenAI, client: Connect) -> None:
+def test_chat_equals_the_model_output_whole_and_streamed(api: openai.OpenAI, client: Connect) -> None:
     expected = client("writes").ask({"messages": json.dumps(CHAT), "max_tokens": 12, "temperature": 0.0, **PAST_ENDS})
     options: dict[str, Any] = {
         "model": "writes",
@@ -95,9 +95,9 @@ def test_a_chat_is_the_models_own_whole_and_streamed(api: openai.OpenAI, client:
 
 def test_chat_responses_and_messages_apis_give_the_same_answer(api: openai.OpenAI, url: str) -> None:
     greedy: dict[str, Any] = {"temperature": 0, **PAST_ENDS}
-    chat = api.chat.completions.create(model="writes", messages=CHAT, max_tokens=12, extra_body=greedy)
+    chat: Any = api.chat.completions.create(model="writes", messages=CHAT, max_tokens=12, extra_body=greedy)
     options: dict[str, Any] = {"model": "writes", "input": "Where is the museum?", "max_output_tokens": 12}
-    response = api.responses.create(**options, extra_body=greedy)
+    response: Any = api.responses.create(**options, extra_body=greedy)
     assert response.output_text == chat.choices[0].message.content
     assert (response.status, response.usage.total_tokens) == ("incomplete", chat.usage.total_tokens)
     *_, last = api.responses.create(**options, stream=True, extra_body=greedy)
@@ -118,7 +118,7 @@ def test_chat_responses_and_messages_apis_give_the_same_answer(api: openai.OpenA
         assert continued.content
 
 
-def test_options_of_sampling(api: openai.OpenAI) -> None:
+def test_sampling_options_reach_the_model(api: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "model": "writes",
         "prompt": "The film",
@@ -134,7 +134,7 @@ def test_options_of_sampling(api: openai.OpenAI) -> None:
     assert len(first.choices[0].logprobs.token_logprobs) == first.usage.completion_tokens / 2 == 8
 
 
-def test_stop_bias_and_log_probabilities(api: openai.OpenAI) -> None:
+def test_stop_logit_bias_and_logprobs(api: openai.OpenAI) -> None:
     greedy: dict[str, Any] = {"model": "writes", "messages": CHAT, "temperature": 0, "extra_body": PAST_ENDS}
     whole = api.chat.completions.create(**greedy, max_tokens=20, logprobs=True, top_logprobs=3)
     tokens = whole.choices[0].logprobs.content
@@ -154,12 +154,12 @@ class Opening(BaseModel):
     day: Literal["Friday", "Sunday"]
 
 
-def test_an_answer_is_a_document_of_its_schema(api: openai.OpenAI) -> None:
+def test_response_format_yields_a_valid_document(api: openai.OpenAI) -> None:
     answer = api.chat.completions.parse(model="writes", messages=CHAT, response_format=Opening)
     assert isinstance(answer.choices[0].message.parsed, Opening)
 
 
-def test_log_probabilities_of_an_echoed_prompt(api: openai.OpenAI) -> None:
+def test_echo_returns_log_probabilities_of_the_prompt(api: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "model": "writes",
         "prompt": "The film starts",
@@ -174,7 +174,7 @@ def test_log_probabilities_of_an_echoed_prompt(api: openai.OpenAI) -> None:
     assert all(value < 0 for value in logprobs.token_logprobs[1:])
 
 
-def test_prompts_of_token_ids_and_what_was_cached(api: openai.OpenAI) -> None:
+def test_token_id_prompts_and_cached_tokens(api: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "writes", "max_tokens": 4, "temperature": 0, "extra_body": PAST_ENDS}
     prompt = list(range(20, 44))
     first = api.completions.create(**options, prompt=[prompt, [30]])
@@ -184,7 +184,7 @@ def test_prompts_of_token_ids_and_what_was_cached(api: openai.OpenAI) -> None:
     assert again.usage.prompt_tokens_details.cached_tokens == 23
 
 
-def test_a_model_whose_tensors_have_a_batch_dimension(api: openai.OpenAI, client: Connect) -> None:
+def test_model_with_a_batch_dimension_completes(api: openai.OpenAI, client: Connect) -> None:
     expected = client("writes_one").ask({"text_input": "The", "max_tokens": 6, "temperature": 0.0, **PAST_ENDS})
     options: dict[str, Any] = {
         "model": "writes_one",
@@ -200,7 +200,7 @@ def test_a_model_whose_tensors_have_a_batch_dimension(api: openai.OpenAI, client
 
 
 @pytest.mark.parametrize("name", ["topics", "names_bpe", "writes"])
-def test_tokens_are_those_of_the_checkpoints_tokeniser(url: str, checkpoint: Callable[[str], Path], name: str) -> None:
+def test_tokenize_equals_the_checkpoint_tokenizer(url: str, checkpoint: Callable[[str], Path], name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint(name))
     texts = ["The museum opens on Friday.", "Zürich, 12 é"]
     listed = httpx.post(f"{url}/tokenize", json={"model": name, "inputs": texts}).json()
@@ -214,7 +214,7 @@ def test_tokens_are_those_of_the_checkpoints_tokeniser(url: str, checkpoint: Cal
             assert token["special"] or token["text"] == text[token["start"] : token["stop"]]
 
 
-def test_tokens_of_a_chat_and_the_text_of_tokens(url: str, api: openai.OpenAI) -> None:
+def test_tokenize_chat_and_detokenize(url: str, api: openai.OpenAI) -> None:
     tokenised = httpx.post(f"{url}/tokenize", json={"model": "writes", "messages": CHAT}).json()
     answer = api.chat.completions.create(model="writes", messages=CHAT, max_tokens=1)
     assert answer.usage is not None
@@ -227,7 +227,7 @@ def test_tokens_of_a_chat_and_the_text_of_tokens(url: str, api: openai.OpenAI) -
     assert decoded[0].startswith("and so")
 
 
-def test_many_asynchronous_streams_get_what_each_gets_alone(url: str) -> None:
+def test_concurrent_streams_equal_single_ones(url: str) -> None:
     async def run() -> tuple[list[str], list[str]]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:
 
@@ -244,20 +244,20 @@ def test_many_asynchronous_streams_get_what_each_gets_alone(url: str) -> None:
     assert together == alone
 
 
-def test_errors_are_those_that_the_client_knows(api: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="there are: "):
+def test_errors_match_the_openai_client(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="available models: "):
         api.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError, match="max_tokens is 5000") as refused:
         api.completions.create(model="writes", prompt="a", max_tokens=5000)
     assert refused.value.param == "max_tokens"
     tool: ChatCompletionFunctionToolParam = {"type": "function", "function": {"name": "a"}}
-    with pytest.raises(openai.BadRequestError, match="whether to call a tool cannot be left to writes"):
+    with pytest.raises(openai.BadRequestError, match="writes cannot choose whether to call a tool"):
         api.chat.completions.create(model="writes", messages=CHAT, tools=[tool])
     with pytest.raises(openai.BadRequestError, match="the limit of this model is 256"):
         api.embeddings.create(model="minilm_fp32", input="word " * 400)
 
 
-def test_a_full_queue_is_a_rate_limit_and_the_others_are_answered(url: str) -> None:
+def test_full_queue_is_a_rate_limit_error(url: str) -> None:
     """One slot and a queue of two, where all come while one is answered."""
 
     async def run() -> set[str]:
@@ -278,7 +278,7 @@ def test_a_full_queue_is_a_rate_limit_and_the_others_are_answered(url: str) -> N
     assert seen[-1] == {"answered", "refused, 1"}
 
 
-def test_clients_that_leave_free_the_slot(server: Server, api: openai.OpenAI) -> None:
+def test_disconnected_client_frees_its_slot(server: Server, api: openai.OpenAI) -> None:
     """One slot: the next request has it before a long answer is whole.
 
     On a busy machine an answer may be whole before its client disconnects; not each of many.
@@ -343,7 +343,7 @@ def test_cohere_embeds(url: str, client: Connect) -> None:
     assert second.meta.billed_units is not None
 
 
-def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
+def test_tasks_equal_the_model_outputs(url: str, client: Connect) -> None:
     def post(path: str, body: object) -> Any:
         request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=300) as response:
@@ -357,7 +357,7 @@ def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
     assert spoken[0]["translation_text"] == "".join(expected["text_output"])
 
 
-def test_metrics_say_which_requests_run(url: str, api: openai.OpenAI) -> None:
+def test_running_gauge_returns_to_zero(url: str, api: openai.OpenAI) -> None:
     """Regression: a scrape counted itself, so that one request ran where none did, and no model was named."""
     api.completions.create(model="writes", prompt="The", max_tokens=1)
     line, end = 'vllm:num_requests_running{engine="0",model_name="writes"} 0.0', time.monotonic() + 60
@@ -365,7 +365,7 @@ def test_metrics_say_which_requests_run(url: str, api: openai.OpenAI) -> None:
         assert time.monotonic() < end, text
 
 
-def test_one_that_is_told_to_stop_finishes_what_runs(server: Server) -> None:
+def test_stopping_gateway_finishes_running_requests(server: Server) -> None:
     port = free_ports().http
     pieces: list[str] = []
 

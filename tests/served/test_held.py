@@ -27,7 +27,7 @@ from builder.common.samples import TEXTS
 from builder.common.tensors import to_tensors, to_values
 from builder.runtime.encoder.request_queue import CONNECTION_CHECK_S
 from builder.serving.client.client import Client
-from builder.serving.gateway import leaving, lost
+from builder.serving.gateway import abandoned, backend_lost
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.triton import Server, running
 from builder.serving.server.watch import Watcher, children
@@ -142,8 +142,8 @@ def test_what_a_client_has_left_never_reaches_the_engine_and_nothing_of_it_stays
         assert front.has(requests=1)
         others = front.send(4)
         assert front.has(requests=5)
-        leaving, staying = others[:3], others[3:]
-        for future in leaving:
+        abandoned, staying = others[:3], others[3:]
+        for future in abandoned:
             future.cancel()
         assert front.has(requests=5, left=3)
         time.sleep(CONNECTION_CHECK_S + 0.1)
@@ -160,9 +160,9 @@ def test_what_a_process_held_that_died_is_answered_by_the_next_one(
 
     So this is a server of its own, which does not get the time to wait for them.
     """
-    monkeypatch.setattr(lost, "LOOK_S", 0.02)
-    monkeypatch.setattr(lost, "LOST_S", 3600.0)  # until the next process is there
-    monkeypatch.setattr(leaving, "LONGEST_S", 0.05)
+    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", 3600.0)  # until the next process is there
+    monkeypatch.setattr(abandoned, "ABANDONED_TIMEOUT_S", 0.05)
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
     shutil.copytree(built(OF), repository)
@@ -195,7 +195,7 @@ async def _asked_of_a_process_that_dies(server: Server, held: Held, monkeypatch:
 
     assert await asyncio.to_thread(comes_about, reloaded)
     assert not any(task.done() for task in asked)
-    monkeypatch.setattr(lost, "LOST_S", 0.1)
+    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", 0.1)
     async with asyncio.timeout(120):
         answers = await asyncio.gather(*asked)
     await triton.close()

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from builder.common.tensors import to_tensors
 from builder.serving.client.client import Client
-from builder.serving.gateway import lost, streams
+from builder.serving.gateway import backend_lost, triton_stream
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.triton import Server, running
@@ -30,10 +30,10 @@ def test_a_stream_whose_process_is_killed_is_ended_with_the_reason_and_a_whole_a
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton answers neither, and keeps both: this one is a server of its own, which gets no time to wait for them."""
-    monkeypatch.setattr(lost, "LOOK_S", 0.02)
-    monkeypatch.setattr(lost, "SILENT_S", 0.1)
-    monkeypatch.setattr(lost, "GENERATED_S", 3600.0)  # until the next process is there
-    monkeypatch.setattr(streams, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(backend_lost, "SILENT_STREAM_LOST_AFTER_S", 0.1)
+    monkeypatch.setattr(backend_lost, "UNSTARTED_STREAM_LOST_AFTER_S", 3600.0)  # until the next process is there
+    monkeypatch.setattr(triton_stream, "PATIENCE_S", 0.1)
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
     shutil.copytree(built(NAME), repository)
@@ -73,12 +73,12 @@ async def _asked_of_a_process_that_dies(
         return watcher.reloads == {NAME: 1}
 
     assert await asyncio.to_thread(comes_about, reloaded)
-    monkeypatch.setattr(lost, "SILENT_S", 1.0)
+    monkeypatch.setattr(backend_lost, "SILENT_STREAM_LOST_AFTER_S", 1.0)
     async with asyncio.timeout(300):
         with pytest.raises(ApiError) as broken:
             await more
     assert not whole.done(), "it had said nothing, and may be taken up by a version that answers what it has"
-    monkeypatch.setattr(lost, "GENERATED_S", 0.1)
+    monkeypatch.setattr(backend_lost, "UNSTARTED_STREAM_LOST_AFTER_S", 0.1)
     async with asyncio.timeout(300):
         text = await whole
     await triton.close()

@@ -19,7 +19,7 @@ from builder.serving.client.client import Client
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
 from builder.serving.gateway.metrics import Metrics
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.server.triton import Server
 from tests.serving.gateway.asgi import ask
 from tests.serving.gateway.fake_triton import FakeTriton
@@ -63,7 +63,7 @@ def test_when_a_model_was_loaded_is_said(name: str, server: Server, client: Call
 def test_how_full_the_cache_is_reaches_the_gateway_s_metrics(server: Server, client: Callable[[str], Client]) -> None:
     """An endpoint picker asks one address for it; here are requests until one is seen, and then none."""
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
-    app = make_app(Settings(triton_metrics=url), FakeTriton(), None, models=Catalogue(FakeTriton()))
+    app = make_app(GatewaySettings(triton_metrics=url), FakeTriton(), None, models=Catalogue(FakeTriton()))
 
     def usage() -> float:
         text = b"".join(asyncio.run(ask(app, "/metrics", None)).pieces).decode()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from builder.repository.versions import rollback
-from builder.serving.gateway.residency.app import make_on_demand
+from builder.serving.gateway.residency.app import make_on_demand_app
 from builder.serving.gateway.residency.processes import alive, size_of
-from builder.serving.gateway.settings import OnDemand, Settings
+from builder.serving.gateway.settings import GatewaySettings, OnDemandSettings
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.triton import Server, running
 from scripts.benchmarks.fleet_copies import copy
@@ -23,9 +23,7 @@ AMPLE = 4_000_000_000
 
 
 @pytest.mark.slow
-def test_models_come_when_they_are_asked_for_and_go_when_others_need_the_room(
-    small_repository: Path, tmp_path: Path
-) -> None:
+def test_models_are_loaded_on_demand_and_evicted_for_others(small_repository: Path, tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     for name in NAMES:
         copy(small_repository / "topics", repository, name)
@@ -36,7 +34,9 @@ def test_models_come_when_they_are_asked_for_and_go_when_others_need_the_room(
 
 async def tried(server: Server, repository: Path) -> None:
     triton = Triton(server.url)
-    app, backend = make_on_demand(Settings(triton=server.url), OnDemand(repository, AMPLE), triton, None)
+    app, backend = make_on_demand_app(
+        GatewaySettings(triton=server.url), OnDemandSettings(repository, AMPLE), triton, None
+    )
     watching = asyncio.ensure_future(backend.watch())
     residents, processes = backend.residents, backend.processes
 
@@ -46,13 +46,13 @@ async def tried(server: Server, repository: Path) -> None:
         return str(answer.json[0][0]["label"])
 
     assert (await label("a")).startswith("a/2/")
-    expected = await residents.lifecycle.loading.needs("b", "2")
+    expected = await residents.lifecycle.loader.estimate("b", "2")
     largest = max(expected.size, residents.models["a"].size)
-    room = residents.room
-    room.budget = room.server + largest + residents.models["a"].size // 2  # the server, and one of them
+    budget = residents.budget
+    budget.total = budget.server + largest + residents.models["a"].size // 2  # the server, and one of them
     for name in ("b", "c", "a"):
         assert (await label(name)).startswith(f"{name}/2/")
-        assert room.used() <= room.budget
+        assert budget.used() <= budget.total
     metrics = (await ask(app, "/metrics")).pieces[0].decode()
     assert "build_repo_gateway_model_evictions_total 0.0" not in metrics
     rollback(repository, "c", 1)

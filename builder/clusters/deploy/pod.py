@@ -26,7 +26,7 @@ from builder.repository.config.arguments import (
     arguments,
     command,
 )
-from builder.serving.gateway.settings import DEFAULT_PORT, Settings
+from builder.serving.gateway.settings import DEFAULT_PORT, GatewaySettings
 
 GATEWAY_PORT = DEFAULT_PORT
 SINCE = "1.30"  # the first Kubernetes that by default has sidecars and a preStop that sleeps
@@ -57,7 +57,7 @@ def labels(deployment: Deployment) -> Document:
 
 def pod(deployment: Deployment) -> Document:
     """Return the spec of a pod. Raises SpecError if the deployment names no registry."""
-    drain = round(Settings().drain_s)
+    drain = round(GatewaySettings().drain_s)
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

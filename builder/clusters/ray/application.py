@@ -10,11 +10,11 @@ from ray import serve
 from builder.clusters.ray.options import Options, read_options
 from builder.clusters.ray.replica import limited
 from builder.clusters.ray.replicas import Replicas
-from builder.serving.gateway.access import read_keys
+from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
-from builder.serving.gateway.journal import Journal
-from builder.serving.gateway.residency.offered import Offered
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.auth import read_keys
+from builder.serving.gateway.residency.repository_models import RepositoryModels
+from builder.serving.gateway.settings import GatewaySettings
 
 MOST_AT_ONCE = 1024  # requests that a gateway handles at the same time
 FULL = 2  # times `busy`: a replica with so many takes no more, and its models are loaded elsewhere too
@@ -27,10 +27,10 @@ class Gateway:
     def __init__(self, options: Options, replicas: Any) -> None:
         self.options, self.replicas = options, replicas
 
-    def __serve_build_asgi_app__(self) -> Journal:
+    def __serve_build_asgi_app__(self) -> AccessLog:
         file = self.options.keys_file
-        settings = Settings("the replicas", keys=read_keys(Path(file) if file else None, ""))
-        return make_app(settings, Replicas(self.replicas), models=Offered(Path(self.options.repository)))
+        settings = GatewaySettings("the replicas", keys=read_keys(Path(file) if file else None, ""))
+        return make_app(settings, Replicas(self.replicas), models=RepositoryModels(Path(self.options.repository)))
 
 
 def application(arguments: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.responses import event, send_json
+from builder.serving.gateway.http_responses import event, send_json
 
 AGAIN_S = (0.1, 0.3, 1.0, 3.0)  # pause before each retry
 MOST_KEPT = 16 << 20  # bytes of a body: a larger one is sent only once

@@ -21,8 +21,9 @@ from tritonclient.grpc import service_pb2
 from builder.clusters.ray.wire import Answer, refusal
 from builder.common.errors import BuilderError
 from builder.repository.versions import entry_names, served_number
+from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.triton import Metadata, Triton
+from builder.serving.gateway.triton import Triton
 from builder.serving.server.control import Control
 from builder.serving.server.heartbeat import heartbeat
 from builder.serving.server.triton import Server, running

@@ -15,9 +15,9 @@ from tritonclient.grpc import service_pb2
 
 from builder.clusters.ray.wire import outputs
 from builder.common.errors import first_line
+from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import Outputs
-from builder.serving.gateway.triton import Metadata
 
 AGAIN_S = (0.0, 0.1, 0.3, 1.0, 3.0)  # pause before each retry
 READY_S = 5.0

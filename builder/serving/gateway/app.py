@@ -13,32 +13,31 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from builder.serving.gateway import canary, cohere, orders, rerank, tasks, tei, tokenize, vllm
-from builder.serving.gateway.access import Access
+from builder.serving.gateway import admin, canary, cohere, rerank, tasks, tei, tokenize, vllm
+from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.anthropic.errors import anthropic_error
-from builder.serving.gateway.anthropic.messages import count_tokens, messages
-from builder.serving.gateway.anthropic.request import Body as MessagesBody
-from builder.serving.gateway.anthropic.request import CountBody
+from builder.serving.gateway.anthropic.messages import count_tokens, create_message
+from builder.serving.gateway.anthropic.request import CountTokensRequest, MessagesRequest
+from builder.serving.gateway.auth import AuthMiddleware
 from builder.serving.gateway.backend import Backend
-from builder.serving.gateway.bound import Bound
-from builder.serving.gateway.call import Call, Gateway
-from builder.serving.gateway.endpoint import Endpoint, Handler, checked, openai_error
+from builder.serving.gateway.cache_usage import cache_usage
+from builder.serving.gateway.concurrency import ConcurrencyLimit
+from builder.serving.gateway.context import GatewayState, RequestContext
+from builder.serving.gateway.endpoint import Endpoint, Handler, openai_error, validate_body
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.facts import FACTS, Facts
-from builder.serving.gateway.generation.chat import Body as ChatBody
-from builder.serving.gateway.journal import Journal
+from builder.serving.gateway.generation.chat import ChatCompletionRequest
+from builder.serving.gateway.http_responses import RawResponse, send_error
 from builder.serving.gateway.metrics import Metrics
-from builder.serving.gateway.models import Models
+from builder.serving.gateway.model_registry import ModelRegistry
 from builder.serving.gateway.openai import chat, completions, embeddings
 from builder.serving.gateway.openai.models import list_models, show_model
-from builder.serving.gateway.openai.responses.request import Body as ResponsesBody
-from builder.serving.gateway.openai.responses.route import respond
-from builder.serving.gateway.openapi import Api, document
-from builder.serving.gateway.responses import Plain, send_json
-from builder.serving.gateway.settings import Settings
-from builder.serving.gateway.usage import cache_usage
+from builder.serving.gateway.openai.responses.request import ResponsesRequest
+from builder.serving.gateway.openai.responses.route import create_response
+from builder.serving.gateway.openapi import ApiRoute, document
+from builder.serving.gateway.request_record import RECORD, RequestRecord
+from builder.serving.gateway.settings import GatewaySettings
 
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -49,33 +48,33 @@ PAGE_HEADERS = {
 
 
 def make_app(
-    settings: Settings,
+    settings: GatewaySettings,
     triton: Backend,
     log: TextIO | None = sys.stdout,
     *,
-    models: Models,
+    models: ModelRegistry,
     metrics: Metrics | None = None,
-) -> Journal:
+) -> AccessLog:
     """Return the gateway over `triton`: a gateway.triton.Triton or another Backend. `models`: the models it offers."""
     metrics = metrics or Metrics()
-    split = canary.Split(triton, metrics)
-    gateway = Gateway(settings, split, models, metrics, Bound(settings.max_waiting))
-    app: ASGIApp = Answering(Router(routes(gateway)))
-    app = Access(app, settings)
+    backend = canary.CanaryBackend(triton, metrics)
+    gateway = GatewayState(settings, backend, models, metrics, ConcurrencyLimit(settings.max_waiting))
+    app: ASGIApp = ErrorMiddleware(Router(routes(gateway)))
+    app = AuthMiddleware(app, settings)
     if settings.cors:
         app = CORSMiddleware(app, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
-    return Journal(app, metrics, log)
+    return AccessLog(app, metrics, log)
 
 
-def routes(gateway: Gateway) -> list[BaseRoute]:
+def routes(gateway: GatewayState) -> list[BaseRoute]:
     """Return every route; each is an Endpoint."""
     return [
         Route(api.path, Endpoint(gateway, api.handler, api.schema, api.errors[0]), methods=[api.method]) for api in APIS
     ]
 
 
-class Answering:
-    """Middleware around the router: answers its refusals and unexpected exceptions like any other error."""
+class ErrorMiddleware:
+    """ASGI middleware that answers the refusals of the router and unexpected exceptions in OpenAI's shape."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
@@ -84,116 +83,122 @@ class Answering:
         if scope["type"] != "http":
             return
         scope["app"] = self  # makes the router raise its refusals
-        begun = False
-
-        async def sending(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
+        record: RequestRecord = scope[RECORD]
         try:
-            await self.router(scope, receive, sending)
+            await self.router(scope, receive, send)
+            return
         except HTTPException as refusal:
-            path = scope["path"]
-            says = {404: f"there is no {path} here", 405: f"{path} does not take {scope['method']}"}
-            await _refuse(scope, send, ApiError(refusal.status_code, says.get(refusal.status_code, refusal.detail)))
+            path, status = scope["path"], refusal.status_code
+            messages = {404: f"there is no {path} here", 405: f"{path} does not take {scope['method']}"}
+            error = ApiError(status, messages.get(status, refusal.detail))
         except Exception:
             logging.getLogger(__name__).exception("a request failed")
-            if begun:
+            if record.has_response:
                 raise
-            await _refuse(scope, send, ApiError(500, "this request failed inside the gateway; its log has the reason"))
+            error = ApiError(500, "this request failed inside the gateway; its log has the reason")
+        record.set_error(error)
+        await send_error(send, error)
 
 
-async def _refuse(scope: Scope, send: Send, error: ApiError) -> None:
-    facts: Facts = scope[FACTS]
-    facts.refused(error)
-    await send_json(send, error.status, error.body, error.headers)
-
-
-async def page(call: Call) -> Plain:
+async def page(context: RequestContext) -> RawResponse:
     """Serve GET /: the models, and a form to try each."""
-    return Plain(
+    return RawResponse(
         files("builder.serving.gateway").joinpath("page.html").read_bytes(), "text/html; charset=utf-8", PAGE_HEADERS
     )
 
 
-async def health(call: Call) -> dict[str, str]:
+async def health(context: RequestContext) -> dict[str, str]:
     """Serve GET /health: this process is alive."""
     return {"status": "ok"}
 
 
-async def ready(call: Call) -> dict[str, str]:
+async def ready(context: RequestContext) -> dict[str, str]:
     """Serve GET /health/ready: Triton is ready too. Raises ApiError 503 otherwise."""
-    if not await call.gateway.triton.ready():
-        raise ApiError(503, f"Triton at {call.gateway.settings.triton} is not ready", retry_after=2)
+    if not await context.gateway.triton.ready():
+        raise ApiError(503, f"Triton at {context.gateway.settings.triton} is not ready", retry_after=2)
     return {"status": "ready"}
 
 
-async def metrics_text(call: Call) -> Plain:
+async def metrics_text(context: RequestContext) -> RawResponse:
     """Serve GET /metrics, for Prometheus."""
-    text, below = call.gateway.metrics.text(), call.gateway.settings.triton_metrics
+    text, below = context.gateway.metrics.text(), context.gateway.settings.triton_metrics
     if below is not None:
         text += await asyncio.to_thread(cache_usage, below)
-    return Plain(text, "text/plain; version=0.0.4; charset=utf-8")
+    return RawResponse(text, "text/plain; version=0.0.4; charset=utf-8")
 
 
-async def either_rerank(call: Call) -> Any:
+async def either_rerank(context: RequestContext) -> Any:
     """Serve POST /rerank: TEI's shape if the body has texts, Jina's and Cohere's if it has documents."""
-    fields = call.body.model_extra
+    fields = context.body.model_extra
     if "texts" in fields:
         with tei.tei_errors():
-            return await tei.rank(replace(call, body=checked(tei.RerankBody, fields)))
-    return await rerank.rerank(replace(call, body=checked(rerank.Body, fields)))
+            return await tei.rank(replace(context, body=validate_body(tei.TeiRerankRequest, fields)))
+    return await rerank.rerank(replace(context, body=validate_body(rerank.RerankRequest, fields)))
 
 
-async def openapi(call: Call) -> dict[str, Any]:
+async def openapi(context: RequestContext) -> dict[str, Any]:
     """Serve GET /openapi.json: the description of this API."""
     return document(APIS)
 
 
-def _tei(path: str, handler: Handler, schema: type[BaseModel]) -> Api:
-    return Api("POST", path, handler, schema, (tei.tei_error,))
+def _tei(path: str, handler: Handler, schema: type[BaseModel]) -> ApiRoute:
+    return ApiRoute("POST", path, handler, schema, (tei.tei_error,))
 
 
-TEI_BODIES = (tei.EmbedBody, tei.SparseBody, tei.PredictBody, tei.RerankBody, tei.SimilarityBody)
+TEI_BODIES = (
+    tei.TeiEmbedRequest,
+    tei.TeiEmbedSparseRequest,
+    tei.TeiPredictRequest,
+    tei.TeiRerankRequest,
+    tei.TeiSimilarityRequest,
+)
 EITHER_ERROR = (openai_error, tei.tei_error)
 
 
 APIS = (
-    Api("GET", "/", page),
-    Api("GET", "/health", health),
-    Api("GET", "/health/ready", ready),
-    Api("GET", "/metrics", metrics_text),
-    Api("GET", "/openapi.json", openapi),
-    Api("GET", "/v1/models", list_models),
-    Api("GET", "/v1/models/{name}", show_model),
-    Api("POST", "/v1/chat/completions", chat.chat, ChatBody),
-    Api("POST", "/v1/responses", respond, ResponsesBody),
-    Api("POST", "/v1/messages", messages, MessagesBody, (anthropic_error,)),
-    Api("POST", "/v1/messages/count_tokens", count_tokens, CountBody, (anthropic_error,)),
-    Api("POST", "/v1/completions", completions.completions, completions.Body),
-    Api("POST", "/v1/embeddings", embeddings.embeddings, embeddings.Body),
-    Api("POST", "/embeddings", embeddings.embeddings, embeddings.Body),
-    Api("POST", "/v1/rerank", rerank.rerank, rerank.Body),
-    Api("POST", "/v2/rerank", rerank.rerank, rerank.Body),
-    Api("POST", "/v1/embed", cohere.embed_v1, cohere.Body),
-    Api("POST", "/v2/embed", cohere.embed_v2, cohere.Body),
-    Api("POST", "/score", vllm.score, vllm.ScoreBody),
-    Api("POST", "/v1/score", vllm.score, vllm.ScoreBody),
-    Api("POST", "/classify", vllm.classify, vllm.ClassifyBody),
-    Api("POST", "/pooling", vllm.pooling, vllm.PoolingBody),
-    Api("POST", "/v1/tasks/{task}", tasks.run, tasks.Body),
-    Api("POST", "/models/{name}", tasks.run_model, tasks.Body),
-    Api("POST", "/rerank", either_rerank, tei.RawBody, EITHER_ERROR, (rerank.Body, tei.RerankBody)),
-    _tei("/embed", tei.embed_texts, tei.EmbedBody),
-    _tei("/embed_all", tei.embed_tokens, tei.TokensBody),
-    _tei("/embed_sparse", tei.embed_sparse, tei.SparseBody),
-    _tei("/similarity", tei.similarity, tei.SimilarityBody),
-    Api("POST", "/", tei.default, tei.RawBody, (tei.tei_error,), TEI_BODIES),
-    _tei("/predict", tei.predict, tei.PredictBody),
-    Api("POST", "/tokenize", tokenize.tokenize, tei.RawBody, EITHER_ERROR, (tokenize.TeiBody, tokenize.Body)),
-    Api("POST", "/detokenize", tokenize.detokenize, tokenize.DetokenizeBody),
-    _tei("/decode", tokenize.decode, tokenize.DecodeBody),
-    Api("GET", "/info", tei.info, errors=(tei.tei_error,)),
-    Api("POST", "/admin/canary", orders.order, canary.Order, documented=False),
+    ApiRoute("GET", "/", page),
+    ApiRoute("GET", "/health", health),
+    ApiRoute("GET", "/health/ready", ready),
+    ApiRoute("GET", "/metrics", metrics_text),
+    ApiRoute("GET", "/openapi.json", openapi),
+    ApiRoute("GET", "/v1/models", list_models),
+    ApiRoute("GET", "/v1/models/{name}", show_model),
+    ApiRoute("POST", "/v1/chat/completions", chat.create_chat_completion, ChatCompletionRequest),
+    ApiRoute("POST", "/v1/responses", create_response, ResponsesRequest),
+    ApiRoute("POST", "/v1/messages", create_message, MessagesRequest, (anthropic_error,)),
+    ApiRoute("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest, (anthropic_error,)),
+    ApiRoute("POST", "/v1/completions", completions.create_completion, completions.CompletionRequest),
+    ApiRoute("POST", "/v1/embeddings", embeddings.create_embedding, embeddings.EmbeddingRequest),
+    ApiRoute("POST", "/embeddings", embeddings.create_embedding, embeddings.EmbeddingRequest),
+    ApiRoute("POST", "/v1/rerank", rerank.rerank, rerank.RerankRequest),
+    ApiRoute("POST", "/v2/rerank", rerank.rerank, rerank.RerankRequest),
+    ApiRoute("POST", "/v1/embed", cohere.embed_v1, cohere.CohereEmbedRequest),
+    ApiRoute("POST", "/v2/embed", cohere.embed_v2, cohere.CohereEmbedRequest),
+    ApiRoute("POST", "/score", vllm.score, vllm.ScoreRequest),
+    ApiRoute("POST", "/v1/score", vllm.score, vllm.ScoreRequest),
+    ApiRoute("POST", "/classify", vllm.classify, vllm.ClassifyRequest),
+    ApiRoute("POST", "/pooling", vllm.pooling, vllm.PoolingRequest),
+    ApiRoute("POST", "/v1/tasks/{task}", tasks.run, tasks.TaskRequest),
+    ApiRoute("POST", "/models/{name}", tasks.run_model, tasks.TaskRequest),
+    ApiRoute(
+        "POST", "/rerank", either_rerank, tei.AnyJsonBody, EITHER_ERROR, (rerank.RerankRequest, tei.TeiRerankRequest)
+    ),
+    _tei("/embed", tei.embed_texts, tei.TeiEmbedRequest),
+    _tei("/embed_all", tei.embed_tokens, tei.TeiEmbedAllRequest),
+    _tei("/embed_sparse", tei.embed_sparse, tei.TeiEmbedSparseRequest),
+    _tei("/similarity", tei.similarity, tei.TeiSimilarityRequest),
+    ApiRoute("POST", "/", tei.default, tei.AnyJsonBody, (tei.tei_error,), TEI_BODIES),
+    _tei("/predict", tei.predict, tei.TeiPredictRequest),
+    ApiRoute(
+        "POST",
+        "/tokenize",
+        tokenize.tokenize,
+        tei.AnyJsonBody,
+        EITHER_ERROR,
+        (tokenize.TeiTokenizeRequest, tokenize.TokenizeRequest),
+    ),
+    ApiRoute("POST", "/detokenize", tokenize.detokenize, tokenize.DetokenizeRequest),
+    _tei("/decode", tokenize.decode, tokenize.TeiDecodeRequest),
+    ApiRoute("GET", "/info", tei.info, errors=(tei.tei_error,)),
+    ApiRoute("POST", "/admin/canary", admin.set_canary, canary.CanaryRequest, documented=False),
 )

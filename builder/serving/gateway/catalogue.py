@@ -1,4 +1,4 @@
-"""Cached catalogue of a Triton's models, refreshed now and then: which are ready, and which are temporarily away."""
+"""Cached catalogue of a Triton's models, refreshed regularly: which are ready, and which are reloading."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import asyncio
 import time
 from typing import Any, Protocol
 
+from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.models import CANDIDATE_OF, Model, away, hosted_models, read_model, unknown
+from builder.serving.gateway.model_config import CANDIDATE_OF, hosted_models, read_model
+from builder.serving.gateway.model_registry import model_not_found, model_unavailable
+from builder.serving.gateway.served_model import ServedModel
 
-FRESH_S = 10.0  # after that long the next request starts a refresh, without waiting for it
-LEAST_S = 1.0  # between two refreshes for an unknown name
+REFRESH_AFTER_S = 10.0  # the next request then starts a refresh, without waiting for it
+MIN_REFRESH_INTERVAL_S = 1.0  # between two refreshes for an unknown name
 
 
-class Server(Protocol):
+class ModelIndex(Protocol):
     """Part of Triton's API that the catalogue needs."""
 
     async def index(self) -> list[tuple[str, str]]:
         """Return (name, version) of each model that is ready."""
         ...
 
-    async def known(self) -> set[str]:
+    async def repository_models(self) -> set[str]:
         """Return the names of all models of its repository, ready or not."""
         ...
 
@@ -36,71 +39,70 @@ class Server(Protocol):
 class Catalogue:
     """Front models that Triton has ready: the ones that declare a task."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ModelIndex) -> None:
         self.server = server
-        self.models: dict[str, Model] = {}
-        self.candidates: dict[str, Model] = {}  # to take a model's place; clients cannot request them
-        self.hosted: dict[str, tuple[tuple[Model, str], dict[str, Model]]] = {}
-        self.seen: dict[str, Model] = {}  # each model as it was when last ready
+        self.models: dict[str, ServedModel] = {}
+        self.candidates: dict[str, ServedModel] = {}  # to take a model's place; clients cannot request them
+        self.hosted: dict[str, tuple[tuple[ServedModel, str], dict[str, ServedModel]]] = {}
+        self.seen: dict[str, ServedModel] = {}  # each model as it was when last ready
         self.ready: set[str] = set()  # includes engines and shared fronts
         self.known: set[str] = set()
         self.read_at = -1e9
         self.refreshing: asyncio.Task[None] | None = None
 
-    async def all(self) -> list[Model]:
+    async def all(self) -> list[ServedModel]:
         """Return every model, by name. Raises ApiError if Triton does not answer."""
-        await self._look(LEAST_S)
+        await self._refresh_if_old()
         return sorted(self.models.values(), key=lambda model: model.name)
 
-    async def get(self, name: str) -> Model:
+    async def get(self, name: str) -> ServedModel:
         """Return the model named `name`. Raises ApiError 404 with the existing names, or 503 while it is reloaded."""
-        if self.read_at + FRESH_S < time.monotonic():
+        if self.read_at + REFRESH_AFTER_S < time.monotonic():
             if self.models:
                 self._refresh()  # in the background: this request does not wait
             else:
                 await asyncio.shield(self._refresh())  # shared: a cancelled request must not cancel it for others
         if name not in self.models:
-            await self._look(LEAST_S)
+            await self._refresh_if_old()
         model = self.models.get(name)
         if model is None:
-            raise away(name) if self._is_away(name) else unknown(name, sorted(self.models))
+            raise model_unavailable(name) if self._is_reloading(name) else model_not_found(name, sorted(self.models))
         return model
 
-    def missing(self) -> list[Model]:
-        """Return the models that are away. Those that were unloaded for good look the same."""
-        return [model for name, model in self.seen.items() if name not in self.models and self._is_away(name)]
+    def temporarily_unavailable(self) -> list[ServedModel]:
+        """Return the models that are not ready now. Those that were unloaded for good look the same."""
+        return [model for name, model in self.seen.items() if name not in self.models and self._is_reloading(name)]
 
-    def _is_away(self, name: str) -> bool:
+    def _is_reloading(self, name: str) -> bool:
         """Return True if a model, or the shared front that answers for it, is in the repository but not ready."""
         model = self.seen.get(name)
         entry = name if model is None or model.front is None else model.front
         return entry in self.known and entry not in self.ready
 
-    async def candidate(self, name: str, of: str) -> None:
+    async def require_candidate(self, name: str, of: str) -> None:
         """Raise ApiError 404 unless `name` is a candidate to replace the model `of` and both are ready."""
         await self.get(of)
         if name not in self.candidates:
             await asyncio.shield(self._refresh())
         candidate = self.candidates.get(name)
         if candidate is None or candidate.parameters[CANDIDATE_OF] != of:
-            raise ApiError(404, f"{name} is no candidate for the place of {of}", param="candidate")
+            raise ApiError(404, f"{name} is not a candidate to replace {of}", param="candidate")
 
-    async def _look(self, old_s: float) -> None:
-        if self.read_at + old_s < time.monotonic():
+    async def _refresh_if_old(self) -> None:
+        if self.read_at + MIN_REFRESH_INTERVAL_S < time.monotonic():
             await asyncio.shield(self._refresh())
 
     def _refresh(self) -> asyncio.Task[None]:
         if self.refreshing is None or self.refreshing.done():
-            self.refreshing = asyncio.ensure_future(self._read())
-            self.refreshing.add_done_callback(_noticed)
+            self.refreshing = start_task(self._read())
         return self.refreshing
 
     async def _read(self) -> None:
         ready = await self.server.index()
-        known = await self.server.known()  # second, so that it contains every ready model
+        known = await self.server.repository_models()  # second, so that it contains every ready model
         configs = await asyncio.gather(*(self.server.config(*entry) for entry in ready), return_exceptions=True)
-        models: dict[str, Model] = {}
-        candidates: dict[str, Model] = {}
+        models: dict[str, ServedModel] = {}
+        candidates: dict[str, ServedModel] = {}
         for (name, version), config in zip(ready, configs, strict=True):
             if isinstance(config, ApiError):  # unloaded meanwhile
                 continue
@@ -116,7 +118,7 @@ class Catalogue:
         self.seen |= models
         self.models, self.candidates, self.read_at = models, candidates, time.monotonic()
 
-    async def _hosted(self, front: Model) -> dict[str, Model]:
+    async def _hosted(self, front: ServedModel) -> dict[str, ServedModel]:
         """Return the models of a shared front, parsed again if hosted.json changed; the last known ones on an error."""
         try:
             text = await self.server.hosted(front.name)
@@ -126,9 +128,3 @@ class Catalogue:
         if before is None or before[0] != (front, text):
             self.hosted[front.name] = (front, text), hosted_models(front, text)
         return self.hosted[front.name][1]
-
-
-def _noticed(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception of a background refresh, which the next request that needs the list meets again."""
-    if not task.cancelled():
-        task.exception()

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from builder.serving.gateway.call import Call
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.openai.embeddings import MOST_TEXTS, as_base64, embed, shortened, unit
+from builder.serving.gateway.openai.embeddings import MAX_TEXTS, as_base64, embed, normalize, truncate_vectors
+from builder.serving.gateway.served_model import ServedModel
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
@@ -27,27 +27,27 @@ PROMPTS: Mapping[str, tuple[str, ...]] = {  # prompt names of sentence-transform
 SIDES = {"START": "left", "END": "right"}
 
 
-class Part(BaseModel):
+class CohereTextPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
     text: str
 
 
-class Input(BaseModel):
+class CohereInput(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    content: Annotated[list[Part], Field(min_length=1)]
+    content: Annotated[list[CohereTextPart], Field(min_length=1)]
 
 
-class Body(BaseModel):
+class CohereEmbedRequest(BaseModel):
     """Body of either version. Models here read texts, and truncate them at their own limit."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    texts: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)] | None = None
-    inputs: Annotated[list[Input], Field(min_length=1, max_length=MOST_TEXTS)] | None = None
+    texts: Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
+    inputs: Annotated[list[CohereInput], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     input_type: InputType | None = None
     embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] | None = None
     output_dimension: int | None = Field(None, ge=1)
@@ -61,53 +61,55 @@ class Body(BaseModel):
             return self.texts
         return ["\n".join(part.text for part in entry.content) for entry in self.inputs or []]
 
-    def options(self, model: Model) -> dict[str, Any]:
+    def options(self, model: ServedModel) -> dict[str, Any]:
         """Return the inputs of the model. Raises ApiError if it cannot truncate on the requested side."""
         if self.truncate in SIDES:
-            model.refuse_other_side("truncate", SIDES[self.truncate])
+            model.refuse_truncation_side("truncate", SIDES[self.truncate])
         names = [name for name in PROMPTS.get(self.input_type or "", ()) if name in model.prompts]
         return {"truncate": self.truncate != "NONE", "prompt_name": names[0] if names else None}
 
 
-async def embed_v1(call: Call) -> dict[str, Any]:
+async def embed_v1(context: RequestContext) -> dict[str, Any]:
     """Serve POST /v1/embed: the vectors as numbers, unless the request names types."""
-    body: Body = call.body
-    texts, vectors = await _vectors(call, body)
+    body: CohereEmbedRequest = context.body
+    texts, vectors = await _vectors(context, body)
     if body.embedding_types is not None:
-        return _by_type(call, body.embedding_types, texts, vectors)
-    return {**_head(call, "embeddings_floats", texts), "embeddings": vectors}
+        return _by_type(context, body.embedding_types, texts, vectors)
+    return {**_head(context, "embeddings_floats", texts), "embeddings": vectors}
 
 
-async def embed_v2(call: Call) -> dict[str, Any]:
+async def embed_v2(context: RequestContext) -> dict[str, Any]:
     """Serve POST /v2/embed: the vectors by type, as numbers unless the request names others."""
-    body: Body = call.body
-    texts, vectors = await _vectors(call, body)
-    return _by_type(call, body.embedding_types or ["float"], texts, vectors)
+    body: CohereEmbedRequest = context.body
+    texts, vectors = await _vectors(context, body)
+    return _by_type(context, body.embedding_types or ["float"], texts, vectors)
 
 
-async def _vectors(call: Call, body: Body) -> tuple[list[str], list[np.ndarray]]:
+async def _vectors(context: RequestContext, body: CohereEmbedRequest) -> tuple[list[str], list[np.ndarray]]:
     texts = body.all_texts()
-    model = await call.model_for("for embeddings", lambda model: model.embeds, body.model)
-    vectors = await embed(call, model, texts, **body.options(model))
+    model = await context.model_for("for embeddings", lambda model: model.is_embedder, body.model)
+    vectors = await embed(context, model, texts, **body.options(model))
     if body.output_dimension is not None:
-        vectors = [unit(vector) for vector in shortened(vectors, body.output_dimension, "output_dimension")]
+        vectors = [normalize(vector) for vector in truncate_vectors(vectors, body.output_dimension, "output_dimension")]
     return texts, vectors
 
 
-def _by_type(call: Call, types: list[EmbeddingType], texts: list[str], vectors: list[np.ndarray]) -> dict[str, Any]:
+def _by_type(
+    context: RequestContext, types: list[EmbeddingType], texts: list[str], vectors: list[np.ndarray]
+) -> dict[str, Any]:
     embeddings = {kind: [CONVERTED[kind](vector) for vector in vectors] for kind in types}
-    return {**_head(call, "embeddings_by_type", texts), "embeddings": embeddings}
+    return {**_head(context, "embeddings_by_type", texts), "embeddings": embeddings}
 
 
-def _head(call: Call, response_type: str, texts: list[str]) -> dict[str, Any]:
-    version = {"version": "1" if call.facts.path.startswith("/v1") else "2"}
-    meta = {"api_version": version, "billed_units": {"input_tokens": call.facts.prompt_tokens}}
-    return {"id": call.facts.id, "response_type": response_type, "texts": texts, "meta": meta}
+def _head(context: RequestContext, response_type: str, texts: list[str]) -> dict[str, Any]:
+    version = {"version": "1" if context.record.path.startswith("/v1") else "2"}
+    meta = {"api_version": version, "billed_units": {"input_tokens": context.record.prompt_tokens}}
+    return {"id": context.record.id, "response_type": response_type, "texts": texts, "meta": meta}
 
 
 def _int8(vector: np.ndarray) -> np.ndarray:
     """Return the vector, scaled to length 1, times 127: one scale for all texts, so that products compare."""
-    return np.round(unit(vector) * 127).astype(np.int8)
+    return np.round(normalize(vector) * 127).astype(np.int8)
 
 
 def _uint8(vector: np.ndarray) -> np.ndarray:

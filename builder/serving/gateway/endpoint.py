@@ -5,24 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from builder.runtime.fields import JSON_TYPES
-from builder.serving.gateway.call import Call, Gateway
+from builder.serving.gateway.context import GatewayState, RequestContext
 from builder.serving.gateway.errors import ApiError, bad_field
-from builder.serving.gateway.facts import FACTS, Facts
-from builder.serving.gateway.responses import Plain, Stream, event, loads, send_bytes, send_json, send_stream
+from builder.serving.gateway.http_responses import (
+    EventStream,
+    RawResponse,
+    event,
+    loads,
+    send_bytes,
+    send_error,
+    send_json,
+    send_stream,
+)
+from builder.serving.gateway.request_record import RECORD, RequestRecord
 from builder.serving.gateway.validation import first_fault
 
-Handler = Callable[[Call], Awaitable[Any]]
+Handler = Callable[[RequestContext], Awaitable[Any]]
 ErrorBody = Callable[[ApiError], Mapping[str, Any]]
-CLOSED = 499  # nginx logs this status if the client disconnected
+CLIENT_CLOSED_REQUEST = 499  # nginx logs this status if the client disconnected
+Body = TypeVar("Body", bound=BaseModel)
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client disconnected before its answer was complete."""
 
 
@@ -36,7 +46,7 @@ class Endpoint:
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: GatewayState,
         handler: Handler,
         schema: type[BaseModel] | None = None,
         error_body: ErrorBody = openai_error,
@@ -44,73 +54,58 @@ class Endpoint:
         self.gateway, self.handler, self.schema, self.error_body = gateway, handler, schema, error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        facts: Facts = scope[FACTS]
+        record: RequestRecord = scope[RECORD]
         try:
-            await self._answer(scope, receive, send, facts)
-        except ClientLeft:
-            facts.status = CLOSED
+            await self._answer(scope, receive, send, record)
+        except ClientDisconnected:
+            record.status = CLIENT_CLOSED_REQUEST
         except ApiError as error:
-            facts.refused(error)
-            await send_json(send, error.status, self.error_body(error), error.headers)
+            record.set_error(error)
+            await send_error(send, error, self.error_body(error))
         finally:
-            if facts.waits_for:
-                self.gateway.bound.leave(facts.waits_for)
+            if record.limited_model:
+                self.gateway.concurrency.release(record.limited_model)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, facts: Facts) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
         settings = self.gateway.settings
         body = None
         if self.schema is not None:
             _refuse_media_type(scope)
             raw = await _read_body(scope, receive, settings.max_body, settings.body_timeout_s)
-            body = checked(self.schema, _parsed(raw))
-        traces = self.gateway.settings.forward_traces
-        call = Call(self.gateway, facts, body, scope.get("path_params", {}), _metadata(scope) if traces else ())
-        started = False
-
-        async def sending(message: Any) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
+            body = validate_body(self.schema, _parsed(raw))
+        metadata = _trace_metadata(scope) if settings.forward_traces else ()
+        context = RequestContext(self.gateway, record, body, scope.get("path_params", {}), metadata)
         try:
             async with asyncio.timeout(settings.timeout_s):
-                await _while_there(receive, self._respond(call, sending))
-        except TimeoutError as error:
+                await _run_until_disconnect(receive, self._respond(context, send))
+        except (TimeoutError, ApiError) as reason:
             late = ApiError(504, f"no complete answer within {settings.timeout_s:g} s", code="timeout")
-            if not started:
-                raise late from error
-            await self._break_off(send, facts, late)
-        except ApiError as error:
-            if not started:
-                raise
-            await self._break_off(send, facts, error)
+            error = reason if isinstance(reason, ApiError) else late
+            if not record.has_response:
+                raise error from reason
+            record.fail(error)
+            await send({"type": "http.response.body", "body": event(self.error_body(error))})
 
-    async def _respond(self, call: Call, send: Send) -> None:
-        answer = await self.handler(call)
-        if isinstance(answer, Stream):
+    async def _respond(self, context: RequestContext, send: Send) -> None:
+        answer = await self.handler(context)
+        if isinstance(answer, EventStream):
             await send_stream(send, answer.events)
-        elif isinstance(answer, Plain):
+        elif isinstance(answer, RawResponse):
             await send_bytes(send, 200, answer.content, answer.media_type, answer.headers)
         else:
             await send_json(send, 200, answer)
 
-    async def _break_off(self, send: Send, facts: Facts, error: ApiError) -> None:
-        """Send the error as the last event of a stream that has begun."""
-        facts.refused(error)
-        facts.status = error.status
-        await send({"type": "http.response.body", "body": event(self.error_body(error))})
 
-
-async def _while_there(receive: Receive, work: Any) -> None:
-    """Run `work` to its end; if the client disconnects, cancel it and raise ClientLeft."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+async def _run_until_disconnect(receive: Receive, work: Any) -> None:
+    """Run `work` to its end; if the client disconnects, cancel it and raise ClientDisconnected."""
+    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientLeft
+            raise ClientDisconnected
         task.result()
     finally:
-        left.cancel()
+        disconnected.cancel()
         if not task.done():
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -122,9 +117,9 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _metadata(scope: Scope) -> tuple[tuple[str, str], ...]:
-    wanted = (b"traceparent", b"tracestate")
-    return tuple((name.decode(), value.decode("latin-1")) for name, value in scope["headers"] if name in wanted)
+def _trace_metadata(scope: Scope) -> tuple[tuple[str, str], ...]:
+    headers = [header for header in scope["headers"] if header[0] in (b"traceparent", b"tracestate")]
+    return tuple((name.decode(), value.decode("latin-1")) for name, value in headers)
 
 
 def _refuse_media_type(scope: Scope) -> None:
@@ -144,7 +139,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, timeout_s: floa
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientLeft
+                    raise ClientDisconnected
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > limit:
@@ -166,7 +161,7 @@ def _parsed(raw: bytes) -> Any:
         raise ApiError(400, f"the body is not JSON: {error}") from error
 
 
-def checked(schema: type[BaseModel], value: Any) -> BaseModel:
+def validate_body(schema: type[Body], value: Any) -> Body:
     """Return `value`, of JSON, as an instance of `schema`. Raises ApiError with the field that does not fit."""
     if not isinstance(value, dict):
         raise ApiError(400, f"the body has the JSON type {JSON_TYPES[type(value)]}; expected object")

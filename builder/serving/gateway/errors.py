@@ -58,3 +58,14 @@ class ApiError(Exception):
 def bad_field(name: str, message: str) -> ApiError:
     """Return an ApiError 400 for the field `name`."""
     return ApiError(400, message, param=name)
+
+
+def queue_full(reason: str, retry_after: float = 1) -> ApiError:
+    """Return an ApiError 429 for a request beyond a limit of waiting ones."""
+    message = f"{reason}, which is the limit; send this one again later"
+    return ApiError(429, message, code="queue_full", retry_after=retry_after)
+
+
+def unavailable(message: str, retry_after: float | None = 2) -> ApiError:
+    """Return an ApiError 503 for a server or model that cannot answer now."""
+    return ApiError(503, message, code="unavailable", retry_after=retry_after)

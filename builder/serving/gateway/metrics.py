@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from builder.serving.gateway.facts import Facts
+from builder.serving.gateway.request_record import RequestRecord
 
 FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 BETWEEN = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 QUEUED = (0.001, 0.005, 0.01, 0.05, *WHOLE[1:])
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+Labels = tuple[str, ...]
 ENGINE = "0"  # vLLM's label of an engine replica; by default there is one
 
 
@@ -22,68 +23,55 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        model = ("model_name",)
+        model, version = ("model_name",), ("model_name", "version")
 
-        def histogram(name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, says, model, registry=self.registry, buckets=buckets)
+        def histogram(name: str, description: str, buckets: tuple[float, ...], labels: Labels = model) -> Histogram:
+            return Histogram(name, description, labels, registry=self.registry, buckets=buckets)
+
+        def counter(name: str, description: str, labels: Labels = model) -> Counter:
+            return Counter(name, description, labels, registry=self.registry)
+
+        def gauge(name: str, description: str, labels: Labels = ()) -> Gauge:
+            return Gauge(name, description, labels, registry=self.registry)
 
         self.first_token = histogram("vllm:time_to_first_token_seconds", "Time to the first token", FIRST)
         self.between = histogram("vllm:inter_token_latency_seconds", "Time between two tokens of an answer", BETWEEN)
         self.queue = histogram("vllm:request_queue_time_seconds", "Time of a request in the model's queue", QUEUED)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "Time of a request that generates", WHOLE)
         self.short = histogram("te_request_duration", "Time of a request that does not generate, in seconds", SHORT)
-        self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts", model, registry=self.registry)
-        self.generated = Counter("vllm:generation_tokens", "Tokens generated", model, registry=self.registry)
-        self.success = Counter(
-            "vllm:request_success", "Answers, by why they ended", (*model, "finished_reason"), registry=self.registry
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated")
+        self.success = counter("vllm:request_success", "Answers, by why they ended", (*model, "finished_reason"))
+        self.running = gauge("vllm:num_requests_running", "Requests that are being answered", (*model, "engine"))
+        self.unanswered = gauge(
+            "build_repo_gateway_unanswered", "Requests to models that generate whose answer has not started"
         )
-        self.running = Gauge(
-            "vllm:num_requests_running", "Requests that are being answered", (*model, "engine"), registry=self.registry
+        self.versions = histogram(
+            "build_repo_gateway_canary_seconds", "Time to a version's first answer during a canary", SHORT, version
         )
-        self.unanswered = Gauge(
-            "build_repo_gateway_unanswered",
-            "Requests to models that generate which have had no part of their answer yet",
-            registry=self.registry,
+        self.failures = counter(
+            "build_repo_gateway_canary_failures", "Requests that a version failed during a canary", version
         )
-        version = ("model_name", "version")
-        self.versions = Histogram(
-            "build_repo_gateway_canary_seconds",
-            "Time to the first answer of a version, while a canary runs",
-            version,
-            registry=self.registry,
-            buckets=SHORT,
-        )
-        self.failures = Counter(
-            "build_repo_gateway_canary_failures",
-            "Requests that a version failed at, while a canary runs",
-            version,
-            registry=self.registry,
-        )
-        self.responses = Counter(
-            "build_repo_gateway_responses",
-            "Responses, by route and status",
-            ("route", "status"),
-            registry=self.registry,
-        )
+        self.responses = counter("build_repo_gateway_responses", "Responses, by route and status", ("route", "status"))
 
-    def start(self, facts: Facts, model: str) -> None:
+    def start(self, record: RequestRecord, model: str) -> None:
         """Count a request as running, now that its model is known."""
-        facts.model = model
+        record.model = model
         self.running.labels(model, ENGINE).inc()
 
-    def finish(self, facts: Facts) -> None:
+    def finish(self, record: RequestRecord) -> None:
         """Record a finished request."""
-        if not facts.model:
+        if not record.model:
             return
-        self.running.labels(facts.model, ENGINE).dec()
-        if facts.status >= 400:
+        self.running.labels(record.model, ENGINE).dec()
+        if record.status >= 400:
             return
-        if facts.first_token_s is None:
-            self.short.labels(facts.model).observe(facts.elapsed_s)
+        if record.first_token_s is None:
+            self.short.labels(record.model).observe(record.elapsed_s)
         else:
-            self.whole.labels(facts.model).observe(facts.elapsed_s)
-            self.generated.labels(facts.model).inc(facts.completion_tokens)
-        self.prompt_tokens.labels(facts.model).inc(facts.prompt_tokens)
+            self.whole.labels(record.model).observe(record.elapsed_s)
+            self.generation_tokens.labels(record.model).inc(record.completion_tokens)
+        self.prompt_tokens.labels(record.model).inc(record.prompt_tokens)
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus' exposition format."""

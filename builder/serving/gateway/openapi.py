@@ -21,7 +21,7 @@ STREAMS = "text/event-stream"
 
 
 @dataclass(frozen=True)
-class Api:
+class ApiRoute:
     """One route. `schema` validates its body, None if it takes none; `bodies` are documented in its place.
 
     `errors`: the shapes of its errors, the route's own first. `documented`: False for a route that is not for clients.
@@ -36,7 +36,7 @@ class Api:
     documented: bool = True
 
 
-def document(apis: Iterable[Api]) -> dict[str, Any]:
+def document(apis: Iterable[ApiRoute]) -> dict[str, Any]:
     """Return the OpenAPI document of these routes."""
     components: dict[str, Any] = {}
     paths: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def document(apis: Iterable[Api]) -> dict[str, Any]:
     }
 
 
-def _operation(api: Api, components: dict[str, Any]) -> dict[str, Any]:
+def _operation(api: ApiRoute, components: dict[str, Any]) -> dict[str, Any]:
     bodies = [_schema(body, components) for body in api.bodies or ((api.schema,) if api.schema else ())]
     content: dict[str, Any] = {"application/json": {}} if api.method == "POST" else {"*/*": {}}
     if any("stream" in body.get("properties", {}) for body in bodies):

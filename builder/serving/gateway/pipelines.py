@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from builder.serving.gateway.classification import ALL_LABELS
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.openai.embeddings import shortened, unit
+from builder.serving.gateway.openai.embeddings import normalize, truncate_vectors
 from builder.serving.gateway.rows import TOKENS, as_values
+from builder.serving.gateway.served_model import ServedModel
 
 VECTORS = ("feature-extraction", "sentence-similarity")  # one model serves both
 RENAMED: Mapping[str, str] = {  # transformers' and TGI's name -> the model's input
@@ -41,25 +41,25 @@ class VectorOptions(BaseModel):
     truncation_direction: Literal["Left", "left", "Right", "right"] | None = None
     encoding_format: Literal["float"] = "float"
 
-    def apply(self, model: Model, vectors: list[np.ndarray]) -> list[np.ndarray]:
+    def apply(self, model: ServedModel, vectors: list[np.ndarray]) -> list[np.ndarray]:
         """Return the vectors, shortened and scaled to length 1 on request. Raises ApiError."""
         if self.truncation_direction is not None:
-            model.refuse_other_side("truncation_direction", self.truncation_direction.lower())
-        if not model.embeds:
+            model.refuse_truncation_side("truncation_direction", self.truncation_direction.lower())
+        if not model.is_embedder:
             for name in ("normalize", "dimensions"):
                 if getattr(self, name):
-                    raise bad_field(name, f"vectors of tokens are as the model makes them; leave {name} out")
+                    raise bad_field(name, f"vectors of tokens are returned unchanged; leave {name} out")
         if self.dimensions is not None:
-            vectors = shortened(vectors, self.dimensions)
-        return [unit(vector) for vector in vectors] if self.normalize else vectors
+            vectors = truncate_vectors(vectors, self.dimensions)
+        return [normalize(vector) for vector in vectors] if self.normalize else vectors
 
 
-def serves(model: Model, task: str) -> bool:
+def can_run(model: ServedModel, task: str) -> bool:
     """Return True if the model answers this task."""
-    return model.task == task or (task in VECTORS and model.task in VECTORS and model.embeds)
+    return model.task == task or (task in VECTORS and model.task in VECTORS and model.is_embedder)
 
 
-def model_options(model: Model, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def model_options(model: ServedModel, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return a pipeline's parameters as inputs of the model; names that the model lacks remain. Raises ApiError."""
     nested = parameters.get("generate_parameters") or {}
     if not isinstance(nested, dict):
@@ -74,7 +74,7 @@ def model_options(model: Model, parameters: Mapping[str, Any]) -> dict[str, Any]
     return options
 
 
-def answer_of(model: Model, row: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def pipeline_answer(model: ServedModel, row: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Return a row of outputs in the shape of the task's pipeline."""
     values = as_values({name: array for name, array in row.items() if name != TOKENS}, model.outputs)
     if model.task in IN_JSON:
@@ -87,12 +87,12 @@ def answer_of(model: Model, row: Mapping[str, Any], options: Mapping[str, Any]) 
     return values
 
 
-def generated(model: Model, text: str, finish_reason: str | None) -> dict[str, Any]:
+def generated_answer(model: ServedModel, text: str, finish_reason: str | None) -> dict[str, Any]:
     """Return an answer of a generating model."""
     return {TEXTS.get(model.task, "generated_text"): text, "finish_reason": finish_reason}
 
 
-def whole_answer(model: Model, answers: list[Any], single: bool) -> Any:
+def whole_answer(model: ServedModel, answers: list[Any], single: bool) -> Any:
     """Return the answers of all inputs. Some pipelines answer a single input with a list of one."""
-    in_a_list = model.streams or model.task == "text-classification"
+    in_a_list = model.is_decoupled or model.task == "text-classification"
     return answers[0] if single and not in_a_list else answers

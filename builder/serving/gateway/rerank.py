@@ -11,40 +11,40 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from builder.serving.gateway.call import Call
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.rows import ask_rows
+from builder.serving.gateway.rows import infer_rows
+from builder.serving.gateway.served_model import ServedModel
 
-MOST_DOCUMENTS = 10_000
+MAX_DOCUMENTS = 10_000
 AT_ONCE = 64  # documents per request to the model, so that other requests get a turn
 
 
-class Body(BaseModel):
+class RerankRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     query: str
-    documents: Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=MOST_DOCUMENTS)]
+    documents: Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=MAX_DOCUMENTS)]
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
     truncate: bool | None = None
 
 
-async def rerank(call: Call) -> dict[str, Any]:
+async def rerank(context: RequestContext) -> dict[str, Any]:
     """Rank the documents, the most relevant first. Scores are the model's own: 0 to 1 if it ends in a sigmoid."""
-    body: Body = call.body
-    model = await call.model_for("for text-ranking", ranks, body.model)
+    body: RerankRequest = context.body
+    model = await context.model_for("for text-ranking", is_reranker, body.model)
     texts = [_text(number, document) for number, document in enumerate(body.documents)]
     options = {} if body.truncate is None else {"truncate": body.truncate}
-    scored = best_first(await relevance(call, model, body.query, texts, options))
+    scored = rank_scores(await relevance_scores(context, model, body.query, texts, options))
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": s} for i, s in scored[: body.top_n]]
     if body.return_documents:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
-    used = call.facts.prompt_tokens
+    used = context.record.prompt_tokens
     return {
-        "id": call.facts.id,
+        "id": context.record.id,
         "model": model.name,
         "results": results,
         "usage": {"prompt_tokens": used, "total_tokens": used},
@@ -52,21 +52,21 @@ async def rerank(call: Call) -> dict[str, Any]:
     }
 
 
-def ranks(model: Model) -> bool:
+def is_reranker(model: ServedModel) -> bool:
     """Return True if a model scores documents for a query."""
     return {"query", "documents"} <= set(model.inputs) and "score" in model.outputs
 
 
-async def relevance(
-    call: Call, model: Model, query: str, texts: Sequence[str], options: Mapping[str, Any]
+async def relevance_scores(
+    context: RequestContext, model: ServedModel, query: str, texts: Sequence[str], options: Mapping[str, Any]
 ) -> list[float]:
     """Return the score of each text, in their order."""
     parts = [texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE)]
-    rows = await ask_rows(call, model, [{"query": [query], "documents": part} for part in parts], options)
+    rows = await infer_rows(context, model, [{"query": [query], "documents": part} for part in parts], options)
     return [float(value) for row in rows for value in row["score"]]
 
 
-def best_first(scores: Sequence[float]) -> list[tuple[int, float]]:
+def rank_scores(scores: Sequence[float]) -> list[tuple[int, float]]:
     """Return (number, score) of each text, the best first."""
     return sorted(enumerate(scores), key=lambda pair: -pair[1])
 

@@ -14,41 +14,43 @@ import uvicorn
 import uvloop
 
 from builder.common.errors import ServeError
+from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
-from builder.serving.gateway.journal import Journal
-from builder.serving.gateway.protocol import Protocol
-from builder.serving.gateway.residency.app import make_on_demand
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.http_protocol import Protocol
+from builder.serving.gateway.residency.app import make_on_demand_app
+from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.gateway.triton import Triton
 
 KEEP_ALIVE_S = 75  # longer than clients and load balancers keep an idle connection
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """Server that drains on the first stop signal and ends at once on the second.
 
     While draining it refuses new requests and ends when the running ones are answered.
     """
 
-    def __init__(self, config: uvicorn.Config, journal: Journal, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, journal: AccessLog, drain_s: float) -> None:
         super().__init__(config)
-        self.journal, self.drain_s, self.drain_until = journal, drain_s, 0.0
+        self.access_log, self.drain_s, self.drain_until = journal, drain_s, 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.journal.draining:
+        if self.access_log.draining:
             super().handle_exit(sig, frame)
-        self.journal.draining = True
+        self.access_log.draining = True
         self.drain_until = time.monotonic() + self.drain_s
 
     async def on_tick(self, counter: int) -> bool:
         late = time.monotonic() > self.drain_until
-        if self.journal.draining and (late or not self.journal.active):
+        if self.access_log.draining and (late or not self.access_log.active):
             self.should_exit = True
         return await super().on_tick(counter)
 
 
-def serve(settings: Settings, host: str, port: int, certificate: Path | None = None, key: Path | None = None) -> None:
+def serve(
+    settings: GatewaySettings, host: str, port: int, certificate: Path | None = None, key: Path | None = None
+) -> None:
     """Serve on `host`:`port` until stopped. Raises ServeError for an unusable port or certificate."""
     allow_connections()
     listener = _listen(host, port)
@@ -58,17 +60,19 @@ def serve(settings: Settings, host: str, port: int, certificate: Path | None = N
 
 def allow_connections() -> None:
     """Raise the limit of open files to this user's maximum: each client needs one, and the usual 1,024 are few."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
-async def _serve(settings: Settings, listener: socket.socket, certificate: Path | None, key: Path | None) -> None:
+async def _serve(
+    settings: GatewaySettings, listener: socket.socket, certificate: Path | None, key: Path | None
+) -> None:
     triton = Triton(settings.triton)
     if settings.on_demand is None:
-        journal, watching = make_app(settings, triton, models=Catalogue(triton)), None
+        journal, watcher = make_app(settings, triton, models=Catalogue(triton)), None
     else:
-        journal, backend = make_on_demand(settings, settings.on_demand, triton)
-        watching = asyncio.ensure_future(backend.watch())
+        journal, backend = make_on_demand_app(settings, settings.on_demand, triton)
+        watcher = asyncio.ensure_future(backend.watch())
     try:
         config = uvicorn.Config(
             journal,
@@ -84,12 +88,12 @@ async def _serve(settings: Settings, listener: socket.socket, certificate: Path 
             ssl_keyfile=key,
         )
         config.load()
-        await Server(config, journal, settings.drain_s).serve(sockets=[listener])
+        await GatewayServer(config, journal, settings.drain_s).serve(sockets=[listener])
     except (OSError, ssl.SSLError) as error:
         raise ServeError(f"{certificate} and {key} are not a certificate and its key: {error}") from error
     finally:
-        if watching is not None:
-            watching.cancel()
+        if watcher is not None:
+            watcher.cancel()
         await triton.close()
 
 

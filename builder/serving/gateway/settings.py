@@ -11,7 +11,7 @@ DEFAULT_PORT = 9000
 
 
 @dataclass(frozen=True)
-class OnDemand:
+class OnDemandSettings:
     """Settings of loading on demand: models of `repository`, in `memory` bytes; `pins` stay loaded.
 
     `verify_key`: key that each model must be signed with, as in builder/repository/signatures.py.
@@ -24,7 +24,7 @@ class OnDemand:
 
 
 @dataclass(frozen=True)
-class Settings:
+class GatewaySettings:
     """Settings. `triton`: HOST:PORT of its gRPC. Times are in seconds, sizes in bytes, limits per key and minute."""
 
     triton: str = "127.0.0.1:8001"
@@ -41,4 +41,4 @@ class Settings:
     forward_traces: bool = False  # forward `traceparent` to Triton
     triton_metrics: str | None = None  # URL of Triton's metrics, for the cache usage; None: /metrics omits it
     token_ids: Vocabulary | None = None  # vocabulary of the token ids sent for embeddings; without it they are refused
-    on_demand: OnDemand | None = None  # None: serve the models that Triton has loaded
+    on_demand: OnDemandSettings | None = None  # None: serve the models that Triton has loaded

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from builder.serving.gateway.call import Call
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.openai.embeddings import embed, unit
+from builder.serving.gateway.context import RequestContext
+from builder.serving.gateway.openai.embeddings import embed, normalize
+from builder.serving.gateway.served_model import ServedModel
 
 MAX_SENTENCES = 4096
 
@@ -20,7 +20,7 @@ class Sentences(BaseModel):
     sentences: Annotated[list[str], Field(min_length=1, max_length=MAX_SENTENCES)]
 
 
-async def similarities(call: Call, model: Model, inputs: Sentences, **options: Any) -> list[float]:
+async def similarities(context: RequestContext, model: ServedModel, inputs: Sentences, **options: Any) -> list[float]:
     """Return the cosine of each sentence's vector with that of the source sentence."""
-    source, *others = await embed(call, model, [inputs.source_sentence, *inputs.sentences], **options)
-    return [float(unit(source) @ unit(other)) for other in others]
+    source, *others = await embed(context, model, [inputs.source_sentence, *inputs.sentences], **options)
+    return [float(normalize(source) @ normalize(other)) for other in others]

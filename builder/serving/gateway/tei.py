@@ -17,13 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from builder.common.distribution import own_version
 from builder.serving.gateway import rerank
-from builder.serving.gateway.call import Call
-from builder.serving.gateway.classification import classifies, label_scores, raw_scores
-from builder.serving.gateway.endpoint import checked
+from builder.serving.gateway.classification import is_classifier, label_scores, raw_scores
+from builder.serving.gateway.context import RequestContext
+from builder.serving.gateway.endpoint import validate_body
 from builder.serving.gateway.errors import ApiError, bad_field
-from builder.serving.gateway.models import Model, one_of
-from builder.serving.gateway.openai.embeddings import embed, shortened, unit
-from builder.serving.gateway.rows import ask_rows
+from builder.serving.gateway.model_registry import select_model
+from builder.serving.gateway.openai.embeddings import embed, normalize, truncate_vectors
+from builder.serving.gateway.rows import infer_rows
+from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.similarity import Sentences, similarities
 
 KINDS: Mapping[int, str] = {
@@ -61,7 +62,7 @@ def tei_errors() -> Iterator[None]:
         raise TeiError(error) from error
 
 
-class Truncation(BaseModel):
+class TruncationFields(BaseModel):
     """Fields for texts that are too long. The model decides which side is cut."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -69,27 +70,27 @@ class Truncation(BaseModel):
     truncate: bool | None = None
     truncation_direction: Literal["Left", "left", "Right", "right"] | None = None
 
-    def options(self, model: Model) -> dict[str, Any]:
+    def options(self, model: ServedModel) -> dict[str, Any]:
         """Return the inputs of the model. Raises ApiError if it cannot truncate on the requested side."""
         if self.truncation_direction is not None:
-            model.refuse_other_side("truncation_direction", self.truncation_direction.lower())
+            model.refuse_truncation_side("truncation_direction", self.truncation_direction.lower())
         return {} if self.truncate is None else {"truncate": self.truncate}
 
 
-class Options(Truncation):
+class TeiRequest(TruncationFields):
     """Fields of every route."""
 
     model: str | None = None
 
 
-class EmbedBody(Options):
+class TeiEmbedRequest(TeiRequest):
     inputs: str | Texts
     normalize: bool = True
     dimensions: int | None = Field(None, ge=1)
     prompt_name: str | None = None
 
 
-class TokensBody(Options):
+class TeiEmbedAllRequest(TeiRequest):
     """Vectors of tokens are returned unchanged. Clients also send the fields of /embed, with its defaults."""
 
     inputs: str | Texts
@@ -97,35 +98,39 @@ class TokensBody(Options):
     dimensions: int | None = None
     prompt_name: str | None = None
 
-    def options(self, model: Model) -> dict[str, Any]:
-        wanted = {"normalize": self.normalize is False, "dimensions": self.dimensions, "prompt_name": self.prompt_name}
-        for name in [name for name, value in wanted.items() if value not in (None, False)]:
+    def options(self, model: ServedModel) -> dict[str, Any]:
+        requested = {
+            "normalize": self.normalize is False,
+            "dimensions": self.dimensions,
+            "prompt_name": self.prompt_name,
+        }
+        for name in [name for name, value in requested.items() if value not in (None, False)]:
             raise bad_field(name, f"vectors of tokens have no {name}: leave it out")
         return super().options(model)
 
 
-class SparseBody(Options):
+class TeiEmbedSparseRequest(TeiRequest):
     inputs: str | Texts
     prompt_name: str | None = None
 
 
-class PredictBody(Options):
+class TeiPredictRequest(TeiRequest):
     inputs: str | Annotated[list[str | list[str]], Field(min_length=1, max_length=4096)]
     raw_scores: bool = False
 
 
-class RerankBody(Options):
+class TeiRerankRequest(TeiRequest):
     query: str
     texts: Texts
     raw_scores: bool = False
     return_text: bool = False
 
 
-class SimilarityParameters(Truncation):
+class SimilarityParameters(TruncationFields):
     prompt_name: str | None = None
 
 
-class SimilarityBody(BaseModel):
+class TeiSimilarityRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
@@ -133,47 +138,49 @@ class SimilarityBody(BaseModel):
     parameters: SimilarityParameters | None = None
 
 
-class RawBody(BaseModel):
+class AnyJsonBody(BaseModel):
     """Body of any shape, validated once its kind is known."""
 
     model_config = ConfigDict(extra="allow")
 
 
-async def embed_texts(call: Call) -> list[np.ndarray]:
+async def embed_texts(context: RequestContext) -> list[np.ndarray]:
     """Serve POST /embed: one vector per text."""
-    body: EmbedBody = call.body
-    model = await call.model_for("for embeddings", _embeds, body.model)
+    body: TeiEmbedRequest = context.body
+    model = await context.model_for("for embeddings", _embeds, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    vectors = await embed(call, model, texts, prompt_name=body.prompt_name, **body.options(model))
+    vectors = await embed(context, model, texts, prompt_name=body.prompt_name, **body.options(model))
     if body.dimensions is not None:
-        vectors = shortened(vectors, body.dimensions)
-    return [unit(vector) if body.normalize else vector for vector in vectors]
+        vectors = truncate_vectors(vectors, body.dimensions)
+    return [normalize(vector) if body.normalize else vector for vector in vectors]
 
 
-async def embed_tokens(call: Call) -> list[np.ndarray]:
+async def embed_tokens(context: RequestContext) -> list[np.ndarray]:
     """Serve POST /embed_all: one vector per token, of a model that does not pool them and so has no prompts."""
-    body: TokensBody = call.body
-    model = await call.model_for("for a vector a token", per_token, body.model)
+    body: TeiEmbedAllRequest = context.body
+    model = await context.model_for("for vectors of tokens", is_token_embedder, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    return await token_vectors(call, model, texts, body.options(model))
+    return await token_vectors(context, model, texts, body.options(model))
 
 
-async def token_vectors(call: Call, model: Model, texts: list[str], options: Mapping[str, Any]) -> list[np.ndarray]:
+async def token_vectors(
+    context: RequestContext, model: ServedModel, texts: list[str], options: Mapping[str, Any]
+) -> list[np.ndarray]:
     """Return the vectors of each text's tokens (tokens, size)."""
     answers = []
     for text in texts:  # texts of unequal length have no common shape
-        answers += await ask_rows(call, model, [{"text_input": [text]}], options)
+        answers += await infer_rows(context, model, [{"text_input": [text]}], options)
     return [row["embedding"] for row in answers]
 
 
-async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
+async def embed_sparse(context: RequestContext) -> list[list[dict[str, Any]]]:
     """Serve POST /embed_sparse: the tokens that matter in each text, with their weights."""
-    body: SparseBody = call.body
-    model = await call.model_for("for sparse embeddings", _sparse, body.model)
+    body: TeiEmbedSparseRequest = context.body
+    model = await context.model_for("for sparse embeddings", is_sparse_embedder, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = {**body.options(model), **({} if body.prompt_name is None else {"prompt_name": body.prompt_name})}
-    model.refuse_others(options)
-    rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], options)
+    model.refuse_unknown_inputs(options)
+    rows = await infer_rows(context, model, [{"text_input": [text]} for text in texts], options)
     return [
         [
             {"index": int(index), "value": float(value)}
@@ -184,58 +191,58 @@ async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
     ]
 
 
-async def predict(call: Call) -> list[Any]:
+async def predict(context: RequestContext) -> list[Any]:
     """Serve POST /predict: every label of a text, or of a pair, with its score."""
-    body: PredictBody = call.body
-    model = await call.model_for("for text-classification", classifies, body.model)
+    body: TeiPredictRequest = context.body
+    model = await context.model_for("for text-classification", is_classifier, body.model)
     single = isinstance(body.inputs, str) or (len(body.inputs) <= 2 and all(isinstance(i, str) for i in body.inputs))
     inputs: list[Any] = [body.inputs] if single else list(body.inputs)
     options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
-    rows = await label_scores(call, model, inputs, options)
+    rows = await label_scores(context, model, inputs, options)
     answers = [[{"score": score, "label": label} for label, score in row] for row in rows]
     return answers[0] if single else answers
 
 
-async def rank(call: Call) -> list[dict[str, Any]]:
+async def rank(context: RequestContext) -> list[dict[str, Any]]:
     """Serve POST /rerank in TEI's shape: the most relevant text first."""
-    body: RerankBody = call.body
-    model = await call.model_for("for text-ranking", rerank.ranks, body.model)
+    body: TeiRerankRequest = context.body
+    model = await context.model_for("for text-ranking", rerank.is_reranker, body.model)
     options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
-    scores = await rerank.relevance(call, model, body.query, body.texts, options)
+    scores = await rerank.relevance_scores(context, model, body.query, body.texts, options)
     texts = [{"text": text} if body.return_text else {} for text in body.texts]
-    return [{"index": i, **texts[i], "score": score} for i, score in rerank.best_first(scores)]
+    return [{"index": i, **texts[i], "score": score} for i, score in rerank.rank_scores(scores)]
 
 
-async def similarity(call: Call) -> list[float]:
+async def similarity(context: RequestContext) -> list[float]:
     """Serve POST /similarity: the similarity of each sentence to the source sentence, from -1 to 1."""
-    body: SimilarityBody = call.body
+    body: TeiSimilarityRequest = context.body
     parameters = body.parameters or SimilarityParameters()
-    model = await call.model_for("for embeddings", _embeds, body.model)
+    model = await context.model_for("for embeddings", _embeds, body.model)
     options = {"prompt_name": parameters.prompt_name, **parameters.options(model)}
-    return await similarities(call, model, body.inputs, **options)
+    return await similarities(context, model, body.inputs, **options)
 
 
-async def default(call: Call) -> Any:
+async def default(context: RequestContext) -> Any:
     """Serve POST /: /embed, /embed_sparse, /predict or /rerank, as the body or else the model's kind implies."""
-    fields = call.body.model_extra
+    fields = context.body.model_extra
     if "texts" in fields:
-        return await rank(replace(call, body=checked(RerankBody, fields)))
+        return await rank(replace(context, body=validate_body(TeiRerankRequest, fields)))
     if isinstance(fields.get("inputs"), dict):
-        return await similarity(replace(call, body=checked(SimilarityBody, fields)))
+        return await similarity(replace(context, body=validate_body(TeiSimilarityRequest, fields)))
     name = fields["model"] if isinstance(fields.get("model"), str) else None
-    model = await one_of(call.gateway.models, "that TEI has a route for", lambda model: _kind(model) is not None, name)
+    model = await select_model(context.gateway.models, "with a TEI route", lambda model: _kind(model) is not None, name)
     if _embeds(model):
-        return await embed_texts(replace(call, body=checked(EmbedBody, fields)))
-    if _sparse(model):
-        return await embed_sparse(replace(call, body=checked(SparseBody, fields)))
-    if classifies(model):
-        return await predict(replace(call, body=checked(PredictBody, fields)))
-    return await rank(replace(call, body=checked(RerankBody, fields)))
+        return await embed_texts(replace(context, body=validate_body(TeiEmbedRequest, fields)))
+    if is_sparse_embedder(model):
+        return await embed_sparse(replace(context, body=validate_body(TeiEmbedSparseRequest, fields)))
+    if is_classifier(model):
+        return await predict(replace(context, body=validate_body(TeiPredictRequest, fields)))
+    return await rank(replace(context, body=validate_body(TeiRerankRequest, fields)))
 
 
-async def info(call: Call) -> dict[str, Any]:
+async def info(context: RequestContext) -> dict[str, Any]:
     """Serve GET /info: a description of the first model that TEI would serve."""
-    models = [model for model in await call.gateway.models.all() if _kind(model)]
+    models = [model for model in await context.gateway.models.all() if _kind(model)]
     if not models:
         raise ApiError(404, "there is no model for embeddings, classification or ranking")
     model = models[0]
@@ -252,24 +259,24 @@ async def info(call: Call) -> dict[str, Any]:
     }
 
 
-def _kind(model: Model) -> dict[str, Any] | None:
+def _kind(model: ServedModel) -> dict[str, Any] | None:
     labels = {"id2label": dict(enumerate(model.labels)), "label2id": {name: i for i, name in enumerate(model.labels)}}
-    if _embeds(model) or _sparse(model):
-        return {"embedding": {"pooling": "model" if model.embeds else "splade"}}
-    if rerank.ranks(model):
+    if _embeds(model) or is_sparse_embedder(model):
+        return {"embedding": {"pooling": "model" if model.is_embedder else "splade"}}
+    if rerank.is_reranker(model):
         return {"reranker": labels}
-    return {"classifier": labels} if classifies(model) else None
+    return {"classifier": labels} if is_classifier(model) else None
 
 
-def _embeds(model: Model) -> bool:
-    return model.embeds
+def _embeds(model: ServedModel) -> bool:
+    return model.is_embedder
 
 
-def per_token(model: Model) -> bool:
+def is_token_embedder(model: ServedModel) -> bool:
     """Return True for a model that answers one vector per token."""
     output = model.outputs.get("embedding")
     return output is not None and len(output.dims) == 2
 
 
-def _sparse(model: Model) -> bool:
+def is_sparse_embedder(model: ServedModel) -> bool:
     return {"indices", "values"} <= set(model.outputs)

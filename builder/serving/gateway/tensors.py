@@ -27,14 +27,14 @@ ARRAYS: Mapping[str, Any] = {
     "UINT64": np.dtype("<u8"),
     "FP32": np.dtype("<f4"),
 }
-WHOLE = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64")
+INTEGER_TYPES = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64")
 
 
 def refuse_count(field: Field, values: Sequence[Any]) -> None:
     """Raise ApiError if `field` does not take this number of values, before Triton sees them."""
-    wanted = None if -1 in field.dims else math.prod(field.dims)
-    if not values or len(values) != (wanted or len(values)):
-        expected = "at least one" if wanted is None else "one" if wanted == 1 else str(wanted)
+    size = None if -1 in field.dims else math.prod(field.dims)
+    if not values or len(values) != (size or len(values)):
+        expected = "at least one" if size is None else "one" if size == 1 else str(size)
         raise bad_field(field.name, f"{field.name} has {len(values)} values; expected {expected}")
 
 
@@ -87,7 +87,7 @@ def _strings(name: str, values: Sequence[Any]) -> bytes:
     packed = []
     for value in values:
         if not isinstance(value, str):
-            raise bad_field(name, f"{name} is {_shown(value)}; expected text")
+            raise bad_field(name, f"{name} is {_shortened(value)}; expected text")
         try:
             data = value.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -96,33 +96,33 @@ def _strings(name: str, values: Sequence[Any]) -> bytes:
     return b"".join(packed)
 
 
-def _whole(kind: str) -> Callable[[str, Sequence[Any]], bytes]:
+def _integers(kind: str) -> Callable[[str, Sequence[Any]], bytes]:
     limits = np.iinfo(ARRAYS[WIRE[kind]])
 
     def pack(name: str, values: Sequence[Any]) -> bytes:
         for value in values:
             if type(value) is not int or not limits.min <= value <= limits.max:
-                raise bad_field(name, f"{name} is {_shown(value)}; expected {limits.min} to {limits.max}")
+                raise bad_field(name, f"{name} is {_shortened(value)}; expected {limits.min} to {limits.max}")
         return np.array(values, ARRAYS[WIRE[kind]]).tobytes()
 
     return pack
 
 
-def _real(name: str, values: Sequence[Any]) -> bytes:
+def _floats(name: str, values: Sequence[Any]) -> bytes:
     for value in values:
         if type(value) not in (int, float) or not abs(value) < 3.4e38 or not math.isfinite(value):
-            raise bad_field(name, f"{name} is {_shown(value)}; expected a number")
+            raise bad_field(name, f"{name} is {_shortened(value)}; expected a number")
     return np.array(values, np.dtype("<f4")).tobytes()
 
 
-def _flags(name: str, values: Sequence[Any]) -> bytes:
+def _booleans(name: str, values: Sequence[Any]) -> bytes:
     for value in values:
         if not isinstance(value, bool):
-            raise bad_field(name, f"{name} is {_shown(value)}; expected true or false")
+            raise bad_field(name, f"{name} is {_shortened(value)}; expected true or false")
     return np.array(values, np.bool_).tobytes()
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer with more digits than Python converts
@@ -132,7 +132,7 @@ def _shown(value: Any) -> str:
 
 _PACK: Mapping[str, Callable[[str, Sequence[Any]], bytes]] = {
     "TYPE_STRING": _strings,
-    **{kind: _whole(kind) for kind in WHOLE},
-    "TYPE_FP32": _real,
-    "TYPE_BOOL": _flags,
+    **{kind: _integers(kind) for kind in INTEGER_TYPES},
+    "TYPE_FP32": _floats,
+    "TYPE_BOOL": _booleans,
 }

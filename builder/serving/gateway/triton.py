@@ -1,6 +1,6 @@
 """Asynchronous gRPC client of Triton: one connection to each address behind its name, one call per request.
 
-A request to a streaming model has a gRPC stream of its own (builder.serving.gateway.streams), on an existing
+A request to a streaming model has a gRPC stream of its own (builder.serving.gateway.triton_stream), on an existing
 connection, so opening it costs no round trip. A background task finishes a stream once its last response has come or
 its client disconnected. Streams report errors as text, without a code. Triton can be asked for codes (the header
 triton_grpc_error), but before release 26.04 it then reads freed memory and crashes (server, pull request 8708). So
@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.leaving import Leaving
-from builder.serving.gateway.lost import Lost
-from builder.serving.gateway.models import NAME
-from builder.serving.gateway.streams import Stream
+from builder.serving.gateway.abandoned import AbandonedCalls
+from builder.serving.gateway.backend import Metadata
+from builder.serving.gateway.backend_lost import BackendLost
+from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.model_config import MODEL_INPUT
 from builder.serving.gateway.tensors import Outputs, add_tensor, read_outputs
+from builder.serving.gateway.triton_stream import TritonStream
 
-OPTIONS = (
+CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.lb_policy_name", "round_robin"),  # several servers behind one name share the requests
@@ -33,14 +35,14 @@ OPTIONS = (
 )
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 30.0  # of calls that need no inference
-CLOSING_S = 10.0  # for abandoned calls when the client closes
+CLOSE_TIMEOUT_S = 10.0  # for abandoned calls when the client closes
 ATTEMPTS = 2  # of a request that was lost unanswered: repeating it has no side effects
-HOLDING = ("READY", "LOADING", "UNLOADING")
+LOADED_STATES = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
-OUT_OF_TIME = ("time was over", "Request timeout expired")
-AWAY = ("is not ready", "shutting down", "Stub process", "no version is available", "Request for unknown model")
-FAULTS = ("failed inside the model", "Failed to process the request", "Internal")
-ALL, LIST = "*", "models"  # name that asks a shared front for its models, and the output with the list
+TIMED_OUT = ("time was over", "Request timeout expired")
+UNAVAILABLE = ("is not ready", "shutting down", "Stub process", "no version is available", "Request for unknown model")
+SERVER_ERRORS = ("failed inside the model", "Failed to process the request", "Internal")
+ALL_MODELS, MODEL_LIST = "*", "models"  # asks a shared front for its models; the output that lists them
 STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
@@ -48,8 +50,7 @@ STATUS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 # For requests to a model that the gateway has listed: NOT_FOUND then means that the model is being reloaded.
-ANSWERING = {code: status for code, status in STATUS.items() if code is not grpc.StatusCode.NOT_FOUND}
-Metadata = Sequence[tuple[str, str]]
+INFER_STATUS = {code: status for code, status in STATUS.items() if code is not grpc.StatusCode.NOT_FOUND}
 
 
 class Triton:
@@ -57,13 +58,13 @@ class Triton:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.channel = grpc.aio.insecure_channel(url, options=OPTIONS)
+        self.channel = grpc.aio.insecure_channel(url, options=CHANNEL_OPTIONS)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
-        self.leaving = Leaving(self.version)
+        self.abandoned = AbandonedCalls(self.version)
 
     async def close(self) -> None:
-        if self.leaving.ends:
-            await asyncio.wait(self.leaving.ends, timeout=CLOSING_S)
+        if self.abandoned.tasks:
+            await asyncio.wait(self.abandoned.tasks, timeout=CLOSE_TIMEOUT_S)
         await self.channel.close()
 
     async def version(self) -> str:
@@ -84,55 +85,55 @@ class Triton:
 
     async def index(self) -> list[tuple[str, str]]:
         """Return (name, version) of each model that is ready."""
-        with self._translated():
+        with self._api_errors():
             answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT_S)
         return [(model.name, model.version) for model in answer.models]
 
-    async def known(self) -> set[str]:
+    async def repository_models(self) -> set[str]:
         """Return the names of all models of its repository, ready or not."""
-        with self._translated():
+        with self._api_errors():
             answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=TIMEOUT_S)
         return {model.name for model in answer.models}
 
     async def config(self, name: str, version: str) -> Any:
         """Return the ModelConfig of a model."""
-        with self._translated():
+        with self._api_errors():
             request = service_pb2.ModelConfigRequest(name=name, version=version)
             answer = await self.stub.ModelConfig(request, timeout=TIMEOUT_S)
         return answer.config
 
     async def load(self, name: str) -> None:
         """Load a model as its config.pbtxt says; an earlier version answers until then."""
-        with self._translated():
+        with self._api_errors():
             request = service_pb2.RepositoryModelLoadRequest(model_name=name)
             await self.stub.RepositoryModelLoad(request, timeout=LOAD_TIMEOUT_S)
 
     async def unload(self, name: str) -> None:
         """Unload a model. It refuses new requests; its memory is freed when its last request is answered."""
-        with self._translated():
+        with self._api_errors():
             request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
             await self.stub.RepositoryModelUnload(request, timeout=LOAD_TIMEOUT_S)
 
-    async def serves(self, name: str, version: str) -> bool:
+    async def is_model_ready(self, name: str, version: str) -> bool:
         """Return True if a version of a model is loaded."""
-        with self._translated():
+        with self._api_errors():
             request = service_pb2.ModelReadyRequest(name=name, version=version)
             return bool((await self.stub.ModelReady(request, timeout=TIMEOUT_S)).ready)
 
-    async def held(self) -> set[str]:
+    async def models_in_memory(self) -> set[str]:
         """Return the models that use memory: loaded, loading or unloading."""
-        with self._translated():
+        with self._api_errors():
             answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=TIMEOUT_S)
-        return {model.name for model in answer.models if model.state in HOLDING}
+        return {model.name for model in answer.models if model.state in LOADED_STATES}
 
     async def hosted(self, front: str) -> str:
         """Return hosted.json of a shared front, which lists the models it answers for."""
         request = service_pb2.ModelInferRequest(model_name=front)
-        add_tensor(request, NAME, [ALL], (1, 1))
-        request.outputs.add().name = LIST
+        add_tensor(request, MODEL_INPUT, [ALL_MODELS], (1, 1))
+        request.outputs.add().name = MODEL_LIST
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                (text,) = (await self.infer(request))[LIST].strings()
+                (text,) = (await self.infer(request))[MODEL_LIST].strings()
         except TimeoutError as error:
             raise ApiError(504, f"{front} does not say what it hosts within {TIMEOUT_S:g} s", code="timeout") from error
         return text
@@ -143,20 +144,17 @@ class Triton:
         If the caller is cancelled, the call is cancelled too where the server can cancel safely. A request that its
         model lost is sent once more: the process may have been restarted.
         """
-
-        async def ready() -> bool:
-            return await self._ready(request.model_name, request.model_version)
-
+        is_ready = partial(self._is_ready, request.model_name, request.model_version)
         for _ in range(ATTEMPTS):
-            with self._translated(ANSWERING), contextlib.suppress(Lost):
+            with self._api_errors(INFER_STATUS), contextlib.suppress(BackendLost):
                 call = self.stub.ModelInfer(request, metadata=metadata)
-                return read_outputs(await self.leaving.answer(request.model_name, call, ready))
+                return read_outputs(await self.abandoned.wait_for(request.model_name, call, is_ready))
         raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
 
-    async def _ready(self, name: str, version: str) -> bool:
-        """Return whether a model is ready; True if the server does not say, since it then ends its calls itself."""
+    async def _is_ready(self, name: str, version: str) -> bool:
+        """Return True if a model is ready, or the server does not say, since it then ends its calls itself."""
         try:
-            return await self.serves(name, version)
+            return await self.is_model_ready(name, version)
         except ApiError as error:
             return error.status not in (400, 404)
 
@@ -168,33 +166,29 @@ class Triton:
         A request that its model lost before its first answer is sent once more.
         """
         for _ in range(ATTEMPTS):
-            stream = Stream(self.stub.ModelStreamInfer(metadata=metadata), request)
+            stream = TritonStream(self.stub.ModelStreamInfer(metadata=metadata), request)
             try:
-                async with contextlib.aclosing(self._answers(stream)) as answers:
+                async with contextlib.aclosing(self._outputs(stream)) as answers:
                     async for outputs in answers:
                         yield outputs
                 return
-            except Lost:
-                if stream.begun:
+            except BackendLost:
+                if stream.has_started:
                     raise _lost(f"{request.model_name} broke off in the midst of this answer") from None
             finally:
-                if not stream.ended:
-                    self.leaving.end(stream.leave())
+                if not stream.has_ended:
+                    self.abandoned.run_in_background(stream.end())
         raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
 
-    async def _answers(self, stream: Stream) -> AsyncGenerator[Outputs, None]:
-        """Yield the answers of one stream as they arrive. Raises ApiError and Lost."""
-        request = stream.request
-
-        async def ready() -> bool:
-            return await self._ready(request.model_name, request.model_version)
-
-        with self._translated(ANSWERING):
-            await stream.sent()
-            while not stream.last:
-                losses, reading = self.leaving.losses, stream.reading()
-                await losses.answered(reading, request.model_name, ready, stream.since, stream.begun)
-                message = stream.taken()
+    async def _outputs(self, stream: TritonStream) -> AsyncGenerator[Outputs, None]:
+        """Yield the answers of one stream as they arrive. Raises ApiError and BackendLost."""
+        name, detector = stream.request.model_name, self.abandoned.detector
+        is_ready = partial(self._is_ready, name, stream.request.model_version)
+        with self._api_errors(INFER_STATUS):
+            await stream.wait_sent()
+            while not stream.is_complete:
+                await detector.wait(stream.next_message(), name, is_ready, stream.since, stream.has_started)
+                message = stream.take()
                 if message is None:
                     return
                 if message.error_message:
@@ -203,40 +197,38 @@ class Triton:
                     yield read_outputs(message.infer_response)
 
     @contextlib.contextmanager
-    def _translated(self, statuses: Mapping[grpc.StatusCode, int] = STATUS) -> Any:
+    def _api_errors(self, statuses: Mapping[grpc.StatusCode, int] = STATUS) -> Any:
+        """Raise ApiError in place of AioRpcError."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise self._error(error, statuses) from error
+            raise self._api_error(error, statuses) from error
 
-    def _error(self, error: grpc.aio.AioRpcError, statuses: Mapping[grpc.StatusCode, int]) -> ApiError:
-        """Return the error for a gRPC status."""
+    def _api_error(self, error: grpc.aio.AioRpcError, statuses: Mapping[grpc.StatusCode, int]) -> ApiError:
         message, code = error.details() or error.code().name, error.code()
         status = statuses.get(code)
         if status is not None:
             return ApiError(status, message, param="model" if status == 404 else None)
-        if code is grpc.StatusCode.UNAVAILABLE:
-            away = ApiError(503, f"Triton at {self.url} does not answer: {message}", code="unavailable", retry_after=2)
-            return _by_its_message(message) or away
-        return _by_its_message(message) or ApiError(500, message)
+        known = _known_error(message)
+        if known is None and code is grpc.StatusCode.UNAVAILABLE:
+            return unavailable(f"Triton at {self.url} does not answer: {message}")
+        return known or ApiError(500, message)
 
 
-def _lost(what: str) -> ApiError:
+def _lost(reason: str) -> ApiError:
     """Return the error for a request that will not be answered."""
-    why = "and was not ready meanwhile; its process may have died. Send it again later; the server's log says more"
-    return ApiError(503, f"{what}, {why}", code="unavailable", retry_after=2)
+    advice = "and was not ready meanwhile; its process may have died. Send it again later; the server's log says more"
+    return unavailable(f"{reason}, {advice}")
 
 
 def stream_error(message: str) -> ApiError:
     """Return the error for an error text of a stream: the request's fault, unless the text is one of the server's."""
-    return _by_its_message(message) or ApiError(500 if any(words in message for words in FAULTS) else 400, message)
+    return _known_error(message) or ApiError(500 if any(text in message for text in SERVER_ERRORS) else 400, message)
 
 
-def _by_its_message(message: str) -> ApiError | None:
-    if any(words in message for words in QUEUE_FULL):
+def _known_error(message: str) -> ApiError | None:
+    if any(text in message for text in QUEUE_FULL):
         return ApiError(429, message, code="queue_full", retry_after=1)
-    if any(words in message for words in OUT_OF_TIME):
+    if any(text in message for text in TIMED_OUT):
         return ApiError(504, message, code="timeout")
-    if any(words in message for words in AWAY):
-        return ApiError(503, message, code="unavailable", retry_after=2)
-    return None
+    return unavailable(message) if any(text in message for text in UNAVAILABLE) else None

@@ -11,20 +11,20 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from builder.serving.gateway import rerank
-from builder.serving.gateway.call import Call
-from builder.serving.gateway.classification import classifies, label_scores, raw_scores
+from builder.serving.gateway.classification import is_classifier, label_scores, raw_scores
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.generation.asking import began
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.openai.embeddings import as_base64, embed, shortened, unit
-from builder.serving.gateway.rows import ask_rows
-from builder.serving.gateway.tei import per_token, token_vectors
+from builder.serving.gateway.generation.generate import created_at
+from builder.serving.gateway.openai.embeddings import as_base64, embed, normalize, truncate_vectors
+from builder.serving.gateway.rows import infer_rows
+from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.tei import is_token_embedder, token_vectors
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-Texts = str | Annotated[list[str], Field(min_length=1, max_length=rerank.MOST_DOCUMENTS)]
+Texts = str | Annotated[list[str], Field(min_length=1, max_length=rerank.MAX_DOCUMENTS)]
 
 
-class Options(BaseModel):
+class PoolingFields(BaseModel):
     """Fields of every route."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -35,10 +35,10 @@ class Options(BaseModel):
     truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = None
 
-    def options(self, model: Model) -> dict[str, Any]:
+    def options(self, model: ServedModel) -> dict[str, Any]:
         """Return the inputs of the model. Raises ApiError for a truncation length or side unlike the model's own."""
         if self.truncation_side is not None:
-            model.refuse_other_side("truncation_side", self.truncation_side)
+            model.refuse_truncation_side("truncation_side", self.truncation_side)
         if self.truncate_prompt_tokens is None:
             return {}
         if self.truncate_prompt_tokens not in (-1, model.max_input_length):
@@ -49,12 +49,12 @@ class Options(BaseModel):
             )
         return {"truncate": True}
 
-    def score_options(self, model: Model) -> dict[str, Any]:
+    def score_options(self, model: ServedModel) -> dict[str, Any]:
         """Return the inputs of a scoring model; without activation if that is switched off."""
         raw = raw_scores(model, "use_activation") if self.use_activation is False else {}
         return {**self.options(model), **raw}
 
-    def vector_options(self, model: Model) -> dict[str, Any]:
+    def vector_options(self, model: ServedModel) -> dict[str, Any]:
         """Return the inputs of an embedding model. Raises ApiError for an activation."""
         if self.use_activation is not None:
             raise bad_field(
@@ -63,7 +63,7 @@ class Options(BaseModel):
         return self.options(model)
 
 
-class ScoreBody(Options):
+class ScoreRequest(PoolingFields):
     """Two sides, by one of vLLM's pairs of names."""
 
     text_1: Texts | None = None
@@ -90,92 +90,96 @@ class ScoreBody(Options):
         return first * len(second) if len(first) == 1 else first, second
 
 
-class ClassifyBody(Options):
+class ClassifyRequest(PoolingFields):
     input: Texts
     add_special_tokens: Literal[True] = True
 
 
-class PoolingBody(ClassifyBody):
+class PoolingRequest(ClassifyRequest):
     task: str | None = None
     dimensions: int | None = Field(None, ge=1)
     encoding_format: Literal["float", "base64"] = "float"
 
 
-async def score(call: Call) -> dict[str, Any]:
+async def score(context: RequestContext) -> dict[str, Any]:
     """Serve POST /score: a score for each pair of texts, a reranker's own or the cosine of an embedder's vectors."""
-    body: ScoreBody = call.body
+    body: ScoreRequest = context.body
     first, second = body.sides()
-    model = await call.model_for("that scores pairs", lambda model: rerank.ranks(model) or model.embeds, body.model)
-    if model.embeds:
-        vectors = [unit(v) for v in await embed(call, model, first + second, **body.vector_options(model))]
+    model = await context.model_for(
+        "for scores of pairs", lambda model: rerank.is_reranker(model) or model.is_embedder, body.model
+    )
+    if model.is_embedder:
+        vectors = [normalize(v) for v in await embed(context, model, first + second, **body.vector_options(model))]
         scores = [float(a @ b) for a, b in zip(vectors[: len(first)], vectors[len(first) :], strict=True)]
     elif len(set(first)) == 1:
-        scores = await rerank.relevance(call, model, first[0], second, body.score_options(model))
+        scores = await rerank.relevance_scores(context, model, first[0], second, body.score_options(model))
     else:
         rows = [{"query": [query], "documents": [text]} for query, text in zip(first, second, strict=True)]
-        scores = [float(row["score"][0]) for row in await ask_rows(call, model, rows, body.score_options(model))]
-    return _listed(call, model, "score", [{"object": "score", "score": score} for score in scores])
+        scores = [float(row["score"][0]) for row in await infer_rows(context, model, rows, body.score_options(model))]
+    return _listed(context, model, "score", [{"object": "score", "score": score} for score in scores])
 
 
-async def classify(call: Call) -> dict[str, Any]:
+async def classify(context: RequestContext) -> dict[str, Any]:
     """Serve POST /classify: the best label of each text, and the probabilities of all labels in the model's order."""
-    body: ClassifyBody = call.body
-    model = await call.model_for("for text-classification", classifies, body.model)
-    answers = await label_scores(call, model, _texts(body), body.score_options(model))
+    body: ClassifyRequest = context.body
+    model = await context.model_for("for text-classification", is_classifier, body.model)
+    answers = await label_scores(context, model, _texts(body), body.score_options(model))
     data = [
         {"label": answer[0][0], "probs": _probabilities(model, answer), "num_classes": len(answer)}
         for answer in answers
     ]
-    return _listed(call, model, "classify", data)
+    return _listed(context, model, "classify", data)
 
 
-async def pooling(call: Call) -> dict[str, Any]:
+async def pooling(context: RequestContext) -> dict[str, Any]:
     """Serve POST /pooling: for each text a vector, a vector per token, or the probabilities of the labels."""
-    body: PoolingBody = call.body
-    model = await call.model_for("that pools a text", lambda model: _pooled(model) is not None, body.model)
+    body: PoolingRequest = context.body
+    model = await context.model_for("for pooling", lambda model: _pooled(model) is not None, body.model)
     if body.task not in (None, _pooled(model)):
         raise bad_field("task", f"task is {body.task!r}; {model.name} answers {_pooled(model)}")
-    if body.dimensions is not None and not model.embeds:
+    if body.dimensions is not None and not model.is_embedder:
         raise bad_field("dimensions", f"{model.name} does not answer one vector a text; leave dimensions out")
-    arrays = await _arrays(call, model, body)
+    arrays = await _arrays(context, model, body)
     values: list[Any] = [as_base64(array) for array in arrays] if body.encoding_format == "base64" else arrays
-    return _listed(call, model, "pool", [{"object": "pooling", "data": value} for value in values])
+    return _listed(context, model, "pool", [{"object": "pooling", "data": value} for value in values])
 
 
-async def _arrays(call: Call, model: Model, body: PoolingBody) -> list[np.ndarray]:
+async def _arrays(context: RequestContext, model: ServedModel, body: PoolingRequest) -> list[np.ndarray]:
     texts = _texts(body)
-    if model.embeds:
-        vectors = await embed(call, model, texts, **body.vector_options(model))
-        return vectors if body.dimensions is None else [unit(v) for v in shortened(vectors, body.dimensions)]
-    if per_token(model):
-        return await token_vectors(call, model, texts, body.vector_options(model))
-    answers = await label_scores(call, model, texts, body.score_options(model))
+    if model.is_embedder:
+        vectors = await embed(context, model, texts, **body.vector_options(model))
+        return (
+            vectors if body.dimensions is None else [normalize(v) for v in truncate_vectors(vectors, body.dimensions)]
+        )
+    if is_token_embedder(model):
+        return await token_vectors(context, model, texts, body.vector_options(model))
+    answers = await label_scores(context, model, texts, body.score_options(model))
     return [np.array(_probabilities(model, answer), np.float32) for answer in answers]
 
 
-def _pooled(model: Model) -> str | None:
+def _pooled(model: ServedModel) -> str | None:
     """Return vLLM's name for what the model answers for a text; None if it has none."""
-    if model.embeds:
+    if model.is_embedder:
         return "embed"
-    return "token_embed" if per_token(model) else "classify" if classifies(model) else None
+    return "token_embed" if is_token_embedder(model) else "classify" if is_classifier(model) else None
 
 
-def _texts(body: ClassifyBody) -> list[str]:
+def _texts(body: ClassifyRequest) -> list[str]:
     return [body.input] if isinstance(body.input, str) else body.input
 
 
-def _probabilities(model: Model, answer: list[tuple[str, float]]) -> list[float]:
+def _probabilities(model: ServedModel, answer: list[tuple[str, float]]) -> list[float]:
     """Return the scores in the order of the model's labels."""
     scores = dict(answer)
     return [scores[label] for label in model.labels or sorted(scores)]
 
 
-def _listed(call: Call, model: Model, kind: str, data: list[dict[str, Any]]) -> dict[str, Any]:
-    used = call.facts.prompt_tokens
+def _listed(context: RequestContext, model: ServedModel, kind: str, data: list[dict[str, Any]]) -> dict[str, Any]:
+    used = context.record.prompt_tokens
     return {
-        "id": f"{kind}-{call.facts.id}",
+        "id": f"{kind}-{context.record.id}",
         "object": "list",
-        "created": began(call),
+        "created": created_at(context),
         "model": model.name,
         "data": [{"index": index, **entry} for index, entry in enumerate(data)],
         "usage": {"prompt_tokens": used, "total_tokens": used, "completion_tokens": 0},

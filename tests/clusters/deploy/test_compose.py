@@ -19,7 +19,7 @@ from builder.common.releases import NEWEST
 from builder.options import load_specs
 from builder.repository.config.arguments import EXIT_TIMEOUT_S, arguments, command
 from builder.repository.liveness import FILES, REPOSITORY
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.plan import machine
 from builder.serving.plan.lines import Plan
 from tests.clusters.deploy.deployments import DECODER, ENCODER, IN_IMAGE, STORED, WITH_GPU
@@ -45,7 +45,7 @@ def test_the_gateway_is_as_in_compose() -> None:
     (gateway,) = pod(STORED)["containers"]
     assert SERVICES["gateway"]["ports"] == [f"127.0.0.1:{GATEWAY_PORT}:{GATEWAY_PORT}"]
     assert "--host=0.0.0.0" in gateway["args"]
-    assert SERVICES["gateway"]["stop_grace_period"] == f"{Settings().drain_s + 10:.0f}s"
+    assert SERVICES["gateway"]["stop_grace_period"] == f"{GatewaySettings().drain_s + 10:.0f}s"
     assert f"EXPOSE {GATEWAY_PORT}" in (ROOT / "Dockerfile.gateway").read_text()
     assert gateway["securityContext"]["runAsUser"] == NOBODY, "a name means nothing to a cluster that asks for nobody"
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 IMAGES = {
     "gateway": (
         "serving/gateway",
-        "builder.cli, builder.commands.gateway, builder.serving.gateway.access, builder.serving.gateway.server",
+        "builder.cli, builder.commands.gateway, builder.serving.gateway.auth, builder.serving.gateway.server",
     ),
     "pull": (
         "repository/stores",

@@ -17,9 +17,9 @@ from builder.clusters.deploy.probes import ANSWER_S
 from builder.clusters.deploy.targets import find_target
 from builder.repository.config.arguments import LIVENESS_FOLDER
 from builder.repository.liveness import METHOD
-from builder.serving.gateway.access import OPEN
 from builder.serving.gateway.app import APIS
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.auth import PUBLIC_ROUTES
+from builder.serving.gateway.settings import GatewaySettings
 from tests.clusters.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, IN_IMAGE, SIZE, STORED, WITH_GPU
 from tests.clusters.deploy.restricted import violations
 from tests.clusters.deploy.test_targets import documents
@@ -99,7 +99,7 @@ def test_the_gateway_understands_its_arguments_and_its_probes() -> None:
     _, options = parse(["gateway", *gateway["args"]])
     assert (options.url, options.port) == ("127.0.0.1:8001", GATEWAY_PORT)
     paths = {gateway[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")}
-    assert {("GET", path) for path in paths} <= set(OPEN), "asked without a key"
+    assert {("GET", path) for path in paths} <= set(PUBLIC_ROUTES), "asked without a key"
     assert paths <= {api.path for api in APIS if api.method == "GET"}
     monitor = objects(ALL)["pod-monitor"]["spec"]["podMetricsEndpoints"]
     assert {end["path"] for end in monitor} == {"/metrics"}
@@ -178,7 +178,7 @@ def test_triton_outlives_the_gateway_and_both_have_their_time() -> None:
     assert _containers(spec)["triton"]["restartPolicy"] == "Always", "which makes it a sidecar"
     assert [container["name"] for container in spec["containers"]] == ["gateway"]
     leaving = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert spec["terminationGracePeriodSeconds"] >= leaving + Settings().drain_s + 30
+    assert spec["terminationGracePeriodSeconds"] >= leaving + GatewaySettings().drain_s + 30
     kserve = PODS["kserve"]
     assert (
         kserve["terminationGracePeriodSeconds"]

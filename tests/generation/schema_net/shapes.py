@@ -16,7 +16,7 @@ import check_jsonschema
 import kubernetes_validate
 
 from builder.runtime.generation.guides import MAX_GUIDE_LENGTH
-from builder.serving.gateway.generation.calls import Tool, call_schema
+from builder.serving.gateway.generation.tool_calling import Tool, call_schema
 
 KUBERNETES = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 STORE = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor"

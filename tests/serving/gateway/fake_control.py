@@ -18,9 +18,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import service_pb2
 
 from builder.repository.versions import served_number
+from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import Output
-from builder.serving.gateway.triton import Metadata
 from tests.serving.gateway.fake_triton import FakeTriton
 
 SIZE = 1000  # bytes of the files of a model
@@ -103,10 +103,10 @@ class FakeServer(FakeTriton):
         self.loaded.pop(name, None)
         self.unloads.append(name)
 
-    async def serves(self, name: str, version: str) -> bool:
+    async def is_model_ready(self, name: str, version: str) -> bool:
         return self.loaded.get(name) == version
 
-    async def held(self) -> set[str]:
+    async def models_in_memory(self) -> set[str]:
         return set(self.loaded) | set(+self.in_use)
 
     async def index(self) -> list[tuple[str, str]]:

@@ -15,11 +15,10 @@ from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, OUTPUTS, PROMPT, PROMPT_OUTPUTS
 from builder.runtime.tokens import TOKENIZE, TOKENS
-from builder.serving.gateway.backend import Backend
-from builder.serving.gateway.catalogue import Server
+from builder.serving.gateway.backend import Backend, Metadata
+from builder.serving.gateway.catalogue import ModelIndex
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import LENGTH, Output
-from builder.serving.gateway.triton import Metadata
 
 LONGEST = 64
 SIZE = 4
@@ -92,7 +91,7 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
 }
 
 
-class FakeTriton(Backend, Server):
+class FakeTriton(Backend, ModelIndex):
     """Triton that answers by rules: a text gives numbers, a vector is a text's length, a score the share of "x".
 
     `returned`: the num_return_sequences of the checkpoints of models that generate.
@@ -117,7 +116,7 @@ class FakeTriton(Backend, Server):
         ready = [*((name, "1") for name in MODELS), ("embeds_model", "1")]
         return [(name, version) for name, version in ready if name not in self.away]
 
-    async def known(self) -> set[str]:
+    async def repository_models(self) -> set[str]:
         return {name for name, _ in await self.index()} | self.away
 
     async def config(self, name: str, version: str) -> model_config_pb2.ModelConfig:

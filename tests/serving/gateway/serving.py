@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from tests.serving.gateway.asking import gateway
 from tests.serving.gateway.fake_triton import FakeTriton
+from tests.serving.gateway.requests import gateway
 
 
 @contextlib.contextmanager

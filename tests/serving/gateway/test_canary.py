@@ -14,13 +14,13 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from builder.common.errors import ServeError
 from builder.serving.gateway import canary
+from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
+from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.catalogue import Catalogue
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.journal import Journal
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.gateway.tensors import Output
-from builder.serving.gateway.triton import Metadata
 from builder.serving.promotion.canary import Figures, Share, watch
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_triton import MODELS, FakeTriton
@@ -80,20 +80,20 @@ def _no_order_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "LEASE_S", 3600.0)
 
 
-def gateway(triton: FakeTriton, **settings: Any) -> Journal:
-    return make_app(Settings(**{"admin_key": "secret", **settings}), triton, None, models=Catalogue(triton))
+def gateway(triton: FakeTriton, **settings: Any) -> AccessLog:
+    return make_app(GatewaySettings(**{"admin_key": "secret", **settings}), triton, None, models=Catalogue(triton))
 
 
-def asked(app: Journal, path: str, body: Any = None, **options: Any) -> Answer:
+def asked(app: AccessLog, path: str, body: Any = None, **options: Any) -> Answer:
     return asyncio.run(ask(app, path, body, **options))
 
 
-def ordered(app: Journal, share: float, model: str = "embeds", **options: Any) -> Answer:
+def ordered(app: AccessLog, share: float, model: str = "embeds", **options: Any) -> Answer:
     body = {"model": model, "candidate": f"{model}-candidate", "versions": [1, 2], "share": share}
     return asked(app, "/admin/canary", body, **{"headers": SECRET, **options})
 
 
-def test_a_share_of_the_requests_goes_to_the_candidate_and_each_again_to_the_same() -> None:
+def test_canary_share_is_stable_per_request_id() -> None:
     triton = WithCandidates()
     app = gateway(triton)
     assert ordered(app, 0.25).status == 200
@@ -118,7 +118,7 @@ def test_a_share_of_the_requests_goes_to_the_candidate_and_each_again_to_the_sam
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 500, 503])
-def test_what_the_candidate_fails_at_the_model_answers(status: int) -> None:
+def test_canary_falls_back_to_the_running_version(status: int) -> None:
     app = gateway(WithCandidates(fails_after=0, status=status))
     ordered(app, 1.0)
     ordered(app, 1.0, "writes")
@@ -133,7 +133,7 @@ def test_what_the_candidate_fails_at_the_model_answers(status: int) -> None:
         assert (figures["running"]["answers"], figures["running"]["failures"]) == (1, 0)
 
 
-def test_what_nobody_can_answer_counts_for_neither() -> None:
+def test_canary_ignores_bad_requests() -> None:
     app = gateway(WithCandidates())
     ordered(app, 1.0)
     assert asked(app, "/v1/embeddings", {**EMBED, "input": " "}).status == 400
@@ -141,7 +141,7 @@ def test_what_nobody_can_answer_counts_for_neither() -> None:
     assert [figures[side][count] for side in figures for count in ("answers", "failures")] == [0, 0, 0, 0]
 
 
-def test_a_stream_that_breaks_off_is_counted_and_told() -> None:
+def test_canary_counts_a_stream_that_breaks_off() -> None:
     triton = WithCandidates(fails_after=1)
     app = gateway(triton)
     ordered(app, 1.0, "writes")
@@ -152,17 +152,19 @@ def test_a_stream_that_breaks_off_is_counted_and_told() -> None:
     assert triton.running == 0
 
 
-def test_a_canary_ends_when_whoever_ordered_it_is_gone() -> None:
+def test_canary_expires_when_not_renewed() -> None:
     now = 0.0
     triton = WithCandidates()
-    split = canary.Split(triton, make_app(Settings(), triton, None, models=Catalogue(triton)).metrics, lambda: now)
-    split.order(canary.Order(model="embeds", candidate="embeds-candidate", versions=(1, 2), share=1.0))
+    split = canary.CanaryBackend(
+        triton, make_app(GatewaySettings(), triton, None, models=Catalogue(triton)).metrics, lambda: now
+    )
+    split.set_canary(canary.CanaryRequest(model="embeds", candidate="embeds-candidate", versions=(1, 2), share=1.0))
     assert split._canary("embeds") is not None
     now = canary.LEASE_S
     assert split._canary("embeds") is None
 
 
-def test_orders_need_a_key_of_their_own() -> None:
+def test_admin_api_needs_its_own_key() -> None:
     assert ordered(gateway(WithCandidates(), admin_key=""), 0.1).status == 403
     app = gateway(WithCandidates(), keys=(("ann", "sk-1"),))
     assert ordered(app, 0.1, headers={}).status == 401
@@ -171,13 +173,13 @@ def test_orders_need_a_key_of_their_own() -> None:
     assert asked(app, "/v1/models", headers=SECRET).status == 401, "nor the other way round"
 
 
-def test_only_a_candidate_gets_a_share_and_no_client_meets_one() -> None:
+def test_canary_needs_a_candidate_that_clients_cannot_name() -> None:
     app = gateway(WithCandidates())
     body = {"model": "embeds", "candidate": "writes-candidate", "versions": [1, 2], "share": 0.5}
     refused = asked(app, "/admin/canary", body, headers=SECRET)
     assert (refused.status, refused.error["message"]) == (
         404,
-        "writes-candidate is no candidate for the place of embeds",
+        "writes-candidate is not a candidate to replace embeds",
     )
     assert ordered(app, 0.1, "absent").status == 404
     assert ordered(app, 1.5).status == 400
@@ -210,7 +212,7 @@ def _figures(answers: int, failures: int = 0, ms: float = 10.0, between: float |
         (_figures(10), [TOO_FEW]),
     ],
 )
-def test_a_candidate_is_ended_where_it_does_worse(figures: Figures, says: list[str]) -> None:
+def test_canary_watch_ends_a_worse_candidate(figures: Figures, says: list[str]) -> None:
     shares = []
 
     def order(share: float) -> Figures:
@@ -221,17 +223,17 @@ def test_a_candidate_is_ended_where_it_does_worse(figures: Figures, says: list[s
     assert shares == [0.1, 0.0], "it has no share after"
 
 
-def test_it_is_ended_before_its_time_where_it_fails_at_once() -> None:
+def test_canary_watch_ends_early_when_the_candidate_fails() -> None:
     looks = iter([_figures(3, 3), _figures(30, 30), _figures(0, 0)])
     figures, says = watch(lambda share: next(looks), 0.1, 3600.0, 1.5, poll_s=0.0)
     assert figures.requests == 60
     assert "30 of its 60 requests failed" in says[0]
 
 
-def test_a_gateway_that_refuses_or_is_not_there_is_named() -> None:
+def test_canary_share_reports_refusing_and_absent_gateways() -> None:
     class Refusing(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.dumps({"error": {"message": "this gateway takes no orders"}}).encode()
+            body = json.dumps({"error": {"message": "the admin API is disabled"}}).encode()
             self.send_response(403)
             self.end_headers()
             self.wfile.write(body)
@@ -243,7 +245,7 @@ def test_a_gateway_that_refuses_or_is_not_there_is_named() -> None:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         share = Share(f"http://127.0.0.1:{server.server_port}", "k", "embeds", "embeds-candidate", (1, 2), 0.1)
-        with pytest.raises(ServeError, match="refuses the canary: this gateway takes no orders"):
+        with pytest.raises(ServeError, match="refuses the canary: the admin API is disabled"):
             share.order(0.1)
         thread.join()
     with pytest.raises(ServeError, match="start one: build-repo gateway --admin-key FILE"):

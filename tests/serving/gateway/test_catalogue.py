@@ -14,7 +14,7 @@ from builder.serving.gateway import catalogue
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.settings import GatewaySettings
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_triton import FakeTriton
 from tests.serving.gateway.test_hosted import CONFIG
@@ -23,13 +23,13 @@ from tests.serving.gateway.test_hosted import CONFIG
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each request that misses a model read the list."""
-    monkeypatch.setattr(catalogue, "LEAST_S", 0.0)
-    monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
+    monkeypatch.setattr(catalogue, "MIN_REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(catalogue, "REFRESH_AFTER_S", 0.0)
 
 
 def _asked(triton: FakeTriton, path: str, body: Any, *, known: bool) -> Answer:
     """Ask while "topics" is away; `known`: the gateway has seen it before."""
-    app = make_app(Settings(), triton, None, models=Catalogue(triton))
+    app = make_app(GatewaySettings(), triton, None, models=Catalogue(triton))
 
     async def run() -> Answer:
         if known:
@@ -42,18 +42,18 @@ def _asked(triton: FakeTriton, path: str, body: Any, *, known: bool) -> Answer:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_gateway_says_503_for_a_model_that_is_not_ready(known: bool) -> None:
+def test_model_that_is_not_ready_is_503(known: bool) -> None:
     answer = _asked(FakeTriton(), "/v1/tasks/text-classification", {"model": "topics", "inputs": "a"}, known=known)
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
 
 
-def test_gateway_says_503_for_the_one_model_that_a_request_can_mean() -> None:
+def test_only_matching_model_that_is_not_ready_is_503() -> None:
     answer = _asked(FakeTriton(), "/predict", {"inputs": "a"}, known=True)
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")
 
 
 @pytest.mark.parametrize("name", ["other", "Topics"])
-def test_gateway_says_404_for_a_name_without_a_model(name: str) -> None:
+def test_unknown_model_is_404(name: str) -> None:
     answer = _asked(FakeTriton(), "/v1/tasks/text-classification", {"model": name, "inputs": "a"}, known=True)
     assert answer.status == 404
 
@@ -74,7 +74,7 @@ class WithFront(FakeTriton):
         return json.dumps({"models": {name: {**entry, "parameters": {}} for name in self.hosts}})
 
 
-def test_a_hosted_model_is_away_with_its_front_and_gone_without() -> None:
+def test_hosted_model_is_unavailable_with_its_front() -> None:
     triton = WithFront()
     models = Catalogue(triton)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from builder.serving.gateway.cohere import CONVERTED
-from tests.serving.gateway.asking import asked, gateway
 from tests.serving.gateway.fake_triton import MODELS, FakeTriton
+from tests.serving.gateway.requests import asked, gateway
 
 
-def test_vectors_of_texts_in_the_shape_of_either_version() -> None:
+def test_cohere_embed_v1_and_v2_shapes() -> None:
     """Regression: neither route was there."""
     first = asked("/v1/embed", {"model": "embeds", "texts": ["xxxx", "x"]}).json
     assert (first["response_type"], first["embeddings"][0]) == ("embeddings_floats", [4, 3, 0, 1])
@@ -26,13 +26,13 @@ def test_vectors_of_texts_in_the_shape_of_either_version() -> None:
     assert asked("/v2/embed", {"model": "embeds", "inputs": [parts]}).json["texts"] == ["xx\nx"]
 
 
-def test_vectors_are_cut_to_the_dimension_that_was_asked_for() -> None:
+def test_cohere_truncates_vectors_to_output_dimension() -> None:
     body = {"texts": ["xxxx"], "output_dimension": 2}
     assert asked("/v2/embed", body).json["embeddings"]["float"] == [pytest.approx([0.8, 0.6])]
     assert asked("/v2/embed", {**body, "output_dimension": 5}).error["param"] == "output_dimension"
 
 
-def test_types_of_one_vector_agree() -> None:
+def test_cohere_embedding_types_agree() -> None:
     vector = np.random.default_rng(0).normal(size=384).astype(np.float32)
     of = {kind: convert(vector) for kind, convert in CONVERTED.items()}
     for whole in (of["int8"].astype(float), of["uint8"].astype(float) - 128):
@@ -44,7 +44,7 @@ def test_types_of_one_vector_agree() -> None:
     assert (of["int8"].dtype, of["uint8"].dtype, of["binary"].dtype) == (np.int8, np.uint8, np.int8)
 
 
-def test_numbers_of_any_type_are_json() -> None:
+def test_cohere_serialises_every_number_type() -> None:
     types = ["int8", "uint8", "base64"]
     answer = asked("/v2/embed", {"texts": ["xxxx"], "embedding_types": types}).json["embeddings"]
     assert answer["int8"] == [[100, 75, 0, 25]]
@@ -52,7 +52,7 @@ def test_numbers_of_any_type_are_json() -> None:
     assert isinstance(answer["base64"][0], str)
 
 
-def test_what_a_text_is_for_chooses_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cohere_input_type_selects_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     task, inputs, outputs, parameters = MODELS["embeds"]
     prompted = next(field for field in MODELS["topics"][1] if field.name == "text_pair")
     inputs = (*inputs, type(prompted)("prompt_name", "TYPE_STRING", optional=True))
@@ -66,7 +66,7 @@ def test_what_a_text_is_for_chooses_the_prompt(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("truncate", "sent"), [(None, True), ("END", True), ("NONE", False)])
-def test_long_texts_are_cut_unless_the_request_says_otherwise(truncate: str | None, sent: bool) -> None:
+def test_cohere_truncates_unless_told_otherwise(truncate: str | None, sent: bool) -> None:
     triton = FakeTriton()
     assert asked("/v2/embed", {"texts": ["x"], "truncate": truncate}, gateway(triton)).status == 200
     assert triton.requests[0]["truncate"] == [[sent]]
@@ -88,6 +88,6 @@ def test_long_texts_are_cut_unless_the_request_says_otherwise(truncate: str | No
         ({"texts": ["x"], "model": "ranks"}, "model"),
     ],
 )
-def test_what_embeddings_here_do_not_have_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_cohere_refuses_unsupported_fields(body: dict[str, Any], param: str) -> None:
     refused = asked("/v2/embed", body)
     assert (refused.status, refused.error["param"]) == (400, param), refused.error

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from builder.serving.gateway.app import APIS, make_app
 from builder.serving.gateway.catalogue import Catalogue
 from builder.serving.gateway.openapi import document
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.settings import GatewaySettings
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_triton import MODELS, FakeTriton
 from tests.serving.gateway.malformed import Sent, requests
@@ -25,9 +25,9 @@ REQUESTS = requests(document(APIS), sorted(MODELS), TASKS)
 
 @settings(max_examples=40)
 @given(st.lists(REQUESTS, min_size=8, max_size=8), st.integers(0, 3))
-def test_nonsense_is_refused_and_leaves_nothing_behind(sent: list[Sent], leaves: int) -> None:
+def test_malformed_requests_are_refused_without_residue(sent: list[Sent], leaves: int) -> None:
     triton = FakeTriton(slots=100)
-    app = make_app(Settings(), triton, None, models=Catalogue(triton))
+    app = make_app(GatewaySettings(), triton, None, models=Catalogue(triton))
 
     async def run() -> list[Answer]:
         calls = [ask(app, s.path, s.body, leave_after=0 if at < leaves else None) for at, s in enumerate(sent)]

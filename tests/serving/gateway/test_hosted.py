@@ -10,7 +10,7 @@ import pytest
 
 from builder.runtime.contract import HOSTED, HostedModel, dump_hosted
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.residency.offered import Offered
+from builder.serving.gateway.residency.repository_models import RepositoryModels
 from tests.serving.gateway.fake_control import make_models
 
 CONFIG = """
@@ -38,33 +38,33 @@ def _host(repository: Path, **models: HostedModel) -> None:
 
 
 @pytest.fixture
-def offered(tmp_path: Path) -> Offered:
+def repository_models(tmp_path: Path) -> RepositoryModels:
     """Return two models of a shared front, and one with a front of its own."""
     make_models(tmp_path, "embeds-own")
     (tmp_path / "encoders" / "1").mkdir(parents=True)
     (tmp_path / "encoders" / "config.pbtxt").write_text(CONFIG)
     _host(tmp_path, one=_entry(1), two=_entry(3, prompt_name=True))
-    return Offered(tmp_path)
+    return RepositoryModels(tmp_path)
 
 
-def test_hosted_models_are_offered_and_their_front_is_not(offered: Offered) -> None:
-    two = asyncio.run(offered.get("two"))
+def test_hosted_models_are_listed_without_their_front(repository_models: RepositoryModels) -> None:
+    two = asyncio.run(repository_models.get("two"))
     assert (two.name, two.front, two.version, two.batch, two.max_input_length) == ("two", "encoders", "3", 4, 64)
     assert {name: field.optional for name, field in two.inputs.items()} == {"text_input": False, "prompt_name": True}
     assert two.outputs["embedding"].dims == (384,)
-    assert two.embeds
-    assert [model.name for model in asyncio.run(offered.all())] == ["embeds-own", "one", "two"]
+    assert two.is_embedder
+    assert [model.name for model in asyncio.run(repository_models.all())] == ["embeds-own", "one", "two"]
     for name in ("encoders", "three", "../one"):
         with pytest.raises(ApiError, match="does not exist"):
-            asyncio.run(offered.get(name))
-    assert offered.offer("encoders").model is not None, "what is loaded for them"
+            asyncio.run(repository_models.get(name))
+    assert repository_models.configured("encoders").model is not None, "what is loaded for them"
 
 
-def test_another_list_counts_from_the_next_request_on(offered: Offered) -> None:
-    asyncio.run(offered.all())
-    _host(offered.repository, one=_entry(2))
-    assert asyncio.run(offered.get("one")).version == "2"
+def test_changed_hosted_json_applies_to_the_next_request(repository_models: RepositoryModels) -> None:
+    asyncio.run(repository_models.all())
+    _host(repository_models.repository, one=_entry(2))
+    assert asyncio.run(repository_models.get("one")).version == "2"
     with pytest.raises(ApiError, match="does not exist"):
-        asyncio.run(offered.get("two"))
-    (offered.repository / "encoders" / "models" / HOSTED).write_text("{")
-    assert [model.name for model in asyncio.run(offered.all())] == ["embeds-own"]
+        asyncio.run(repository_models.get("two"))
+    (repository_models.repository / "encoders" / "models" / HOSTED).write_text("{")
+    assert [model.name for model in asyncio.run(repository_models.all())] == ["embeds-own"]

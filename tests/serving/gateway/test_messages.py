@@ -10,10 +10,10 @@ import anthropic
 import pytest
 
 from builder.serving.gateway.errors import ApiError
-from tests.serving.gateway.asking import asked
 from tests.serving.gateway.fake_triton import THOUGHT, FakeTriton
+from tests.serving.gateway.requests import asked
 from tests.serving.gateway.serving import served
-from tests.serving.gateway.test_app import CITY
+from tests.serving.gateway.test_chat_tools import CITY
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 ASKS: dict[str, Any] = {"model": "writes", "messages": HELLO, "max_tokens": 3}
@@ -38,7 +38,7 @@ def api(url: str) -> Iterator[anthropic.Anthropic]:
         yield api
 
 
-def test_a_conversation_is_answered_by_a_message(api: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_messages_answer_a_conversation(api: anthropic.Anthropic, triton: FakeTriton) -> None:
     system: list[Any] = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     answer: Any = api.messages.create(
         **ASKS, system=system, stop_sequences=["x"], extra_body={"temperature": 0, "top_k": 5}
@@ -51,7 +51,7 @@ def test_a_conversation_is_answered_by_a_message(api: anthropic.Anthropic, trito
     assert (sent["stop_words"], sent["top_k"], sent["temperature"]) == (["x"], [5], [0.0])
 
 
-def test_events_come_in_anthropics_order(api: anthropic.Anthropic) -> None:
+def test_messages_events_follow_anthropic_order(api: anthropic.Anthropic) -> None:
     with api.messages.create(**CALLS, stream=True) as stream:
         events: list[Any] = list(stream)
     types = [event.type for event in events]
@@ -68,7 +68,7 @@ def test_events_come_in_anthropics_order(api: anthropic.Anthropic) -> None:
     assert "event: ping\n" in raw
 
 
-def test_thinking_and_calls_come_back_in_the_next_turn(api: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_messages_accept_thinking_and_calls_of_earlier_turns(api: anthropic.Anthropic, triton: FakeTriton) -> None:
     answer: Any = api.messages.create(**CALLS)
     assert answer.stop_reason == "tool_use"
     thought, said, call, other = answer.content
@@ -88,13 +88,13 @@ def test_thinking_and_calls_come_back_in_the_next_turn(api: anthropic.Anthropic,
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look_up"}])
-def test_a_call_may_be_demanded_by_a_choice(choice: Any, api: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_messages_tool_choice_requires_a_call(choice: Any, api: anthropic.Anthropic, triton: FakeTriton) -> None:
     answer = api.messages.create(**{**CALLS, "model": "guided"}, tool_choice=choice)
     assert [block.type for block in answer.content] == ["tool_use"]
     assert "guide" in triton.requests[-1]
 
 
-def test_what_is_asked_of_thinking_reaches_the_template(api: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_messages_thinking_reaches_the_template(api: anthropic.Anthropic, triton: FakeTriton) -> None:
     asks = {**ASKS, "model": "thinks"}
     cases: list[tuple[dict[str, Any], list[str] | None]] = [
         ({"thinking": {"type": "disabled"}}, ["none"]),
@@ -109,18 +109,18 @@ def test_what_is_asked_of_thinking_reaches_the_template(api: anthropic.Anthropic
     assert "reasoning_effort" not in triton.requests[-1], "a model that does not reason"
 
 
-def test_a_last_message_of_the_assistant_goes_on(api: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_messages_continue_a_last_assistant_message(api: anthropic.Anthropic, triton: FakeTriton) -> None:
     api.messages.create(**{**ASKS, "model": "guided", "messages": [*HELLO, {"role": "assistant", "content": "A"}]})
     assert triton.requests[-1]["continue_final_message"] == [True]
 
 
-def test_a_schema_guides_the_message(api: anthropic.Anthropic, triton: FakeTriton) -> None:
+def test_messages_output_format_guides_the_answer(api: anthropic.Anthropic, triton: FakeTriton) -> None:
     form: Any = {"type": "json_schema", "schema": CITY}
     api.messages.create(**{**ASKS, "model": "guided"}, output_config={"format": form})
     assert "json_schema" in json.loads(triton.requests[-1]["guide"][0])
 
 
-def test_tokens_of_a_conversation_are_counted(api: anthropic.Anthropic) -> None:
+def test_messages_count_tokens(api: anthropic.Anthropic) -> None:
     counted = api.messages.count_tokens(model="guided", messages=HELLO, system="Be brief.")
     shorter = api.messages.count_tokens(model="guided", messages=HELLO)
     assert counted.input_tokens > shorter.input_tokens > 5
@@ -150,14 +150,14 @@ def test_tokens_of_a_conversation_are_counted(api: anthropic.Anthropic) -> None:
         ({"stream": True, "max_tokens": 65}, "max_tokens"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_anthropics_shape(more: dict[str, Any], says: str) -> None:
+def test_messages_refusals_have_anthropic_shape(more: dict[str, Any], says: str) -> None:
     refused = asked("/v1/messages", {**ASKS, **more})
     assert (refused.status, refused.json["type"]) == (400, "error")
     assert refused.json["error"]["type"] == "invalid_request_error"
     assert says in refused.json["error"]["message"]
 
 
-def test_errors_are_those_that_the_client_knows(api: anthropic.Anthropic, url: str) -> None:
+def test_messages_errors_match_the_client(api: anthropic.Anthropic, url: str) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         api.messages.create(**{**ASKS, "model": "other"})
     assert missing.value.type == "not_found_error"
@@ -171,7 +171,7 @@ def test_errors_are_those_that_the_client_knows(api: anthropic.Anthropic, url: s
         assert bearer.messages.create(**ASKS).content
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
+def test_messages_stream_that_breaks_off_ends_with_an_error() -> None:
     class Breaking(FakeTriton):
         async def stream(self, request: Any, metadata: Any = ()) -> Any:
             async for outputs in super().stream(request, metadata):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from tests.serving.gateway.asking import asked
+from tests.serving.gateway.requests import asked
 
 VOID = ("meta", "input")
 
@@ -39,7 +39,7 @@ def page() -> str:
     return b"".join(asked("/").pieces).decode()
 
 
-def test_page_loads_and_runs_nothing_from_elsewhere() -> None:
+def test_page_loads_nothing_from_other_origins() -> None:
     answer = asked("/")
     assert answer.status == 200
     assert "default-src 'none'" in answer.headers["content-security-policy"]

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from builder.serving.gateway.generation.reasoning import Marks, Thought, Thoughts
-from tests.serving.gateway.asking import asked, gateway
+from builder.serving.gateway.generation.reasoning import ReasoningMarks, ReasoningParser, ReasoningText
 from tests.serving.gateway.fake_triton import THOUGHT, FakeTriton
-from tests.serving.gateway.test_app import LOOK_UP, TOOLS
+from tests.serving.gateway.requests import asked, gateway
+from tests.serving.gateway.test_chat_tools import LOOK_UP, TOOLS
 
-MARKS = Marks("<think>", "</think>", special=False)
+MARKS = ReasoningMarks("<think>", "</think>", special=False)
 CHAT: dict[str, Any] = {"model": "thinks", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}
 
 
 def read(text: str, size: int, opened: bool = False) -> tuple[str, str]:
     """Return the reasoning and the rest of `text`, which comes in pieces of `size` characters."""
-    thoughts = Thoughts(MARKS)
+    thoughts = ReasoningParser(MARKS)
     thoughts.opened = opened
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     parts = [part for piece in pieces for part in thoughts.push(piece)] + thoughts.push("", last=True)
-    assert all(part.text if isinstance(part, Thought) else part for part in parts), "nothing empty is told"
-    reasoning = "".join(part.text for part in parts if isinstance(part, Thought))
+    assert all(part.text if isinstance(part, ReasoningText) else part for part in parts), "nothing empty is told"
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningText))
     return reasoning, "".join(part for part in parts if isinstance(part, str))
 
 
@@ -45,12 +45,14 @@ def read(text: str, size: int, opened: bool = False) -> tuple[str, str]:
         ("", True, ("", "")),
     ],
 )
-def test_reasoning_is_what_an_answer_begins_with(text: str, size: int, opened: bool, wanted: tuple[str, str]) -> None:
+def test_reasoning_parser_splits_the_beginning_only(
+    text: str, size: int, opened: bool, wanted: tuple[str, str]
+) -> None:
     assert read(text, size, opened) == wanted
 
 
 @pytest.mark.parametrize("effort", ["low", "high"], ids=["the model opens it", "the prompt opens it"])
-def test_a_chat_tells_its_reasoning_apart(effort: str) -> None:
+def test_chat_separates_reasoning_from_the_answer(effort: str) -> None:
     triton = FakeTriton()
     body = {**CHAT, "reasoning_effort": effort, "n": 2}
     for choice in asked("/v1/chat/completions", body, gateway(triton)).json["choices"]:
@@ -68,13 +70,13 @@ def test_a_chat_tells_its_reasoning_apart(effort: str) -> None:
         assert not any("content" in delta and "reasoning" in delta for delta in deltas[1:])
 
 
-def test_an_answer_that_is_cut_in_its_reasoning_has_no_content() -> None:
+def test_answer_cut_in_its_reasoning_has_no_content() -> None:
     (choice,) = asked("/v1/chat/completions", {**CHAT, "max_tokens": 2}).json["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
     assert THOUGHT.startswith(choice["message"]["reasoning"])
 
 
-def test_calls_come_after_the_reasoning() -> None:
+def test_tool_calls_follow_the_reasoning() -> None:
     body = {**CHAT, "tools": TOOLS}
     (choice,) = asked("/v1/chat/completions", body).json["choices"]
     message = choice["message"]
@@ -86,7 +88,7 @@ def test_calls_come_after_the_reasoning() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_reasoning_of_earlier_answers_reaches_the_template() -> None:
+def test_earlier_reasoning_reaches_the_template() -> None:
     triton = FakeTriton()
     said = {"role": "assistant", "content": "No.", "reasoning_content": "hm"}
     body = {**CHAT, "messages": [*CHAT["messages"], said, *CHAT["messages"]]}

@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from builder.serving.gateway.errors import ApiError
-from tests.serving.gateway.asking import asked, gateway
 from tests.serving.gateway.fake_triton import THOUGHT, FakeTriton
+from tests.serving.gateway.requests import asked, gateway
 from tests.serving.gateway.serving import served
-from tests.serving.gateway.test_app import CITY
+from tests.serving.gateway.test_chat_tools import CITY
 
 ASKS: dict[str, Any] = {"model": "writes", "input": "Hello", "max_output_tokens": 3}
 TOOL = {"type": "function", "name": "look_up", "description": "...", "parameters": CITY, "strict": True}
@@ -32,7 +32,7 @@ def api(triton: FakeTriton) -> Iterator[openai.OpenAI]:
         yield api
 
 
-def test_a_text_is_answered_by_a_response(api: openai.OpenAI, triton: FakeTriton) -> None:
+def test_responses_answer_a_text(api: openai.OpenAI, triton: FakeTriton) -> None:
     answer = api.responses.create(**ASKS, instructions="Be brief.", temperature=0, metadata={"a": "b"}, store=False)
     assert answer.output_text == "0 1 2 "
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -43,7 +43,7 @@ def test_a_text_is_answered_by_a_response(api: openai.OpenAI, triton: FakeTriton
     assert api.responses.create(**ASKS).store is False, "the client does not say"
 
 
-def test_events_come_in_openais_order(api: openai.OpenAI) -> None:
+def test_responses_events_follow_openai_order(api: openai.OpenAI) -> None:
     events = list(api.responses.create(**CALLS, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     types = [event.type.removeprefix("response.") for event in events]
@@ -64,7 +64,7 @@ def test_events_come_in_openais_order(api: openai.OpenAI) -> None:
     assert len({item.id for item in final.output}) == 4
 
 
-def test_reasoning_and_calls_of_a_response(api: openai.OpenAI, triton: FakeTriton) -> None:
+def test_responses_contain_reasoning_and_calls(api: openai.OpenAI, triton: FakeTriton) -> None:
     answer = api.responses.create(**CALLS, include=["reasoning.encrypted_content"], reasoning={"effort": "low"})
     thought, said, call, _second = answer.output
     assert (thought.content[0].text, said.content[0].text) == (THOUGHT, "I look. ")
@@ -81,7 +81,7 @@ def test_reasoning_and_calls_of_a_response(api: openai.OpenAI, triton: FakeTrito
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "look_up"}])
-def test_a_call_may_be_demanded(choice: Any, api: openai.OpenAI, triton: FakeTriton) -> None:
+def test_responses_tool_choice_requires_a_call(choice: Any, api: openai.OpenAI, triton: FakeTriton) -> None:
     answer = api.responses.create(**{**CALLS, "model": "guided"}, tool_choice=choice)
     (call,) = answer.output
     assert (call.type, call.name) == ("function_call", "look_up")
@@ -92,7 +92,9 @@ class City(BaseModel):
     city: str
 
 
-def test_a_schema_guides_the_answer(api: openai.OpenAI, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_text_format_guides_the_answer(
+    api: openai.OpenAI, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(triton, "said", '{"city": "Oslo"}')
     answer = api.responses.parse(**{**ASKS, "model": "guided", "max_output_tokens": 20}, text_format=City)
     assert answer.output_parsed == City(city="Oslo")
@@ -135,13 +137,13 @@ def test_a_schema_guides_the_answer(api: openai.OpenAI, triton: FakeTriton, monk
         ({"stream": True, "max_output_tokens": 65}, "max_output_tokens"),
     ],
 )
-def test_what_a_response_cannot_be_is_refused_by_name(more: dict[str, Any], param: str) -> None:
+def test_responses_refusal_names_the_field(more: dict[str, Any], param: str) -> None:
     refused = asked("/v1/responses", {**ASKS, **more})
     assert refused.status == 400
     assert refused.error["param"] in (param, "input" if param == "messages" else param), refused.error
 
 
-def test_what_asks_for_nothing_special_is_taken() -> None:
+def test_responses_accept_options_without_effect() -> None:
     body = {**ASKS, "store": None, "truncation": "disabled", "background": False, "text": {"format": {"type": "text"}}}
     more = {"stream_options": {"include_obfuscation": False}, "user": "me", "tools": [], "tool_choice": "auto"}
     assert asked("/v1/responses", {**body, **more}).status == 200
@@ -150,7 +152,7 @@ def test_what_asks_for_nothing_special_is_taken() -> None:
     assert triton.requests[0]["top_k"] == [5]
 
 
-def test_a_response_that_breaks_off_has_failed() -> None:
+def test_responses_stream_that_breaks_off_has_failed() -> None:
     class Breaking(FakeTriton):
         async def stream(self, request: Any, metadata: Any = ()) -> Any:
             async for outputs in super().stream(request, metadata):

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.serving.gateway.asking import asked, gateway
 from tests.serving.gateway.fake_triton import FakeTriton
+from tests.serving.gateway.requests import asked, gateway
 
 LABELS = [{"label": "a", "score": 0.75}, {"label": "b", "score": 0.25}]
 
 
-def test_labels_have_the_shape_of_the_pipeline() -> None:
+def test_task_classification_has_the_pipeline_shape() -> None:
     """Regression: what huggingface_hub read was inside an object of the gateway's own."""
     path = "/v1/tasks/text-classification"
     assert asked(path, {"inputs": "a"}).json == [LABELS]
@@ -22,7 +22,7 @@ def test_labels_have_the_shape_of_the_pipeline() -> None:
     assert (triton.requests[0]["top_k"], triton.requests[0]["function_to_apply"]) == ([[2]], [["none"]])
 
 
-def test_generated_text_has_the_shape_and_the_names_of_the_pipeline() -> None:
+def test_task_text_generation_has_the_pipeline_shape() -> None:
     triton = FakeTriton()
     parameters = {"max_new_tokens": 2, "stop": ["x"], "seed": 5, "return_full_text": False, "generate_parameters": None}
     body = {"model": "writes", "inputs": ["a"], "parameters": parameters}
@@ -35,7 +35,7 @@ def test_generated_text_has_the_shape_and_the_names_of_the_pipeline() -> None:
     assert whole[0]["generated_text"] == "0 1 2 "
 
 
-def test_vectors_are_those_of_either_task() -> None:
+def test_task_feature_extraction_and_similarity_share_vectors() -> None:
     path = "/v1/tasks/feature-extraction"
     assert asked(path, {"model": "embeds", "inputs": "xxxx"}).json == [4, 3, 0, 1]
     assert asked(path, {"model": "embeds", "inputs": ["xxxx"], "normalize": False}).json == [[4, 3, 0, 1]]
@@ -48,14 +48,14 @@ def test_vectors_are_those_of_either_task() -> None:
     ]
 
 
-def test_sentences_are_compared_with_a_source_sentence() -> None:
+def test_task_sentence_similarity_compares_with_the_source() -> None:
     inputs = {"source_sentence": "xx", "sentences": ["xx", "xxxx"]}
     same, other = asked("/v1/tasks/sentence-similarity", {"inputs": inputs, "parameters": {"truncate": True}}).json
     assert same == pytest.approx(1)
     assert other < 1
 
 
-def test_a_path_may_name_the_model() -> None:
+def test_models_route_names_the_model_in_its_path() -> None:
     """The only place that huggingface_hub has for it, beside a URL."""
     assert asked("/models/topics", {"inputs": "a"}).json == [LABELS]
     assert asked("/models/topics", {"inputs": "a", "model": "topics"}).json == [LABELS]
@@ -80,6 +80,6 @@ def test_a_path_may_name_the_model() -> None:
         ("/models/writes", {"inputs": "a", "parameters": {"generate_parameters": 5}}, "generate_parameters"),
     ],
 )
-def test_what_a_task_does_not_take_is_refused_by_name(path: str, body: dict[str, Any], param: str) -> None:
+def test_task_refusal_names_the_field(path: str, body: dict[str, Any], param: str) -> None:
     refused = asked(path, body)
     assert (refused.status, refused.error["param"]) == (400, param), refused.error

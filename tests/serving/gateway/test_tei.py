@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving.gateway.asking import asked, gateway
 from tests.serving.gateway.fake_triton import MODELS, FakeTriton
+from tests.serving.gateway.requests import asked, gateway
 
 PREDICTED = [{"score": 0.75, "label": "a"}, {"score": 0.25, "label": "b"}]
 
@@ -29,7 +29,7 @@ def test_tei_takes_its_default_truncation_direction(path: str, body: dict[str, A
     assert (refused.status, "truncation_direction" in refused.json["error"]) == (400, True)
 
 
-def test_tei_takes_the_side_that_the_model_was_built_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tei_accepts_the_truncation_side_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     task, inputs, outputs, parameters = MODELS["embeds"]
     monkeypatch.setitem(MODELS, "embeds", (task, inputs, outputs, {**parameters, "truncation_side": "left"}))
     assert asked("/embed", {"inputs": "x", "truncation_direction": "Left"}).status == 200
@@ -54,7 +54,7 @@ def test_raw_scores_of_a_model_without_them_are_refused(monkeypatch: pytest.Monk
     assert (refused.status, "raw_scores" in refused.json["error"]) == (400, True)
 
 
-def test_tei_default_route_asks_the_model_that_is_named() -> None:
+def test_tei_default_route_uses_the_named_model() -> None:
     """Regression: `POST /`, which TEI's own examples use, was missing."""
     assert asked("/", {"model": "embeds", "inputs": "xxxx", "normalize": False}).json[0][:2] == [4.0, 3.0]
     assert asked("/", {"model": "topics", "inputs": ["a", "pair"]}).json == PREDICTED
@@ -62,7 +62,7 @@ def test_tei_default_route_asks_the_model_that_is_named() -> None:
     assert asked("/", {"model": "ranks", "query": "q", "texts": ["x"]}).json == [{"index": 0, "score": 1.0}]
 
 
-def test_tei_default_route_goes_by_the_body_where_it_names_no_model() -> None:
+def test_tei_default_route_selects_by_the_body() -> None:
     assert asked("/", {"query": "q", "texts": ["x"]}).json == [{"index": 0, "score": 1.0}]
     alike = asked("/", {"inputs": {"source_sentence": "xx", "sentences": ["xx"]}}).json
     assert alike == [pytest.approx(1)]
@@ -89,7 +89,7 @@ def test_tei_similarity_is_the_cosine_of_the_vectors() -> None:
     assert asked("/similarity", {"inputs": {"source_sentence": "x", "sentences": []}}).status == 400
 
 
-def test_embeddings_need_no_model_where_there_is_one() -> None:
+def test_embeddings_default_to_the_only_embedder() -> None:
     """TEI's names of OpenAI's route: it serves one model."""
     for path in ("/embeddings", "/v1/embeddings"):
         answer = asked(path, {"input": "xxxx"}).json
@@ -117,6 +117,6 @@ def test_tei_clients_get_errors_in_its_shape(path: str, body: dict[str, Any]) ->
     assert refused.json["error_type"] == "Validation"
 
 
-def test_other_clients_of_the_same_routes_get_errors_in_openais_shape() -> None:
+def test_shared_routes_answer_other_clients_with_openai_errors() -> None:
     assert asked("/rerank", {"query": "q", "documents": []}).error["param"] == "documents"
     assert asked("/tokenize", {"model": "guided"}).error["param"] == "prompt"

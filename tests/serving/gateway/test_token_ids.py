@@ -11,7 +11,7 @@ import pytest
 from builder.common.errors import SpecError
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.gateway.token_ids import Vocabulary, read_vocabulary
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_triton import FakeTriton
@@ -21,7 +21,7 @@ TOKENS = {0: b"pass", 1: b"port", 2: "é".encode()[:1], 3: "é".encode()[1:]}
 
 def embed(inputs: object, vocabulary: Vocabulary | None, triton: FakeTriton | None = None) -> Answer:
     triton = triton or FakeTriton()
-    app = make_app(Settings(token_ids=vocabulary), triton, None, models=Catalogue(triton))
+    app = make_app(GatewaySettings(token_ids=vocabulary), triton, None, models=Catalogue(triton))
     return asyncio.run(ask(app, "/v1/embeddings", {"model": "embeds", "input": inputs}))
 
 
@@ -42,15 +42,15 @@ def vocabulary(tmp_path: Path) -> Vocabulary:
         (["port", [1]], ["port", "port"]),
     ],
 )
-def test_ids_are_the_text_that_they_were_made_of(vocabulary: Vocabulary, ids: list[object], texts: list[str]) -> None:
+def test_token_ids_decode_to_their_text(vocabulary: Vocabulary, ids: list[object], texts: list[str]) -> None:
     triton = FakeTriton()
     assert len(embed(ids, vocabulary, triton).json["data"]) == len(texts)
     (inputs,) = triton.requests
     assert [row[0] for row in inputs["text_input"]] == texts
 
 
-def test_ids_that_are_no_tokens_are_refused_and_all_of_them_without_a_vocabulary(vocabulary: Vocabulary) -> None:
-    assert embed([[0, 9]], vocabulary).error["message"] == "input[0] holds 9, which small has not"
+def test_token_ids_outside_the_vocabulary_are_refused(vocabulary: Vocabulary) -> None:
+    assert embed([[0, 9]], vocabulary).error["message"] == "input[0] holds 9, which is outside the vocabulary small"
     assert "--token-ids" in embed([[0, 1]], None).error["message"]
     inputs: tuple[list[object], ...] = ([[]], [[0, "a"]], [[True]], [None])
     for wrong in inputs:
@@ -60,7 +60,7 @@ def test_ids_that_are_no_tokens_are_refused_and_all_of_them_without_a_vocabulary
 @pytest.mark.parametrize(
     ("content", "message"), [(b"", "holds no tokens"), (b"cGFzcw== 0\n=x 1", "line 2"), (b"cGFzcw==", "line 1")]
 )
-def test_a_file_that_is_no_vocabulary_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_vocabulary_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "v.tiktoken"
     file.write_bytes(content)
     with pytest.raises(SpecError, match=message):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.checkpoints.tool_calls import PARSERS, Part, ToolCall
-from builder.serving.gateway.generation.calls import Demanded
+from builder.serving.gateway.generation.tool_calling import ForcedCallParser
 
 OSLO = ToolCall("weather", '{"city": "Oslo"}')
 ROME = ToolCall("time_in", '{"city": "Rome", "hours": [1, -2.5, null, true]}')
@@ -83,12 +83,12 @@ def read_all_ways(name: str, text: str) -> list[Part]:
 
 @pytest.mark.parametrize(("name", "write"), SPOKEN)
 @pytest.mark.parametrize("calls", [(OSLO,), (OSLO, ROME, BARE), (BRACES, OSLO)])
-def test_calls_one_or_several(name: str, write: Any, calls: tuple[ToolCall, ...]) -> None:
+def test_tool_call_parser_reads_one_or_several_calls(name: str, write: Any, calls: tuple[ToolCall, ...]) -> None:
     assert read_all_ways(name, write(*calls)) == list(calls)
 
 
 @pytest.mark.parametrize(("name", "write"), SPOKEN)
-def test_text_around_calls_stays_and_what_separates_them_goes(name: str, write: Any) -> None:
+def test_text_around_calls_stays_without_separators(name: str, write: Any) -> None:
     parts = read_all_ways(name, f"Let me see. {write(OSLO)}\n Done: {write(BARE)} \n")
     assert parts == ["Let me see. ", OSLO, "\n Done: ", BARE]
 
@@ -131,16 +131,16 @@ def test_text_around_calls_stays_and_what_separates_them_goes(name: str, write: 
         "<|python_start|>x<|python_end|>",
     ],
 )
-def test_what_is_not_a_call_is_text_to_the_last_character(name: str, text: str) -> None:
+def test_incomplete_call_is_text(name: str, text: str) -> None:
     assert read_all_ways(name, text) == ([text] if text else [])
 
 
-def test_a_list_with_something_else_in_it_is_not_called_at_all() -> None:
+def test_call_list_with_other_items_is_text() -> None:
     text = '[TOOL_CALLS] [{"name": "a", "arguments": {}}, {"name": "b"}]'
     assert read_all_ways("mistral", text) == [text]
 
 
-def test_models_write_calls_in_more_ways_than_one() -> None:
+def test_tool_call_parser_reads_every_notation() -> None:
     assert read_all_ways("hermes", '<tool_call>{"name": "now", "arguments": {}}') == [BARE], "without its end"
     assert read_all_ways("llama3_json", '{"name": "now", "arguments": {}}') == [BARE]
     assert read_all_ways("llama3_json", '{"type": "function", "name": "now", "parameters": {}}') == [BARE]
@@ -152,7 +152,7 @@ def test_models_write_calls_in_more_ways_than_one() -> None:
     assert read_all_ways("hermes", f"<tool_call>no</tool_call>{hermes(OSLO)}") == ["<tool_call>no</tool_call>", OSLO]
 
 
-def test_text_is_passed_on_as_it_comes_and_a_call_when_it_is_whole() -> None:
+def test_text_streams_and_calls_arrive_complete() -> None:
     parser = PARSERS["hermes"]()
     assert parser.push("I will ") == ["I will "]
     assert parser.push("look <to") == ["look "]
@@ -167,7 +167,7 @@ def test_text_is_passed_on_as_it_comes_and_a_call_when_it_is_whole() -> None:
 
 
 @given(st.data())
-def test_any_cuts_of_anything_give_the_same(data: st.DataObject) -> None:
+def test_tool_call_parser_ignores_chunk_boundaries(data: st.DataObject) -> None:
     name, write = data.draw(st.sampled_from(SPOKEN))
     marks = ["{", "}", "[", "]", "(", '"', "\\", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "f(x=1)"]
     part = st.sampled_from([write(OSLO), write(BARE), *marks, " ", "\n", "a", ";", ",", "<|python_tag|>"])
@@ -180,7 +180,7 @@ def test_any_cuts_of_anything_give_the_same(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_long_answer_is_read_in_linear_time(name: str) -> None:
+def test_tool_call_parser_takes_linear_time(name: str) -> None:
     call = ToolCall("run", json.dumps({"code": "{[( x " * 20_000}))
     text = WRITERS[name][0](call)
     begun = time.thread_time()
@@ -189,9 +189,9 @@ def test_a_long_answer_is_read_in_linear_time(name: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ['{"x":1e999}', '{"x" : 1.50, "x":[{"}":"\\u00e9"}]}', "{}", '{"x":-0.0}'])
-def test_demanded_call_keeps_the_text_of_its_arguments(arguments: str) -> None:
+def test_forced_call_keeps_the_text_of_its_arguments(arguments: str) -> None:
     """Regression: numbers were parsed and written again, and 1e999 became Infinity, which is not JSON."""
-    reader = Demanded()
+    reader = ForcedCallParser()
     assert reader.push(f'{{"name":"a", "arguments":{arguments}}}') == []
     assert reader.finish() == [ToolCall("a", arguments)]
 
@@ -199,7 +199,7 @@ def test_demanded_call_keeps_the_text_of_its_arguments(arguments: str) -> None:
 @pytest.mark.parametrize(
     "text", ['{"name":"a","arguments":{"x":Infinity}}', '{"name":"a","arguments":{"x":', "[" * 9999]
 )
-def test_demanded_call_that_is_not_json_is_text(text: str) -> None:
-    reader = Demanded()
+def test_forced_call_that_is_not_json_is_text(text: str) -> None:
+    reader = ForcedCallParser()
     reader.push(text)
     assert reader.finish() == [text]

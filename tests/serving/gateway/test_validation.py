@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from builder.serving.gateway.endpoint import checked
+from builder.serving.gateway.endpoint import validate_body
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.openai.embeddings import Body as Embeddings
-from builder.serving.gateway.tei import EmbedBody, PredictBody
+from builder.serving.gateway.openai.embeddings import EmbeddingRequest as Embeddings
+from builder.serving.gateway.tei import TeiEmbedRequest, TeiPredictRequest
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,17 @@ from builder.serving.gateway.tei import EmbedBody, PredictBody
         (Embeddings, {}, "input", ("input: Field required",)),
         (Embeddings, {"input": "a", "other": 1}, "other", ("other: ", "not permitted")),
         (Embeddings, {"input": "a", "dimensions": 0}, "dimensions", ("dimensions: ", "greater than or equal to 1")),
-        (EmbedBody, {"inputs": []}, "inputs", ("inputs: ", "at least 1 item")),
-        (EmbedBody, {"inputs": ["a", 1]}, "inputs", ("inputs.1: ", "a valid string")),
-        (PredictBody, {"inputs": [["a", 1]]}, "inputs", ("inputs.0.1: ", "a valid string")),
+        (TeiEmbedRequest, {"inputs": []}, "inputs", ("inputs: ", "at least 1 item")),
+        (TeiEmbedRequest, {"inputs": ["a", 1]}, "inputs", ("inputs.1: ", "a valid string")),
+        (TeiPredictRequest, {"inputs": [["a", 1]]}, "inputs", ("inputs.0.1: ", "a valid string")),
     ],
 )
-def test_validation_names_the_place_and_no_type_of_pydantic(
+def test_validation_names_the_field_without_pydantic_types(
     schema: type[BaseModel], body: dict[str, Any], field: str, words: tuple[str, ...]
 ) -> None:
     """Regression: `input: []` was answered with "input.str: Input should be a valid string"."""
     with pytest.raises(ApiError) as refused:
-        checked(schema, {"model": "m", **body})
+        validate_body(schema, {"model": "m", **body})
     assert (refused.value.status, refused.value.param) == (400, field)
     assert all(word in refused.value.message for word in words), refused.value.message
     assert ".str" not in refused.value.message

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.serving.gateway.asking import asked, gateway
 from tests.serving.gateway.fake_triton import FakeTriton
+from tests.serving.gateway.requests import asked, gateway
 
 
 def _scores(path: str, body: dict[str, Any]) -> list[float]:
@@ -25,7 +25,7 @@ def _scores(path: str, body: dict[str, Any]) -> list[float]:
 @pytest.mark.parametrize(
     ("first", "second"), [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
 )
-def test_pairs_are_scored_by_every_name_that_vllm_has(path: str, first: str, second: str) -> None:
+def test_score_accepts_every_pair_of_names(path: str, first: str, second: str) -> None:
     one = {"model": "ranks", first: "q", second: ["xx", "ab", "xa"]}
     assert _scores(path, one) == [1, 0, 0.5]
     each = {"model": "ranks", first: ["q", "r"], second: ["ab", "xx"]}
@@ -33,7 +33,7 @@ def test_pairs_are_scored_by_every_name_that_vllm_has(path: str, first: str, sec
     assert _scores(path, {"model": "ranks", first: "q", second: "xx"}) == [1]
 
 
-def test_pairs_are_counted_and_cut_as_the_request_says() -> None:
+def test_score_truncation_and_usage() -> None:
     triton = FakeTriton()
     body = {"model": "ranks", "text_1": "q", "text_2": "xx", "truncate_prompt_tokens": -1, "use_activation": False}
     answer = asked("/score", body, gateway(triton)).json
@@ -42,13 +42,13 @@ def test_pairs_are_counted_and_cut_as_the_request_says() -> None:
     assert (triton.requests[0]["truncate"], triton.requests[0]["function_to_apply"]) == ([[True]], [["none"]])
 
 
-def test_an_embedder_scores_pairs_by_their_cosine() -> None:
+def test_score_of_an_embedder_is_the_cosine() -> None:
     same, other = _scores("/score", {"model": "embeds", "text_1": "xxxx", "text_2": ["xxxx", "x"]})
     assert same == pytest.approx(1)
     assert other == pytest.approx(14 / (26 * 11) ** 0.5)
 
 
-def test_labels_have_probabilities_in_the_order_of_the_model() -> None:
+def test_classify_probabilities_keep_the_label_order() -> None:
     answer = asked("/classify", {"model": "topics", "input": ["x", "y"]}).json
     expected = {"label": "a", "probs": [0.75, 0.25], "num_classes": 2}
     assert answer["data"] == [{"index": 0, **expected}, {"index": 1, **expected}]
@@ -56,7 +56,7 @@ def test_labels_have_probabilities_in_the_order_of_the_model() -> None:
     assert raw["data"][0]["probs"] == [1.5, -0.5]
 
 
-def test_what_a_model_pools_is_its_own() -> None:
+def test_pooling_answers_vectors_or_probabilities() -> None:
     def data(body: dict[str, Any]) -> Any:
         return asked("/pooling", body).json["data"][0]["data"]
 
@@ -95,6 +95,6 @@ def test_what_a_model_pools_is_its_own() -> None:
         ("/pooling", {"model": "embeds", "input": "x", "normalize": True}, "normalize"),
     ],
 )
-def test_what_a_model_cannot_pool_is_refused_by_name(path: str, body: dict[str, Any], param: str) -> None:
+def test_pooling_refusal_names_the_field(path: str, body: dict[str, Any], param: str) -> None:
     refused = asked(path, body)
     assert (refused.status, refused.error["param"]) == (400, param), refused.error

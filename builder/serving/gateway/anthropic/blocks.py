@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.responses import dumps
+from builder.serving.gateway.http_responses import dumps
 
 
 def system_text(system: str | list[dict[str, Any]] | None) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from builder.serving.gateway.generation.answer import Called, Part
-from builder.serving.gateway.generation.reasoning import Thought
-from builder.serving.gateway.responses import loads
+from builder.serving.gateway.generation.answer import DeltaToolCall, Part
+from builder.serving.gateway.generation.reasoning import ReasoningText
+from builder.serving.gateway.http_responses import loads
 
 Event = dict[str, Any]
 
@@ -20,9 +20,9 @@ class Content:
 
     def push(self, part: Part) -> list[Event]:
         """Return the events for one part of the answer."""
-        if isinstance(part, Called):
+        if isinstance(part, DeltaToolCall):
             return [*self.close(), *self._call(part)]
-        kind, text = ("thinking", part.text) if isinstance(part, Thought) else ("text", part)
+        kind, text = ("thinking", part.text) if isinstance(part, ReasoningText) else ("text", part)
         if not text:
             return []
         events: list[Event] = []
@@ -38,7 +38,7 @@ class Content:
         self.kind = ""
         return events
 
-    def _call(self, call: Called) -> list[Event]:
+    def _call(self, call: DeltaToolCall) -> list[Event]:
         block = {"type": "tool_use", "id": call.id, "name": call.name}
         events = [
             self._start({**block, "input": {}}),

@@ -8,65 +8,65 @@ from typing import Any
 
 from builder.serving.gateway.anthropic.content import Content, Event
 from builder.serving.gateway.anthropic.errors import anthropic_error
-from builder.serving.gateway.anthropic.request import Body, CountBody, as_chat
-from builder.serving.gateway.call import Call
+from builder.serving.gateway.anthropic.request import CountTokensRequest, MessagesRequest, as_chat
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError, bad_field
-from builder.serving.gateway.generation.chat import Chat, deltas, read_chat
-from builder.serving.gateway.responses import Stream, named_event
+from builder.serving.gateway.generation.chat import PreparedChat, deltas, read_chat
+from builder.serving.gateway.http_responses import EventStream, named_event
 from builder.serving.gateway.tokenize import TOKENIZE, prompt_tokens
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}  # the model's -> Anthropic's
 
 
-async def messages(call: Call) -> Any:
+async def create_message(context: RequestContext) -> Any:
     """Answer a conversation, either whole or as a stream of events."""
-    body: Body = call.body
-    asked = await read_chat(call, as_chat(body, await call.gateway.models.get(body.model)))
+    body: MessagesRequest = context.body
+    chat = await read_chat(context, as_chat(body, await context.gateway.models.get(body.model)))
     if body.stream:
-        return Stream(_events(asked))
+        return EventStream(_events(chat))
     content, reason = Content(), None
-    async with aclosing(deltas(asked)) as stream:
+    async with aclosing(deltas(chat)) as stream:
         async for delta in stream:
             for part in delta.parts:
                 content.push(part)
             reason = delta.finish_reason or reason
-    return {**_message(asked, content), "stop_reason": REASONS.get(reason or "", reason), "usage": _usage(asked)}
+    return {**_message(chat, content), "stop_reason": REASONS.get(reason or "", reason), "usage": _usage(chat)}
 
 
-async def count_tokens(call: Call) -> dict[str, int]:
+async def count_tokens(context: RequestContext) -> dict[str, int]:
     """Count the tokens of a conversation's prompt."""
-    body: CountBody = call.body
-    model = await call.gateway.models.get(body.model)
-    asked = await read_chat(call, as_chat(body, model))
+    body: CountTokensRequest = context.body
+    model = await context.gateway.models.get(body.model)
+    chat = await read_chat(context, as_chat(body, model))
     if TOKENIZE not in model.inputs:
         raise bad_field("model", f"{model.name} was built before it could tell its tokens; build it again")
-    return {"input_tokens": len((await prompt_tokens(call, model, dict(asked.inputs)))[1])}
+    return {"input_tokens": len((await prompt_tokens(context, model, dict(chat.inputs)))[1])}
 
 
-async def _events(asked: Chat) -> AsyncGenerator[bytes, None]:
+async def _events(chat: PreparedChat) -> AsyncGenerator[bytes, None]:
     """Yield the events. The first comes with the model's first piece, so an earlier refusal is not sent as a stream."""
-    content, reason, begun = Content(), None, False
+    content, reason, has_started = Content(), None, False
     try:
-        async with aclosing(deltas(asked)) as stream:
+        async with aclosing(deltas(chat)) as stream:
             async for delta in stream:
-                if not begun:
-                    begun = True
-                    yield _written({"type": "message_start", "message": _message(asked, content)})
+                if not has_started:
+                    has_started = True
+                    yield _written({"type": "message_start", "message": _message(chat, content)})
                     yield _written({"type": "ping"})
                 for part in delta.parts:
                     for event in content.push(part):
                         yield _written(event)
                 reason = delta.finish_reason or reason
     except ApiError as error:
-        if not begun:
+        if not has_started:
             raise
-        asked.call.facts.fail(error)
+        chat.context.record.fail(error)
         yield named_event("error", anthropic_error(error))
         return
     for event in content.close():
         yield _written(event)
     ends = {"stop_reason": REASONS.get(reason or "", reason), "stop_sequence": None}
-    yield _written({"type": "message_delta", "delta": ends, "usage": _usage(asked)})
+    yield _written({"type": "message_delta", "delta": ends, "usage": _usage(chat)})
     yield _written({"type": "message_stop"})
 
 
@@ -74,22 +74,22 @@ def _written(event: Event) -> bytes:
     return named_event(event["type"], event)
 
 
-def _message(asked: Chat, content: Content) -> dict[str, Any]:
+def _message(chat: PreparedChat, content: Content) -> dict[str, Any]:
     return {
-        "id": f"msg_{asked.call.facts.id}",
+        "id": f"msg_{chat.context.record.id}",
         "type": "message",
         "role": "assistant",
-        "model": asked.model.name,
+        "model": chat.model.name,
         "content": content.blocks,
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(asked),
+        "usage": _usage(chat),
     }
 
 
-def _usage(asked: Chat) -> dict[str, int]:
+def _usage(chat: PreparedChat) -> dict[str, int]:
     """Return the usage. Anthropic counts cached prompt tokens separately."""
-    usage = asked.usage
+    usage = chat.usage
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,

@@ -8,25 +8,25 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from builder.serving.gateway.anthropic.blocks import as_messages, system_text
-from builder.serving.gateway.endpoint import checked
+from builder.serving.gateway.endpoint import validate_body
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.generation import chat
-from builder.serving.gateway.generation.messages import MOST_MESSAGES
-from builder.serving.gateway.generation.reasoning import marks_of
-from builder.serving.gateway.models import Model
+from builder.serving.gateway.generation.chat import ChatCompletionRequest
+from builder.serving.gateway.generation.messages import MAX_MESSAGES
+from builder.serving.gateway.generation.reasoning import reasoning_marks
+from builder.serving.gateway.served_model import ServedModel
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SWITCHED_ON = "medium"  # reasoning effort of a request that turns thinking on without stating an effort
 HARMLESS = ("cache_control",)  # every prompt's prefix is cached anyway
 
 
-class CountBody(BaseModel):
+class CountTokensRequest(BaseModel):
     """Fields of a token count. Extra ones are options of the model, such as repetition_penalty; others are refused."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
@@ -34,7 +34,7 @@ class CountBody(BaseModel):
     output_config: dict[str, Any] | None = None
 
 
-class Body(CountBody):
+class MessagesRequest(CountTokensRequest):
     max_tokens: int = Field(ge=1)
     stop_sequences: list[str] | None = None
     temperature: float | None = Field(None, ge=0)
@@ -43,14 +43,14 @@ class Body(CountBody):
     stream: bool | None = None
 
 
-def as_chat(body: CountBody, model: Model) -> chat.Body:
+def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatCompletionRequest:
     """Return the request as a chat of `model`. Raises ApiError for what the models here cannot do."""
     if "n" in (body.model_extra or {}):
         raise bad_field("n", "n is not a field of this route; an answer is one message")
     system = system_text(body.system)
     messages = as_messages(body.messages)
     config, choice = body.output_config or {}, body.tool_choice or {}
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **{name: value for name, value in (body.model_extra or {}).items() if name not in HARMLESS},
         "model": body.model,
         "messages": [*([{"role": "system", "content": system}] if system else []), *messages],
@@ -61,12 +61,10 @@ def as_chat(body: CountBody, model: Model) -> chat.Body:
         "response_format": _response_format(config),
         "reasoning_effort": config.get("effort") or _effort(body.thinking or {}, model),
     }
-    if isinstance(body, Body):
-        asked |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
-        asked |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
-    read = checked(chat.Body, {name: value for name, value in asked.items() if value is not None})
-    assert isinstance(read, chat.Body)
-    return read
+    if isinstance(body, MessagesRequest):
+        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
+        fields |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+    return validate_body(ChatCompletionRequest, {name: value for name, value in fields.items() if value is not None})
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,9 +93,9 @@ def _response_format(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
 
 
-def _effort(thinking: Mapping[str, Any], model: Model) -> str | None:
+def _effort(thinking: Mapping[str, Any], model: ServedModel) -> str | None:
     """Return the effort that turns thinking on or off; None if the model's default already does that."""
-    kind, marks = thinking.get("type"), marks_of(model)
+    kind, marks = thinking.get("type"), reasoning_marks(model)
     if kind not in (None, "enabled", "adaptive", "disabled"):
         raise bad_field("thinking", f"thinking.type is {kind!r}; expected enabled, adaptive or disabled")
     if kind == "enabled" and marks is None:

@@ -9,24 +9,24 @@ from typing import Any
 
 from pydantic import Field
 
-from builder.serving.gateway.call import Call
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.generation import fields
-from builder.serving.gateway.generation.answer import Answer, Called, Delta
-from builder.serving.gateway.generation.asking import generate, refuse_other_models
-from builder.serving.gateway.generation.calls import reader_of
+from builder.serving.gateway.generation.answer import AnswerParser, Delta, DeltaToolCall
 from builder.serving.gateway.generation.fields import option_inputs
-from builder.serving.gateway.generation.guide import MARKS, Calling
-from builder.serving.gateway.generation.messages import MOST_MESSAGES, Message, Templated, as_template
-from builder.serving.gateway.generation.pieces import Usage
-from builder.serving.gateway.generation.reasoning import Thought, marks_of
-from builder.serving.gateway.models import Model
+from builder.serving.gateway.generation.generate import generate, refuse_other_tasks
+from builder.serving.gateway.generation.guide import SKIP_SPECIAL_TOKENS, ToolFields
+from builder.serving.gateway.generation.messages import MAX_MESSAGES, ChatTemplateFields, Message, as_template
+from builder.serving.gateway.generation.pieces import TokenUsage
+from builder.serving.gateway.generation.reasoning import ReasoningText, reasoning_marks
+from builder.serving.gateway.generation.tool_calling import tool_call_parser
+from builder.serving.gateway.served_model import ServedModel
 
 
-class Body(fields.Body, Calling, Templated):
+class ChatCompletionRequest(fields.GenerationRequest, ToolFields, ChatTemplateFields):
     """Fields of a chat by OpenAI's names; the other APIs convert theirs to it."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -38,23 +38,23 @@ class Body(fields.Body, Calling, Templated):
 
 
 @dataclass(frozen=True)
-class Chat:
+class PreparedChat:
     """A chat that was read and validated. `usage` accumulates while the answers arrive."""
 
-    call: Call
-    model: Model
-    body: Body
+    context: RequestContext
+    model: ServedModel
+    body: ChatCompletionRequest
     inputs: Mapping[str, Any]
-    usage: Usage = field(default_factory=Usage)
+    usage: TokenUsage = field(default_factory=TokenUsage)
 
 
 @dataclass
-class Whole:
+class CompleteAnswer:
     """One of n complete answers."""
 
     text: str = ""
     reasoning: str = ""
-    calls: list[Called] = field(default_factory=list)
+    calls: list[DeltaToolCall] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -62,7 +62,7 @@ class Whole:
         for part in delta.parts:
             if isinstance(part, str):
                 self.text += part
-            elif isinstance(part, Thought):
+            elif isinstance(part, ReasoningText):
                 self.reasoning += part.text
             else:
                 self.calls.append(part)
@@ -70,44 +70,44 @@ class Whole:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
 
-async def read_chat(call: Call, body: Body) -> Chat:
+async def read_chat(context: RequestContext, body: ChatCompletionRequest) -> PreparedChat:
     """Return the chat with the inputs of its model. Raises ApiError for what the model cannot do."""
-    model = await call.model(body.model)
-    refuse_other_models(model)
-    if not model.chats:
+    model = await context.model(body.model)
+    refuse_other_tasks(model)
+    if not model.has_chat_template:
         raise bad_field("model", f"{model.name} has no chat template; send the prompt to /v1/completions")
     body.refuse_prompts()
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: true")
-    marks = marks_of(model)
-    inputs: dict[str, Any] = {MARKS: False} if marks is not None and marks.special else {}
+    marks = reasoning_marks(model)
+    inputs: dict[str, Any] = {SKIP_SPECIAL_TOKENS: False} if marks is not None and marks.special else {}
     inputs |= {**option_inputs(model, body), "messages": as_template(model, body.messages)}
     if body.logprobs:
         inputs["logprobs"] = body.top_logprobs or 0
     if body.stream:
         inputs["stream"] = True
-    return Chat(call, model, body, inputs)
+    return PreparedChat(context, model, body, inputs)
 
 
-async def deltas(chat: Chat) -> AsyncGenerator[Delta, None]:
+async def deltas(chat: PreparedChat) -> AsyncGenerator[Delta, None]:
     """Yield the answers as they arrive. Raises ApiError."""
-    body, answers = chat.body, dict[int, Answer]()
-    marks = marks_of(chat.model)
-    reader = reader_of(chat.model, body.tool_choice) if body.may_call else None
-    most = 1 if body.parallel_tool_calls is False else None
-    async with aclosing(generate(chat.call, chat.model, chat.inputs)) as pieces:
+    body, answers = chat.body, dict[int, AnswerParser]()
+    marks = reasoning_marks(chat.model)
+    parser = tool_call_parser(chat.model, body.tool_choice) if body.may_call else None
+    max_calls = 1 if body.parallel_tool_calls is False else None
+    async with aclosing(generate(chat.context, chat.model, chat.inputs)) as pieces:
         async for piece in pieces:
             chat.usage.add(piece)
             if piece.index not in answers:
-                answers[piece.index] = Answer(chat.call.facts.id, piece.index, marks, reader, most)
+                answers[piece.index] = AnswerParser(chat.context.record.id, piece.index, marks, parser, max_calls)
             yield answers[piece.index].push(piece)
-    chat.call.facts.prompt_tokens = chat.usage.prompt
+    chat.context.record.prompt_tokens = chat.usage.prompt
 
 
-async def whole(chat: Chat) -> list[Whole]:
+async def complete_answers(chat: PreparedChat) -> list[CompleteAnswer]:
     """Return the complete answers. Raises ApiError."""
-    answers: dict[int, Whole] = {}
+    answers: dict[int, CompleteAnswer] = {}
     async with aclosing(deltas(chat)) as stream:
         async for delta in stream:
-            answers.setdefault(delta.index, Whole()).add(delta)
+            answers.setdefault(delta.index, CompleteAnswer()).add(delta)
     return [answer for _, answer in sorted(answers.items())]

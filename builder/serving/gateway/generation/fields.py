@@ -1,6 +1,6 @@
 """Fields that chats and completions share, and their conversion to inputs of the model.
 
-MEANING maps OpenAI's names to the model's. A field that is an input of the model under its own name is passed on
+INPUT_NAMES maps OpenAI's names to the model's. A field that is an input of the model under its own name is passed on
 unchanged, so that top_k, min_p, ignore_eos and others work as they do with vLLM. Every other field is refused by name.
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.generation.guide import GUIDING, guide_inputs
-from builder.serving.gateway.generation.pieces import Usage
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.responses import dumps
+from builder.serving.gateway.generation.guide import GUIDE_FIELDS, guide_inputs
+from builder.serving.gateway.generation.pieces import TokenUsage
+from builder.serving.gateway.http_responses import dumps
+from builder.serving.gateway.served_model import ServedModel
 
-MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
+INPUT_NAMES: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "temperature": "temperature",
@@ -30,9 +30,9 @@ MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "logit_bias": "logit_bias",
 }
 DOCUMENTS = ("logit_bias", "chat_template_kwargs")  # inputs that take JSON
-ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+CLIENT_FIELDS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": "", "echo": False, "top_logprobs": 0}
-ROUTED = {
+ROUTE_FIELDS = {
     "model",
     "messages",
     "prompt",
@@ -43,9 +43,9 @@ ROUTED = {
     "echo",
     "add_generation_prompt",
 }  # handled by a route
-COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
+COUNT_INPUTS = ("return_num_input_tokens", "return_num_output_tokens")
 PERF = "return_perf_metrics"  # timings for usage and metrics
-OF_THE_ROUTE = {  # inputs that no field sets under its own name
+RESERVED_INPUTS = {  # inputs that no field sets under its own name
     "text_input",
     "input_ids",
     "sampling_parameters",
@@ -58,7 +58,7 @@ OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "guide",
     "tools",
     "timeout_ms",
-    *COUNTS,
+    *COUNT_INPUTS,
     PERF,
 }
 
@@ -70,7 +70,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False  # vLLM's: usage with every chunk
 
 
-class Body(BaseModel):
+class GenerationRequest(BaseModel):
     """Fields that chats and completions share; `option_inputs` checks the extra ones one by one."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -89,42 +89,42 @@ class Body(BaseModel):
     logit_bias: dict[str, float] | None = None
 
     @property
-    def usage_wanted(self) -> bool:
+    def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def usage_of_each(self) -> bool:
-        return self.usage_wanted and self.stream_options is not None and self.stream_options.continuous_usage_stats
+    def has_continuous_usage(self) -> bool:
+        return self.includes_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-def usage_member(body: Body, usage: Usage) -> str:
+def usage_member(body: GenerationRequest, usage: TokenUsage) -> str:
     """Return the usage of a chunk as JSON that follows its other members."""
-    if not body.usage_wanted:
+    if not body.includes_usage:
         return ""
-    return f',"usage":{dumps(usage.body)}' if body.usage_of_each else ',"usage":null'
+    return f',"usage":{dumps(usage.body)}' if body.has_continuous_usage else ',"usage":null'
 
 
-def option_inputs(model: Model, body: Body) -> dict[str, Any]:
+def option_inputs(model: ServedModel, body: GenerationRequest) -> dict[str, Any]:
     """Return the inputs for a request's options. Raises ApiError for a field that the model does not support."""
-    inputs: dict[str, Any] = {**guide_inputs(model, body), **_counting(model, body)}
-    stated = {name: value for name, value in body if value is not None and value != []}
-    looked_at = {*ABOUT_THE_CLIENT, *GUIDING, *ROUTED.intersection(type(body).model_fields)}  # elsewhere
-    for name, value in stated.items():
-        if name in looked_at or (name in HARMLESS and value == HARMLESS[name]):
+    inputs: dict[str, Any] = {**guide_inputs(model, body), **_count_inputs(model, body)}
+    explicit = {name: value for name, value in body if value is not None and value != []}
+    handled = {*CLIENT_FIELDS, *GUIDE_FIELDS, *ROUTE_FIELDS.intersection(type(body).model_fields)}  # by others
+    for name, value in explicit.items():
+        if name in handled or (name in HARMLESS and value == HARMLESS[name]):
             continue
-        target = MEANING.get(name, name)
-        if target not in model.inputs or target in OF_THE_ROUTE:
-            raise bad_field(name, f"{name} is not something that {model.name} can heed; leave it out")
+        target = INPUT_NAMES.get(name, name)
+        if target not in model.inputs or target in RESERVED_INPUTS:
+            raise bad_field(name, f"{model.name} does not support {name}; leave it out")
         inputs[target] = dumps(value) if name in DOCUMENTS else value
     return inputs
 
 
-def _counting(model: Model, body: Body) -> dict[str, bool]:
+def _count_inputs(model: ServedModel, body: GenerationRequest) -> dict[str, bool]:
     """Return the inputs that make every response count its tokens."""
-    if not body.usage_of_each:
+    if not body.has_continuous_usage:
         return {}
-    if not set(COUNTS) <= set(model.inputs):
+    if not set(COUNT_INPUTS) <= set(model.inputs):
         raise bad_field(
-            "stream_options", f"{model.name} counts its tokens at the end; leave continuous_usage_stats out"
+            "stream_options", f"{model.name} counts its tokens at the end only; leave continuous_usage_stats out"
         )
-    return dict.fromkeys(COUNTS, True)
+    return dict.fromkeys(COUNT_INPUTS, True)

@@ -11,19 +11,19 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.generation.calls import Tool, call_schema, closed, reader_of
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.responses import dumps, loads
+from builder.serving.gateway.generation.tool_calling import Tool, call_schema, close_schema, tool_call_parser
+from builder.serving.gateway.http_responses import dumps, loads
+from builder.serving.gateway.served_model import ServedModel
 
 GUIDE = "guide"
-MARKS = "skip_special_tokens"  # false: keep the marks of a call, which may be special tokens, in the text
+SKIP_SPECIAL_TOKENS = "skip_special_tokens"  # false: keep the marks of a call, which may be special tokens, in the text
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar", "guided_choice": "choice"}
-CALLING = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 STRUCTURED = "structured_outputs"  # vLLM's newer name for guided_*
-GUIDING = frozenset({"response_format", STRUCTURED, *GUIDED, *CALLING})
+GUIDE_FIELDS = frozenset({"response_format", STRUCTURED, *GUIDED, *TOOL_FIELDS})
 
 
-class Calling(BaseModel):
+class ToolFields(BaseModel):
     """Fields of a chat about tools."""
 
     tools: list[Tool] | None = Field(None, max_length=128)
@@ -31,49 +31,49 @@ class Calling(BaseModel):
     parallel_tool_calls: bool | None = None
 
 
-def guide_inputs(model: Model, body: BaseModel) -> dict[str, Any]:
+def guide_inputs(model: ServedModel, body: BaseModel) -> dict[str, Any]:
     """Return the inputs that constrain an answer's form. Raises ApiError for a form that the model does not support."""
-    forms = {name: value for name, value in body if name in GUIDING and _means_something(name, value)}
-    if isinstance(body, Calling) and body.tools:
-        forms = {name: value for name, value in forms.items() if name not in CALLING}
-    if isinstance(body, Calling) and body.tools and body.tool_choice != "none":
+    forms = {name: value for name, value in body if name in GUIDE_FIELDS and _constrains(name, value)}
+    if isinstance(body, ToolFields) and body.tools:
+        forms = {name: value for name, value in forms.items() if name not in TOOL_FIELDS}
+    if isinstance(body, ToolFields) and body.tools and body.tool_choice != "none":
         return _call_inputs(model, body.tools, body.tool_choice, min(forms, default=None))
     for name in forms:
-        if name in CALLING:
-            raise bad_field(name, f"{name} is not of this route; tools are called in chats")
+        if name in TOOL_FIELDS:
+            raise bad_field(name, f"{name} is not a field of this route; tools are called in chats")
         if GUIDE not in model.inputs:
             raise bad_field(name, f"{model.name} was built without guided decoding, which {name} needs")
     if len(forms) > 1:
-        raise bad_field(max(forms), f"{' and '.join(sorted(forms))} each say what the answer is; send one of them")
+        raise bad_field(max(forms), f"{' and '.join(sorted(forms))} each constrain the answer; send one of them")
     return {GUIDE: dumps(_guide(*forms.popitem()))} if forms else {}
 
 
-def _call_inputs(model: Model, tools: Sequence[Tool], choice: Any, other: str | None) -> dict[str, Any]:
+def _call_inputs(model: ServedModel, tools: Sequence[Tool], choice: Any, other: str | None) -> dict[str, Any]:
     """Return the inputs that describe the tools, and require a call unless the choice is left to the model."""
     if other is not None:
-        raise bad_field(other, f"{other} and tools each say what the answer is; send one of them")
-    demanded = choice not in (None, "auto")
-    if "tools" not in model.inputs or (demanded and GUIDE not in model.inputs):
+        raise bad_field(other, f"{other} and tools each constrain the answer; send one of them")
+    is_required = choice not in (None, "auto")
+    if "tools" not in model.inputs or (is_required and GUIDE not in model.inputs):
         raise bad_field("tools", f"{model.name} was built without guided decoding, which tools needs")
     inputs: dict[str, Any] = {"tools": dumps([tool.as_sent for tool in tools])}
-    if demanded:
+    if is_required:
         return {**inputs, GUIDE: dumps({"json_schema": call_schema(tools, choice)})}
-    reader_of(model, choice)
-    return {**inputs, MARKS: False} if MARKS in model.inputs else inputs
+    tool_call_parser(model, choice)
+    return {**inputs, SKIP_SPECIAL_TOKENS: False} if SKIP_SPECIAL_TOKENS in model.inputs else inputs
 
 
-def _guide(name: str, value: Any, said: str = "") -> dict[str, Any]:
-    """Return one entry: the kind of guide and the guide. `said`: the request's name for it."""
-    said = said or name
+def _guide(name: str, value: Any, field: str = "") -> dict[str, Any]:
+    """Return one entry: the kind of guide and the guide. `field`: the request's name for it."""
+    field = field or name
     if name == "response_format":
         return _response_format(value)
     if name == STRUCTURED:
         return _structured(value)
     if name == "guided_json":
-        return {"json_schema": _schema(said, value)}
-    expected, holds = (list, "a list of texts") if name == "guided_choice" else (str, "text")
+        return {"json_schema": _schema(field, value)}
+    expected, description = (list, "a list of texts") if name == "guided_choice" else (str, "text")
     if not isinstance(value, expected):
-        raise bad_field(said, f"{said} is not {holds}")
+        raise bad_field(field, f"{field} is not {description}")
     return {GUIDED[name]: value}
 
 
@@ -95,7 +95,7 @@ def _response_format(value: Any) -> dict[str, Any]:
     kinds: Mapping[str, Callable[[], dict[str, Any]]] = {
         "json_object": lambda: {"json_object": True},
         "json_schema": lambda: {
-            "json_schema": closed(_schema("response_format", _member(value, "json_schema", "schema")))
+            "json_schema": close_schema(_schema("response_format", _member(value, "json_schema", "schema")))
         },
     }
     if not isinstance(kind, str) or kind not in kinds:
@@ -122,7 +122,7 @@ def _schema(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _means_something(name: str, value: Any) -> bool:
+def _constrains(name: str, value: Any) -> bool:
     """Return True if `value` asks for anything but text."""
     if name == "response_format" and isinstance(value, dict):
         return bool(value != {"type": "text"})

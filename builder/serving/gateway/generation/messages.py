@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.responses import dumps, loads
+from builder.serving.gateway.http_responses import dumps, loads
+from builder.serving.gateway.served_model import ServedModel
 
-MOST_MESSAGES = 4096
+MAX_MESSAGES = 4096
 
 
 class Message(BaseModel):
@@ -24,7 +24,7 @@ class Message(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class Templated(BaseModel):
+class ChatTemplateFields(BaseModel):
     """Fields of a chat that control how its template is rendered."""
 
     chat_template_kwargs: dict[str, Any] | None = None
@@ -42,7 +42,7 @@ class Templated(BaseModel):
             )
 
 
-def as_template(model: Model, messages: Sequence[Message]) -> str:
+def as_template(model: ServedModel, messages: Sequence[Message]) -> str:
     """Return the messages as JSON for the template of `model`. Raises ApiError for content that it cannot render."""
     return dumps([_as_template(number, message, model.part_roles) for number, message in enumerate(messages)])
 

@@ -45,7 +45,7 @@ class Completion:
 
 
 @dataclass
-class Usage:
+class TokenUsage:
     """Tokens of an answer so far."""
 
     prompt: int = 0

@@ -6,33 +6,40 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from builder.serving.gateway.call import Call
-from builder.serving.gateway.generation.answer import Called, Delta, Part
-from builder.serving.gateway.generation.asking import began
-from builder.serving.gateway.generation.chat import Body, Chat, Whole, deltas, read_chat, whole
+from builder.serving.gateway.context import RequestContext
+from builder.serving.gateway.generation.answer import Delta, DeltaToolCall, Part
+from builder.serving.gateway.generation.chat import (
+    ChatCompletionRequest,
+    CompleteAnswer,
+    PreparedChat,
+    complete_answers,
+    deltas,
+    read_chat,
+)
 from builder.serving.gateway.generation.fields import usage_member
+from builder.serving.gateway.generation.generate import created_at
 from builder.serving.gateway.generation.pieces import IMPOSSIBLE
-from builder.serving.gateway.generation.reasoning import Thought
-from builder.serving.gateway.responses import DONE, Stream, dumps, event
+from builder.serving.gateway.generation.reasoning import ReasoningText
+from builder.serving.gateway.http_responses import DONE, EventStream, dumps, event
 
 REASONING = ("reasoning_content", "reasoning")  # SGLang's and DeepSeek's name, then vLLM's since 0.12
 
 
-async def chat(call: Call) -> Any:
+async def create_chat_completion(context: RequestContext) -> Any:
     """Answer a chat with a completion, or a stream of its chunks."""
-    body: Body = call.body
-    asked = await read_chat(call, body)
+    body: ChatCompletionRequest = context.body
+    chat = await read_chat(context, body)
     if body.stream:
-        return Stream(_events(asked))
-    answers = await whole(asked)
+        return EventStream(_events(chat))
+    answers = await complete_answers(chat)
     return {
-        **_head(asked, "chat.completion"),
+        **_head(chat, "chat.completion"),
         "choices": [_choice(index, answer, body) for index, answer in enumerate(answers)],
-        "usage": asked.usage.body,
+        "usage": chat.usage.body,
     }
 
 
-def _choice(index: int, answer: Whole, body: Body) -> dict[str, Any]:
+def _choice(index: int, answer: CompleteAnswer, body: ChatCompletionRequest) -> dict[str, Any]:
     content = answer.text if answer.text or not (answer.calls or answer.reasoning) else None
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if answer.reasoning:
@@ -47,16 +54,16 @@ def _choice(index: int, answer: Whole, body: Body) -> dict[str, Any]:
     }
 
 
-async def _events(asked: Chat) -> AsyncGenerator[bytes, None]:
+async def _events(chat: PreparedChat) -> AsyncGenerator[bytes, None]:
     """Yield the chunks. Their common part is serialised once: a stream has a chunk per token."""
-    body, head = asked.body, _head(asked, "chat.completion.chunk")
+    body, head = chat.body, _head(chat, "chat.completion.chunk")
     begin, choices = f"data: {dumps(head)[:-1]}," + '"choices":[', dict[int, Choice]()
-    async with aclosing(deltas(asked)) as stream:
+    async with aclosing(deltas(chat)) as stream:
         async for delta in stream:
             for choice in choices.setdefault(delta.index, Choice()).chunks(delta):
-                yield f"{begin}{choice}]{usage_member(body, asked.usage)}}}\n\n".encode()
-    if body.usage_wanted:
-        yield event({**head, "choices": [], "usage": asked.usage.body})
+                yield f"{begin}{choice}]{usage_member(body, chat.usage)}}}\n\n".encode()
+    if body.includes_usage:
+        yield event({**head, "choices": [], "usage": chat.usage.body})
     yield DONE
 
 
@@ -64,42 +71,48 @@ class Choice:
     """One of n answers in chunks: of text and reasoning, and of each tool call once it is complete."""
 
     def __init__(self) -> None:
-        self.begun = False
+        self.has_begun = False
         self.logprobs: list[dict[str, Any]] | None = None  # of tokens whose text is held back
 
     def chunks(self, delta: Delta) -> list[str]:
         """Return the choices for `delta` as JSON; none if all of it is held back."""
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + delta.logprobs
-        said = [_delta(part) for part in delta.parts]
-        if not self.begun:
-            self.begun, said = True, ['"role":"assistant",' + (said[0] if said else '"content":""'), *said[1:]]
-        elif delta.finish_reason and not said:
-            said = [""]
-        ends = [',"logprobs":null,"finish_reason":null'] * len(said)
-        if said:
+        members = [_delta(part) for part in delta.parts]
+        if not self.has_begun:
+            first = members[0] if members else '"content":""'
+            self.has_begun, members = True, ['"role":"assistant",' + first, *members[1:]]
+        elif delta.finish_reason and not members:
+            members = [""]
+        ends = [',"logprobs":null,"finish_reason":null'] * len(members)
+        if members:
             logprobs = "null" if self.logprobs is None else dumps(_logprobs(self.logprobs))
             reason = f'"{delta.finish_reason}"' if delta.finish_reason else "null"
             ends[-1], self.logprobs = f',"logprobs":{logprobs},"finish_reason":{reason}', None
-        return [f'{{"index":{delta.index},"delta":{{{one}}}{end}}}' for one, end in zip(said, ends, strict=True)]
+        return [f'{{"index":{delta.index},"delta":{{{one}}}{end}}}' for one, end in zip(members, ends, strict=True)]
 
 
 def _delta(part: Part) -> str:
     """Return the members of a delta."""
     if isinstance(part, str):
         return f'"content":{dumps(part)}'
-    if isinstance(part, Thought):
+    if isinstance(part, ReasoningText):
         return ",".join(f'"{name}":{dumps(part.text)}' for name in REASONING)
     return f'"tool_calls":{dumps([{"index": part.number, **_call_body(part)}])}'
 
 
-def _call_body(call: Called) -> dict[str, Any]:
+def _call_body(call: DeltaToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _head(asked: Chat, kind: str) -> dict[str, Any]:
-    call = asked.call
-    return {"id": f"chatcmpl-{call.facts.id}", "object": kind, "created": began(call), "model": asked.model.name}
+def _head(chat: PreparedChat, kind: str) -> dict[str, Any]:
+    context = chat.context
+    return {
+        "id": f"chatcmpl-{context.record.id}",
+        "object": kind,
+        "created": created_at(context),
+        "model": chat.model.name,
+    }
 
 
 def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,29 +9,29 @@ from typing import Any
 
 from pydantic import Field
 
-from builder.serving.gateway.call import Call
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.generation import fields
-from builder.serving.gateway.generation.asking import MOST_PROMPTS, began, refuse_other_models, together
 from builder.serving.gateway.generation.fields import option_inputs, usage_member
-from builder.serving.gateway.generation.pieces import IMPOSSIBLE, Completion, Piece, Usage
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.responses import DONE, Stream, dumps, event
+from builder.serving.gateway.generation.generate import MAX_PROMPTS, created_at, generate_all, refuse_other_tasks
+from builder.serving.gateway.generation.pieces import IMPOSSIBLE, Completion, Piece, TokenUsage
+from builder.serving.gateway.http_responses import DONE, EventStream, dumps, event
+from builder.serving.gateway.served_model import ServedModel
 
 Prompt = Mapping[str, Any]  # the model's input for it
 
 
-class Body(fields.Body):
+class CompletionRequest(fields.GenerationRequest):
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
 
 
-async def completions(call: Call) -> Any:
+async def create_completion(context: RequestContext) -> Any:
     """Complete each prompt, whole or as a stream of chunks."""
-    body: Body = call.body
-    model = await call.model(body.model)
-    refuse_other_models(model)
+    body: CompletionRequest = context.body
+    model = await context.model(body.model)
+    refuse_other_tasks(model)
     prompts = [_prompt_input(model, prompt) for prompt in _prompts(body.prompt)]
     inputs = option_inputs(model, body)
     if body.echo:
@@ -43,11 +43,11 @@ async def completions(call: Call) -> Any:
         inputs["logprobs"] = body.logprobs
     if body.stream:
         inputs["stream"] = True
-        return Stream(_events(call, model, prompts, inputs, body))
-    return await _whole(call, model, prompts, inputs, body.n or 1)
+        return EventStream(_events(context, model, prompts, inputs, body))
+    return await _whole(context, model, prompts, inputs, body.n or 1)
 
 
-def _prompt_input(model: Model, prompt: str | list[int]) -> dict[str, Any]:
+def _prompt_input(model: ServedModel, prompt: str | list[int]) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"text_input": prompt}
     if "input_ids" not in model.inputs:
@@ -55,7 +55,7 @@ def _prompt_input(model: Model, prompt: str | list[int]) -> dict[str, Any]:
     return {"input_ids": prompt}
 
 
-def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
+def _prompt_logprobs(model: ServedModel, body: CompletionRequest) -> dict[str, Any]:
     """Return the input for an echoed prompt's log-probabilities. Raises ApiError if the model has none."""
     if body.logprobs is None:
         return {}
@@ -69,8 +69,8 @@ def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
 def _prompts(value: str | list[Any]) -> list[str | list[int]]:
     """Return the prompts of a request: texts, or lists of the model's own token ids."""
     prompts = [value] if isinstance(value, str) or _are_ids(value) else value
-    if not 1 <= len(prompts) <= MOST_PROMPTS:
-        raise bad_field("prompt", f"prompt holds {len(prompts)} texts; send 1 to {MOST_PROMPTS}")
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise bad_field("prompt", f"prompt holds {len(prompts)} texts; send 1 to {MAX_PROMPTS}")
     for prompt in prompts:
         if not (isinstance(prompt, str) or _are_ids(prompt)):
             raise bad_field("prompt", "prompt is neither text nor a list of token ids, nor a list of these")
@@ -84,15 +84,15 @@ def _are_ids(value: Any) -> bool:
 
 
 async def _whole(
-    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], n: int
+    context: RequestContext, model: ServedModel, prompts: Sequence[Prompt], inputs: Mapping[str, Any], n: int
 ) -> dict[str, Any]:
     choices: dict[int, Completion] = {}
-    usage = Usage()
-    async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
+    usage = TokenUsage()
+    async with aclosing(_pieces(context, model, prompts, inputs)) as pieces:
         async for number, piece in pieces:
             choices.setdefault(number * n + piece.index, Completion()).add(piece)
             usage.add(piece, number)
-    call.facts.prompt_tokens = usage.prompt
+    context.record.prompt_tokens = usage.prompt
     completed = [
         {
             "index": index,
@@ -102,15 +102,19 @@ async def _whole(
         }
         for index, choice in sorted(choices.items())
     ]
-    return {**_head(call, model), "choices": completed, "usage": usage.body}
+    return {**_head(context, model), "choices": completed, "usage": usage.body}
 
 
 async def _events(
-    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], body: Body
+    context: RequestContext,
+    model: ServedModel,
+    prompts: Sequence[Prompt],
+    inputs: Mapping[str, Any],
+    body: CompletionRequest,
 ) -> AsyncGenerator[bytes, None]:
-    usage, n, lengths = Usage(), body.n or 1, Counter[int]()  # characters of each choice's tokens so far
-    head = f"data: {dumps(_head(call, model))[:-1]}," + '"choices":[{"index":'
-    async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
+    usage, n, lengths = TokenUsage(), body.n or 1, Counter[int]()  # characters of each choice's tokens so far
+    head = f"data: {dumps(_head(context, model))[:-1]}," + '"choices":[{"index":'
+    async with aclosing(_pieces(context, model, prompts, inputs)) as pieces:
         async for number, piece in pieces:
             index = number * n + piece.index
             logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs, lengths[index]))
@@ -121,21 +125,26 @@ async def _events(
                 f'{head}{index},"text":{dumps(piece.text)},"logprobs":{logprobs},"finish_reason":{reason}}}]'
                 f"{usage_member(body, usage)}}}\n\n"
             ).encode()
-    call.facts.prompt_tokens = usage.prompt
-    if body.usage_wanted:
-        yield event({**_head(call, model), "choices": [], "usage": usage.body})
+    context.record.prompt_tokens = usage.prompt
+    if body.includes_usage:
+        yield event({**_head(context, model), "choices": [], "usage": usage.body})
     yield DONE
 
 
 def _pieces(
-    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any]
+    context: RequestContext, model: ServedModel, prompts: Sequence[Prompt], inputs: Mapping[str, Any]
 ) -> AsyncGenerator[tuple[int, Piece], None]:
     """Yield the pieces of all prompts, with the prompt's number; sequence j of prompt i is choice i * n + j."""
-    return together(call, model, [{**inputs, **prompt} for prompt in prompts])
+    return generate_all(context, model, [{**inputs, **prompt} for prompt in prompts])
 
 
-def _head(call: Call, model: Model) -> dict[str, Any]:
-    return {"id": f"cmpl-{call.facts.id}", "object": "text_completion", "created": began(call), "model": model.name}
+def _head(context: RequestContext, model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{context.record.id}",
+        "object": "text_completion",
+        "created": created_at(context),
+        "model": model.name,
+    }
 
 
 def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:

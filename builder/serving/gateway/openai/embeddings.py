@@ -8,20 +8,20 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from builder.serving.gateway.call import Call
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.models import Model
-from builder.serving.gateway.rows import ask_rows
+from builder.serving.gateway.rows import infer_rows
+from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.token_ids import Vocabulary
 
-MOST_TEXTS = 2048  # OpenAI's own limit
+MAX_TEXTS = 2048  # OpenAI's own limit
 
 
-class Body(BaseModel):
+class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    input: str | Annotated[list[Any], Field(min_length=1, max_length=MOST_TEXTS)]
+    input: str | Annotated[list[Any], Field(min_length=1, max_length=MAX_TEXTS)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
     prompt_name: str | None = None  # for a checkpoint with prompts
@@ -29,45 +29,45 @@ class Body(BaseModel):
     user: str | None = None
 
 
-async def embeddings(call: Call) -> dict[str, Any]:
+async def create_embedding(context: RequestContext) -> dict[str, Any]:
     """Embed all texts; the vectors keep their order."""
-    body: Body = call.body
-    model = await call.model_for("for embeddings", lambda model: model.embeds, body.model)
-    texts = _texts(body.input, call.gateway.settings.token_ids)
-    vectors = await embed(call, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
+    body: EmbeddingRequest = context.body
+    model = await context.model_for("for embeddings", lambda model: model.is_embedder, body.model)
+    texts = _texts(body.input, context.gateway.settings.token_ids)
+    vectors = await embed(context, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
     if body.dimensions is not None:
-        vectors = [unit(vector) for vector in shortened(vectors, body.dimensions)]
+        vectors = [normalize(vector) for vector in truncate_vectors(vectors, body.dimensions)]
     values = [as_base64(vector) for vector in vectors] if body.encoding_format == "base64" else vectors
     data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
-    used = call.facts.prompt_tokens
+    used = context.record.prompt_tokens
     return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
 
 
-def refuse_other_models(model: Model) -> None:
+def refuse_other_tasks(model: ServedModel) -> None:
     """Raise ApiError for a model that does not answer vectors."""
-    if not model.embeds:
+    if not model.is_embedder:
         raise bad_field(
             "model", f"{model.name} is a model for {model.task}; it does not answer one vector a text: see /v1/models"
         )
 
 
-async def embed(call: Call, model: Model, texts: list[str], **options: Any) -> list[np.ndarray]:
+async def embed(context: RequestContext, model: ServedModel, texts: list[str], **options: Any) -> list[np.ndarray]:
     """Return one float32 vector per text. `options` that are None are left to the model."""
-    refuse_other_models(model)
-    stated = {name: value for name, value in options.items() if value is not None}
-    model.refuse_others(stated)
-    rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], stated)
+    refuse_other_tasks(model)
+    explicit = {name: value for name, value in options.items() if value is not None}
+    model.refuse_unknown_inputs(explicit)
+    rows = await infer_rows(context, model, [{"text_input": [text]} for text in texts], explicit)
     return [row["embedding"] for row in rows]
 
 
-def shortened(vectors: list[np.ndarray], size: int, name: str = "dimensions") -> list[np.ndarray]:
+def truncate_vectors(vectors: list[np.ndarray], size: int, name: str = "dimensions") -> list[np.ndarray]:
     """Return the first `size` numbers of each vector. Raises ApiError if the vectors are shorter."""
     if vectors and size > len(vectors[0]):
         raise bad_field(name, f"{name} is {size}; the vectors of this model have {len(vectors[0])}")
     return [vector[:size] for vector in vectors]
 
 
-def unit(vector: np.ndarray) -> np.ndarray:
+def normalize(vector: np.ndarray) -> np.ndarray:
     """Return the vector scaled to length 1."""
     return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12))
 
@@ -92,7 +92,9 @@ def _text(number: int, value: Any, vocabulary: Vocabulary | None) -> str:
     try:
         return vocabulary.text(value)
     except KeyError as error:
-        raise bad_field("input", f"input[{number}] holds {error.args[0]}, which {vocabulary.name} has not") from error
+        raise bad_field(
+            "input", f"input[{number}] holds {error.args[0]}, which is outside the vocabulary {vocabulary.name}"
+        ) from error
 
 
 def as_base64(vector: np.ndarray) -> str:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from builder.serving.gateway.call import Call
-from builder.serving.gateway.models import Model
+from builder.serving.gateway.context import RequestContext
+from builder.serving.gateway.served_model import ServedModel
 
 CREATED = 0  # config.pbtxt does not state the build time, and OpenAI's clients need a number
 
 
-async def list_models(call: Call) -> dict[str, Any]:
+async def list_models(context: RequestContext) -> dict[str, Any]:
     """List every available model."""
-    return {"object": "list", "data": [describe(model) for model in await call.gateway.models.all()]}
+    return {"object": "list", "data": [describe(model) for model in await context.gateway.models.all()]}
 
 
-async def show_model(call: Call) -> dict[str, Any]:
+async def show_model(context: RequestContext) -> dict[str, Any]:
     """Describe one model. Raises ApiError 404."""
-    return describe(await call.gateway.models.get(call.path["name"]))
+    return describe(await context.gateway.models.get(context.path["name"]))
 
 
-def describe(model: Model) -> dict[str, Any]:
+def describe(model: ServedModel) -> dict[str, Any]:
     """Return OpenAI's object with additional fields for the page and for scripts."""
     return {
         "id": model.name,
@@ -30,8 +30,8 @@ def describe(model: Model) -> dict[str, Any]:
         "max_model_len": model.max_total_tokens or model.max_input_length,
         "task": model.task,
         "version": model.version,
-        "chat": model.chats,
-        "embeds": model.embeds,
+        "chat": model.has_chat_template,
+        "embeds": model.is_embedder,
         "labels": model.labels,
         "languages": model.languages,
         "report": model.report,

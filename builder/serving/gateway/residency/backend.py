@@ -5,68 +5,58 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.residency.processes import Processes
-from builder.serving.gateway.residency.resident import ENDED, Resident, State
-from builder.serving.gateway.residency.residents import UNLOADED, Residents
+from builder.serving.gateway.backend import Backend, Metadata, StreamFunction, as_stream
+from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.residency.processes import TritonProcesses
+from builder.serving.gateway.residency.resident_model import PROCESS_DIED, ResidentModel, State
+from builder.serving.gateway.residency.resident_models import UNLOADED, ResidentModels
 from builder.serving.gateway.tensors import Outputs
-from builder.serving.gateway.triton import Metadata
 
-ATTEMPTS = 3  # attempts of a request whose model has been unloaded
-DEATH_S = 1.0  # between two checks for dead processes
-LOOKS = 5  # checks for dead processes per check of all loaded models
-GONE = (UNLOADED, "is not at ready state", "is not healthy", ENDED)  # Triton's messages, and ours
-T = TypeVar("T")
-STATUSES = (404, 500, 503)  # so that a 400 that quotes one of these texts does not match
+MAX_ATTEMPTS = 3  # of a request whose model has been unloaded
+DEATH_CHECK_INTERVAL_S = 1.0  # between two checks for dead processes
+DEATH_CHECKS_PER_INDEX = 5  # checks for dead processes per check of all loaded models
+UNLOADED_TEXTS = (UNLOADED, "is not at ready state", "is not healthy", PROCESS_DIED)  # Triton's messages, and ours
+UNLOADED_STATUSES = (404, 500, 503)  # so that a 400 that quotes one of these texts does not match
 
 
-class OnDemand:
+class OnDemandBackend(Backend):
     """Backend that loads models on demand. `watch` has to run while it is used."""
 
-    def __init__(self, triton: Any, residents: Residents, processes: Processes) -> None:
+    def __init__(self, triton: Any, residents: ResidentModels, processes: TritonProcesses) -> None:
         self.triton, self.residents, self.processes = triton, residents, processes
 
     async def ready(self) -> bool:
-        """Return True if the server answers and is ready."""
         return bool(await self.triton.ready())
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
-        """Return the answer of a model that answers once. Raises ApiError."""
-        attempt = 0
-        while True:
-            attempt += 1
-            resident = await self.residents.lease(request.model_name)
-            try:
-                answer: Outputs = await _unless_dead(resident, self.triton.infer(request, metadata))
-                return answer
-            except ApiError as error:
-                if not self._has_gone(resident, error) or attempt == ATTEMPTS:
-                    raise
-            finally:
-                self.residents.release(resident)
+        async with aclosing(self._answers(request, metadata, as_stream(self.triton.infer))) as answers:
+            return await anext(answers)
 
-    async def stream(
-        self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
+    def stream(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> AsyncGenerator[Outputs, None]:
+        return self._answers(request, metadata, self.triton.stream)
+
+    async def _answers(
+        self, request: service_pb2.ModelInferRequest, metadata: Metadata, send: StreamFunction
     ) -> AsyncGenerator[Outputs, None]:
-        """Yield the answers of a model as they arrive. A request whose answer has begun is not retried."""
-        attempt, begun = 0, False
+        """Yield the answers of a model as they arrive. A request whose answer has started is not retried."""
+        attempt, has_started = 0, False
         while True:
             attempt += 1
             resident = await self.residents.lease(request.model_name)
             try:
-                async with aclosing(self.triton.stream(request, metadata)) as answers:
-                    while (outputs := await _unless_dead(resident, anext(answers, None))) is not None:
-                        begun = True
+                async with aclosing(send(request, metadata)) as answers:
+                    while (outputs := await _next(resident, answers)) is not None:
+                        has_started = True
                         yield outputs
                 return
             except ApiError as error:
-                if begun or not self._has_gone(resident, error) or attempt == ATTEMPTS:
+                if has_started or not self._handle_if_unloaded(resident, error) or attempt == MAX_ATTEMPTS:
                     raise
             finally:
                 self.residents.release(resident)
@@ -75,29 +65,29 @@ class OnDemand:
         """Check regularly which models Triton has loaded and how much memory they use; keep pinned models loaded."""
         while True:
             try:
-                await self._look()
+                await self._check_loaded()
             except ApiError as error:
-                logging.getLogger(__name__).warning("what is loaded is not known: %s", error.message)
-            await asyncio.gather(*map(self._pin, self.residents.room.pins))
-            for _ in range(LOOKS):
-                await asyncio.sleep(DEATH_S)
+                logging.getLogger(__name__).warning("the loaded models are unknown: %s", error.message)
+            await asyncio.gather(*map(self._pin, self.residents.budget.pins))
+            for _ in range(DEATH_CHECKS_PER_INDEX):
+                await asyncio.sleep(DEATH_CHECK_INTERVAL_S)
                 for name, process in await asyncio.to_thread(self.processes.died):
-                    self.residents.ended(name, process)
+                    self.residents.handle_dead_process(name, process)
 
-    async def _look(self) -> None:
-        begun = time.monotonic()
+    async def _check_loaded(self) -> None:
+        started = time.monotonic()
         ready = dict(await self.triton.index())
         loaded = [name for name, resident in self.residents.models.items() if resident.state is State.READY]
         for name in loaded:
             if name not in ready:
-                self.residents.lost(name, begun)
+                self.residents.remove_unloaded(name, started)
         for name, version in ready.items():
             await self.residents.adopt(name, version)
         if await asyncio.to_thread(self.processes.find):
             usage = await asyncio.to_thread(self.processes.usage)
-            self.residents.measured(usage.server, usage.models)
+            self.residents.record_usage(usage.server, usage.models)
         else:
-            self.residents.room.make()
+            self.residents.budget.rebalance()
 
     async def _pin(self, name: str) -> None:
         try:
@@ -105,17 +95,17 @@ class OnDemand:
         except ApiError as error:
             logging.getLogger(__name__).warning("pinned: %s", error.message)
 
-    def _has_gone(self, resident: Resident, error: ApiError) -> bool:
+    def _handle_if_unloaded(self, resident: ResidentModel, error: ApiError) -> bool:
         """Return True if a request failed because its model is not loaded any more."""
-        if error.status not in STATUSES or not any(text in error.message for text in GONE):
+        if error.status not in UNLOADED_STATUSES or not any(text in error.message for text in UNLOADED_TEXTS):
             return False
-        self.residents.died(resident, error.message)
+        self.residents.handle_death(resident, error.message)
         return True
 
 
-async def _unless_dead(resident: Resident, call: Awaitable[T]) -> T:
-    """Return the result of a call. Raises ApiError if the model dies meanwhile."""
+async def _next(resident: ResidentModel, answers: AsyncGenerator[Outputs, None]) -> Outputs | None:
+    """Return the next answer, None at the end. Raises ApiError if the model dies meanwhile."""
     try:
-        return await resident.unless_dead(call)
+        return await resident.run_while_alive(anext(answers, None))
     except TimeoutError as error:
-        raise ApiError(503, f"{resident.name}: {ENDED}", code="unavailable", retry_after=1) from error
+        raise unavailable(f"{resident.name}: {PROCESS_DIED}", 1) from error

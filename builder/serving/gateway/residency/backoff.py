@@ -1,4 +1,4 @@
-"""Backoff for models that fail to load, or die: when the next attempt is due, and the error until then."""
+"""LoadBackoff for models that fail to load, or die: when the next attempt is due, and the error until then."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.residency.offered import Stamp
+from builder.serving.gateway.residency.repository_models import Stamp
 
-LONGEST_S = 60.0
-PATIENCE_S = 2.0  # that requests wait for the next attempt at a model that died
-STEADY_S = 60.0  # after so long without a failure, earlier ones are forgotten
-ANSWERED_S = 10.0  # loading does not kill a model that answered for this long: it is reloaded at once
+MAX_DELAY_S = 60.0
+MAX_WAIT_S = 2.0  # that requests wait for the next attempt at a model that died
+FORGET_AFTER_S = 60.0  # without a failure, earlier ones are forgotten
+STABLE_AFTER_S = 10.0  # a model that answered for this long before it died is reloaded at once
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Failure:
     died: bool
 
 
-class Backoff:
+class LoadBackoff:
     """Exponential backoff: 1, 2, 4 seconds and so on after failed loads; after deaths one second less.
 
     The first retry after a death is therefore immediate.
@@ -36,39 +36,39 @@ class Backoff:
         self.now = now
         self.failures: dict[str, Failure] = {}
 
-    def waits(self, name: str, stamp: Stamp) -> bool:
+    def is_waiting(self, name: str, stamp: Stamp) -> bool:
         """Return True if a model may not be tried yet."""
-        return self._left(name, stamp) > 0
+        return self._remaining(name, stamp) > 0
 
     def pause(self, name: str, stamp: Stamp) -> float:
         """Return the seconds to wait before the next attempt at a model.
 
-        Raises ApiError 503 with the reason if the model does not load, or died and has to wait longer than PATIENCE_S.
+        Raises ApiError 503 with the reason if the model does not load, or died and has to wait longer than MAX_WAIT_S.
         """
-        left = self._left(name, stamp)
-        if left <= 0:
+        remaining = self._remaining(name, stamp)
+        if remaining <= 0:
             return 0.0
         known = self.failures[name]
-        if not known.died or left > PATIENCE_S:
-            raise failed(name, known.reason, left)
-        return left
+        if not known.died or remaining > MAX_WAIT_S:
+            raise failed(name, known.reason, remaining)
+        return remaining
 
-    def _left(self, name: str, stamp: Stamp) -> float:
+    def _remaining(self, name: str, stamp: Stamp) -> float:
         known = self.failures.get(name)
         return known.until - self.now() if known is not None and known.stamp == stamp else 0.0
 
-    def note_death(self, name: str, stamp: Stamp, reason: str, answered_s: float) -> None:
+    def record_death(self, name: str, stamp: Stamp, reason: str, answered_s: float) -> None:
         """Record that a model died after answering for `answered_s` seconds."""
-        if answered_s >= ANSWERED_S:
+        if answered_s >= STABLE_AFTER_S:
             self.failures.pop(name, None)
-        self.note(name, stamp, reason, died=True)
+        self.record_failure(name, stamp, reason, died=True)
 
-    def note(self, name: str, stamp: Stamp, reason: str, *, died: bool = False) -> float:
+    def record_failure(self, name: str, stamp: Stamp, reason: str, *, died: bool = False) -> float:
         """Record a failure. Returns the seconds until the next attempt."""
         known = self.failures.get(name)
-        in_a_row = known is not None and known.stamp == stamp and self.now() - known.until < STEADY_S
-        times = known.times + 1 if known is not None and in_a_row else 1
-        delay = min(LONGEST_S, 2.0 ** (times - 1) - died)
+        is_repeated = known is not None and known.stamp == stamp and self.now() - known.until < FORGET_AFTER_S
+        times = known.times + 1 if known is not None and is_repeated else 1
+        delay = min(MAX_DELAY_S, 2.0 ** (times - 1) - died)
         self.failures[name] = Failure(stamp, times, self.now() + delay, reason, died)
         return delay
 

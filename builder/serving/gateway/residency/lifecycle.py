@@ -10,26 +10,27 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
+from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.residency.backoff import Backoff, failed
-from builder.serving.gateway.residency.measures import Measures
-from builder.serving.gateway.residency.needs import Needs
-from builder.serving.gateway.residency.offered import Offered
-from builder.serving.gateway.residency.resident import ENDED, Resident, State
-from builder.serving.gateway.residency.room import Room
+from builder.serving.gateway.residency.backoff import LoadBackoff, failed
+from builder.serving.gateway.residency.loading_metrics import LoadingMetrics
+from builder.serving.gateway.residency.memory_budget import MemoryBudget
+from builder.serving.gateway.residency.memory_estimate import MemoryEstimate
+from builder.serving.gateway.residency.repository_models import RepositoryModels
+from builder.serving.gateway.residency.resident_model import PROCESS_DIED, ResidentModel, State
 
-GROWS = 1.15  # ratio of a process that has answered to one just loaded (42 and 37 MB), used until the next measurement
+GROWTH = 1.15  # ratio of a process that has answered to one just loaded (42 and 37 MB), used until the next measurement
 
 
-class Loading(Protocol):
+class ModelLoader(Protocol):
     """Operations of Triton and of the machine that the lifecycle needs."""
 
-    async def needs(self, name: str, version: str) -> Needs:
+    async def estimate(self, name: str, version: str) -> MemoryEstimate:
         """Return an estimate of what a version needs."""
         ...
 
-    async def load(self, resident: Resident, *, instead: bool) -> int | None:
-        """Load a version; `instead`: replace the version that answers, which does so until then.
+    async def load(self, resident: ResidentModel, *, replace: bool) -> int | None:
+        """Load a version; `replace`: replace the version that answers, which does so until then.
 
         Returns the measured bytes; None if they cannot be measured. Raises ApiError.
         """
@@ -41,161 +42,149 @@ class Loading(Protocol):
 
 
 class Lifecycle:
-    """Lifecycle of the models in `room`: loaded by `loading`, and evicted when others need their memory.
+    """Loads models with `loader`, and evicts them when others need their memory.
 
     Models and server together may use `budget` bytes; `pins` are never unloaded.
     """
 
     def __init__(
         self,
-        offered: Offered,
-        loading: Loading,
-        measures: Measures,
+        repository_models: RepositoryModels,
+        loader: ModelLoader,
+        metrics: LoadingMetrics,
         budget: int,
         pins: Sequence[str] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.offered, self.loading, self.measures = offered, loading, measures
-        self.room = Room(budget, pins, self._evict, now)
-        self.backoff = Backoff(now)
+        self.repository_models, self.loader, self.metrics = repository_models, loader, metrics
+        self.budget = MemoryBudget(budget, pins, self._evict, now)
+        self.backoff = LoadBackoff(now)
         self.known: dict[str, tuple[str, int]] = {}  # measured (version, bytes)
-        measures.budget.set(budget)
+        metrics.budget.set(budget)
 
-    def begin(self, name: str, before: Resident | None) -> Resident:
-        """Start to load a model; `before`: the version that answers by that name now. Raises ApiError."""
-        offer = self.offered.offer(name)
-        if offer.model is None:
+    def start_loading(self, name: str, previous: ResidentModel | None) -> ResidentModel:
+        """Start to load a model; `previous`: the version that answers by that name now. Raises ApiError."""
+        configured = self.repository_models.configured(name)
+        if configured.model is None:
             raise ApiError(404, f"{name} is not a model for clients", param="model", code="model_not_found")
-        pause = self.backoff.pause(name, offer.stamp)
-        resident = self.room.models[name] = Resident(name, offer.stamp, offer.model.version)
-        self.room.models.move_to_end(name)
-        resident.size = before.size if before is not None else 0
-        resident.task = asyncio.ensure_future(self._load(resident, before, pause))
-        resident.task.add_done_callback(_noticed)
+        pause = self.backoff.pause(name, configured.stamp)
+        resident = self.budget.models[name] = ResidentModel(name, configured.stamp, configured.model.version)
+        self.budget.models.move_to_end(name)
+        resident.size = previous.size if previous is not None else 0
+        resident.task = start_task(self._load(resident, previous, pause))
         return resident
 
-    def leave(self, resident: Resident) -> None:
+    def unload(self, resident: ResidentModel) -> None:
         """Unload a model."""
-        del self.room.models[resident.name]
-        self._go(resident)
+        del self.budget.models[resident.name]
+        self._start_unloading(resident)
 
-    def _go(self, resident: Resident) -> None:
-        resident.state = State.LEAVING
-        self.room.leaving.add(resident)
-        resident.task = asyncio.ensure_future(self._unload(resident))
-        resident.task.add_done_callback(_noticed)
+    def _start_unloading(self, resident: ResidentModel) -> None:
+        resident.state = State.UNLOADING
+        self.budget.unloading.add(resident)
+        resident.task = start_task(self._unload(resident))
 
-    def weigh(self, resident: Resident, size: int) -> None:
+    def record_size(self, resident: ResidentModel, size: int) -> None:
         """Record that a model was measured to use `size` bytes."""
         resident.size = max(size, resident.reserved)
         self.known[resident.name] = (resident.version, size)
 
-    def count(self) -> None:
+    def update_metrics(self) -> None:
         """Update the metrics of what is loaded."""
-        self.measures.models.set(sum(r.state is State.READY for r in self.room.models.values()))
-        self.measures.bytes.set(self.room.used())
+        self.metrics.models.set(sum(r.state is State.READY for r in self.budget.models.values()))
+        self.metrics.bytes.set(self.budget.used())
 
-    async def _load(self, resident: Resident, before: Resident | None, pause: float) -> None:
-        begun = started = self.room.now()
+    async def _load(self, resident: ResidentModel, previous: ResidentModel | None, pause: float) -> None:
+        requested = started = self.budget.now()
         try:
             await asyncio.sleep(pause)
-            await self._until_gone({resident.name})
-            needs = await self._needs(resident)
-            if before is not None and needs.size <= self.room.most(resident) < needs.size + before.size:
-                await self._make_way(resident, before)
-                before = None
-            resident.engines, resident.reserved = needs.engines, needs.reserved
-            await self._until_gone(set(needs.engines))
-            await self.room.wait_for(resident, needs.size)
-            started = self.room.now()
-            size = await self._loaded(resident, instead=before is not None)
+            await self._wait_unloaded({resident.name})
+            estimate = await self._estimate(resident)
+            if previous is not None and estimate.size <= self.budget.max_size(resident) < estimate.size + previous.size:
+                await self._replace_idle(resident, previous)
+                previous = None
+            resident.engines, resident.reserved = estimate.engines, estimate.reserved
+            await self._wait_unloaded(set(estimate.engines))
+            await self.budget.wait_for(resident, estimate.size)
+            started = self.budget.now()
+            size = await self._load_or_raise(resident, replace=previous is not None)
         except BaseException as error:
-            self._failed(resident, before, error)
+            self._clean_up(resident, previous, error)
             raise
-        resident.state, resident.since = State.READY, self.room.now()
+        resident.state, resident.since = State.READY, self.budget.now()
         resident.stays_until = resident.since + (resident.since - started)  # at least as long as its load took
-        grown = needs.size if size is None else max(self._measured_size(resident), int(GROWS * size))
-        resident.size = max(grown, needs.reserved)
-        self.measures.loads.inc()
-        self.measures.load_s.observe(self.room.now() - begun)
-        if before is not None:
+        grown = estimate.size if size is None else max(self._measured_size(resident), int(GROWTH * size))
+        resident.size = max(grown, estimate.reserved)
+        self.metrics.loads.inc()
+        self.metrics.load_s.observe(self.budget.now() - requested)
+        if previous is not None:
             with suppress(ApiError):
-                await self._unload_engines(before)
-        self.room.make()
-        self.count()
+                await self._unload_engines(previous)
+        self.budget.rebalance()
+        self.update_metrics()
 
-    async def _make_way(self, resident: Resident, before: Resident) -> None:
+    async def _replace_idle(self, resident: ResidentModel, previous: ResidentModel) -> None:
         """Unload the version that answers, once it is idle: memory does not fit both. Raises ApiError."""
-        await self.room.until_idle(before)
+        await self.budget.wait_idle(previous)
         resident.size = 0
-        self._go(before)
-        await self._until_gone({before.name})
+        self._start_unloading(previous)
+        await self._wait_unloaded({previous.name})
 
-    async def _loaded(self, resident: Resident, *, instead: bool) -> int | None:
+    async def _load_or_raise(self, resident: ResidentModel, *, replace: bool) -> int | None:
         try:
-            return await resident.unless_dead(self.loading.load(resident, instead=instead))
+            return await resident.run_while_alive(self.loader.load(resident, replace=replace))
         except TimeoutError as error:
-            why = f"{ENDED} while it was loaded; where that goes on, Triton waits for it until it is started again"
-            raise ApiError(503, why, code="model_failed") from error
+            advice = "if that happens again, restart Triton, which may wait for the process forever"
+            raise ApiError(503, f"{PROCESS_DIED} while it was loaded; {advice}", code="model_failed") from error
 
-    async def _needs(self, resident: Resident) -> Needs:
-        needs = await self.loading.needs(resident.name, resident.version)
-        return replace(needs, size=max(self._measured_size(resident) or needs.size, needs.reserved))
+    async def _estimate(self, resident: ResidentModel) -> MemoryEstimate:
+        estimate = await self.loader.estimate(resident.name, resident.version)
+        return replace(estimate, size=max(self._measured_size(resident) or estimate.size, estimate.reserved))
 
-    def _measured_size(self, resident: Resident) -> int:
+    def _measured_size(self, resident: ResidentModel) -> int:
         """Return the measured bytes of this version; 0 if it was never measured."""
         version, size = self.known.get(resident.name, ("", 0))
         return size if version == resident.version else 0
 
-    def _failed(self, resident: Resident, before: Resident | None, error: BaseException) -> None:
+    def _clean_up(self, resident: ResidentModel, previous: ResidentModel | None, error: BaseException) -> None:
         """Clean up after a failed load: unload the model, or keep the earlier version that still answers."""
-        if isinstance(error, ApiError) and error.code == "model_failed" and resident.stamp is not None:
-            self.measures.failures.inc()
-            delay = self.backoff.note(resident.name, resident.stamp, error.message)
-            error.message, error.retry_after = failed(resident.name, error.message, delay).message, delay
-        elif (
-            before is not None
-            and isinstance(error, ApiError)
-            and error.code == "no_room"
-            and resident.stamp is not None
-        ):
-            self.backoff.note(resident.name, resident.stamp, error.message)
-        if before is not None:
-            self.room.models[resident.name] = before
-        elif resident.has_room and not isinstance(error, asyncio.CancelledError):
-            self.leave(resident)
+        if isinstance(error, ApiError) and resident.stamp is not None:
+            if error.code == "model_failed":
+                self.metrics.failures.inc()
+                delay = self.backoff.record_failure(resident.name, resident.stamp, error.message)
+                error.message, error.retry_after = failed(resident.name, error.message, delay).message, delay
+            elif error.code == "no_room" and previous is not None:
+                self.backoff.record_failure(resident.name, resident.stamp, error.message)
+        if previous is not None:
+            self.budget.models[resident.name] = previous
+        elif resident.has_memory and not isinstance(error, asyncio.CancelledError):
+            self.unload(resident)
         else:
-            del self.room.models[resident.name]
+            del self.budget.models[resident.name]
 
-    def _evict(self, resident: Resident) -> None:
-        self.measures.evictions.inc()
-        self.leave(resident)
+    def _evict(self, resident: ResidentModel) -> None:
+        self.metrics.evictions.inc()
+        self.unload(resident)
 
-    async def _unload(self, resident: Resident) -> None:
+    async def _unload(self, resident: ResidentModel) -> None:
         try:
-            await self.loading.unload(resident.name)
+            await self.loader.unload(resident.name)
             await self._unload_engines(resident)
         except ApiError as error:
             logging.getLogger(__name__).warning("%s is not unloaded: %s", resident.name, error.message)
         finally:
-            self.room.leaving.discard(resident)
-            self.room.make()
-            self.count()
+            self.budget.unloading.discard(resident)
+            self.budget.rebalance()
+            self.update_metrics()
 
-    async def _unload_engines(self, resident: Resident) -> None:
+    async def _unload_engines(self, resident: ResidentModel) -> None:
         """Unload the engines that only this model called."""
         for engine in resident.engines:
-            if not any(engine in other.engines for other in self.room.models.values()):
-                await self.loading.unload(engine)
+            if not any(engine in other.engines for other in self.budget.models.values()):
+                await self.loader.unload(engine)
 
-    async def _until_gone(self, names: set[str]) -> None:
+    async def _wait_unloaded(self, names: set[str]) -> None:
         """Wait until models that are being unloaded under these names are gone."""
-        for other in list(self.room.leaving):
+        for other in list(self.budget.unloading):
             if other.task is not None and names & {other.name, *other.engines}:
                 await asyncio.wait({other.task})
-
-
-def _noticed(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception of a load that no request waits for any more."""
-    if not task.cancelled():
-        task.exception()

@@ -20,14 +20,14 @@ LISTENING = "0A"  # socket state in /proc/net/tcp
 
 
 @dataclass(frozen=True)
-class Usage:
+class MemoryUsage:
     """Bytes of the server itself, and of the processes of each model."""
 
     server: int = 0
     models: dict[str, int] = field(default_factory=dict)
 
 
-class Processes:
+class TritonProcesses:
     """Processes of the server that listens on the gRPC address `url`; none if it is not on this machine.
 
     Every method reads files, some of them hundreds: call it in a thread. Call `find` first.
@@ -59,12 +59,12 @@ class Processes:
         self._dead = {process: self._dead.get(process, 0) + 1 for process, _ in gone}
         return [(name, process) for process, name in gone if self._dead[process] == 2]
 
-    def usage(self) -> Usage:
+    def usage(self) -> MemoryUsage:
         """Return the current memory of the server and of each model."""
         models: dict[str, int] = {}
         for process, name in self._children().items():
             models[name] = models.get(name, 0) + size_of(process)
-        return Usage(size_of(self.server) if self.server is not None else 0, models)
+        return MemoryUsage(size_of(self.server) if self.server is not None else 0, models)
 
     def _children(self) -> dict[int, str]:
         """Return the server's children that run a model; only new processes are examined."""

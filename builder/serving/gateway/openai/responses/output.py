@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from builder.serving.gateway.generation.answer import Called, Part
-from builder.serving.gateway.generation.reasoning import Thought
+from builder.serving.gateway.generation.answer import DeltaToolCall, Part
+from builder.serving.gateway.generation.reasoning import ReasoningText
 
 Event = dict[str, Any]  # without its sequence number
 
@@ -21,9 +21,9 @@ class Output:
 
     def push(self, part: Part) -> list[Event]:
         """Return the events for one part of the answer."""
-        if isinstance(part, Called):
+        if isinstance(part, DeltaToolCall):
             return [*self.close(), *self._call(part)]
-        kind, text = ("reasoning", part.text) if isinstance(part, Thought) else ("message", part)
+        kind, text = ("reasoning", part.text) if isinstance(part, ReasoningText) else ("message", part)
         if not text:
             return []
         events = [] if kind == self.kind else [*self.close(), *self._begin(kind)]
@@ -53,7 +53,7 @@ class Output:
         self.items.append({"id": self._id(kind), "type": kind, "status": "in_progress", **own, "content": []})
         return [self._item("added"), self._event("content_part.added", content_index=0, part=self._part(""))]
 
-    def _call(self, call: Called) -> list[Event]:
+    def _call(self, call: DeltaToolCall) -> list[Event]:
         item = {"id": self._id("call"), "type": "function_call", "call_id": call.id, "name": call.name}
         self.items.append({**item, "status": "in_progress", "arguments": ""})
         added = self._item("added")

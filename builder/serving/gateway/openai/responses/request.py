@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from builder.serving.gateway.endpoint import checked
+from builder.serving.gateway.endpoint import validate_body
 from builder.serving.gateway.errors import ApiError, bad_field
-from builder.serving.gateway.generation import chat
-from builder.serving.gateway.generation.messages import MOST_MESSAGES
+from builder.serving.gateway.generation.chat import ChatCompletionRequest
+from builder.serving.gateway.generation.messages import MAX_MESSAGES
 from builder.serving.gateway.openai.responses.items import as_messages
 
 CHAT_NAMES = {  # field of a chat -> field of this route
@@ -34,7 +34,7 @@ REFUSED = {  # field -> reason
 HARMLESS_INCLUDES = {"reasoning.encrypted_content"}  # reasoning is answered and accepted as text
 
 
-class Body(BaseModel):
+class ResponsesRequest(BaseModel):
     """Body of the route. Extra fields are those of a chat, such as top_k; others are refused by name."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -57,12 +57,12 @@ class Body(BaseModel):
     truncation: str | None = None
 
 
-def as_chat(body: Body) -> chat.Body:
+def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     """Return the request as a chat. Raises ApiError for what needs state, or what these models cannot do."""
     _refuse(body)
-    own = {name: value for name, value in (body.model_extra or {}).items() if name not in REFUSED}
-    asked: dict[str, Any] = {
-        **own,
+    extra = {name: value for name, value in (body.model_extra or {}).items() if name not in REFUSED}
+    fields: dict[str, Any] = {
+        **extra,
         "model": body.model,
         "messages": as_messages(body.input, body.instructions),
         "max_completion_tokens": body.max_output_tokens,
@@ -75,14 +75,14 @@ def as_chat(body: Body) -> chat.Body:
         "reasoning_effort": _effort(body.reasoning or {}),
         "stream": body.stream,
     }
-    if len(asked["messages"]) > MOST_MESSAGES:
-        raise bad_field("input", f"input has {len(asked['messages'])} messages; send at most {MOST_MESSAGES}")
+    if len(fields["messages"]) > MAX_MESSAGES:
+        raise bad_field("input", f"input has {len(fields['messages'])} messages; send at most {MAX_MESSAGES}")
     try:
-        read = checked(chat.Body, {name: value for name, value in asked.items() if value is not None})
+        return validate_body(
+            ChatCompletionRequest, {name: value for name, value in fields.items() if value is not None}
+        )
     except ApiError as error:
         raise by_own_name(error) from error
-    assert isinstance(read, chat.Body)
-    return read
 
 
 def by_own_name(error: ApiError) -> ApiError:
@@ -91,7 +91,7 @@ def by_own_name(error: ApiError) -> ApiError:
     return error
 
 
-def _refuse(body: Body) -> None:
+def _refuse(body: ResponsesRequest) -> None:
     extra = body.model_extra or {}
     for name, reason in REFUSED.items():
         if extra.get(name):
@@ -104,7 +104,7 @@ def _refuse(body: Body) -> None:
         raise bad_field("include", f"include asks for {name}, which is not answered here; leave it out")
     for name, value in (body.stream_options or {}).items():
         if value:
-            raise bad_field("stream_options", f"stream_options.{name} is not something that streams here have")
+            raise bad_field("stream_options", f"stream_options.{name} is not supported here; leave it out")
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

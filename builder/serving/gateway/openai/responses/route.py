@@ -8,65 +8,65 @@ from contextlib import aclosing
 from itertools import count
 from typing import Any
 
-from builder.serving.gateway.call import Call
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.generation.answer import Delta
-from builder.serving.gateway.generation.asking import began
-from builder.serving.gateway.generation.chat import Chat, deltas, read_chat
+from builder.serving.gateway.generation.chat import PreparedChat, deltas, read_chat
+from builder.serving.gateway.generation.generate import created_at
+from builder.serving.gateway.http_responses import EventStream, named_event
 from builder.serving.gateway.openai.responses.output import Event, Output
-from builder.serving.gateway.openai.responses.request import Body, as_chat, by_own_name
-from builder.serving.gateway.responses import Stream, named_event
+from builder.serving.gateway.openai.responses.request import ResponsesRequest, as_chat, by_own_name
 
-CUT = {"length": "max_output_tokens"}  # the model's finish reason -> OpenAI's
+INCOMPLETE = {"length": "max_output_tokens"}  # the model's finish reason -> OpenAI's
 
 
-async def respond(call: Call) -> Any:
+async def create_response(context: RequestContext) -> Any:
     """Answer an input, either whole or as a stream of events."""
-    body: Body = call.body
+    body: ResponsesRequest = context.body
     try:
-        asked = await read_chat(call, as_chat(body))
+        chat = await read_chat(context, as_chat(body))
         if body.stream:
-            return Stream(_events(asked, body))
-        output, reason = Output(call.facts.id), None
-        async with aclosing(deltas(asked)) as stream:
+            return EventStream(_events(chat, body))
+        output, reason = Output(context.record.id), None
+        async with aclosing(deltas(chat)) as stream:
             async for delta in stream:
                 _add(output, delta)
                 reason = delta.finish_reason or reason
     except ApiError as error:
         raise by_own_name(error) from error
     output.close(_status(reason))
-    return _response(asked, body, output, reason)
+    return _response(chat, body, output, reason)
 
 
-async def _events(asked: Chat, body: Body) -> AsyncGenerator[bytes, None]:
+async def _events(chat: PreparedChat, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
     """Yield the numbered events. The first comes with the model's first piece: an earlier refusal is not a stream."""
-    output, numbers, reason = Output(asked.call.facts.id), count(), None
+    output, numbers, reason = Output(chat.context.record.id), count(), None
 
     def written(event: Event) -> bytes:
         return named_event(event["type"], {**event, "sequence_number": next(numbers)})
 
-    begun = False
+    has_started = False
     try:
-        async with aclosing(deltas(asked)) as stream:
+        async with aclosing(deltas(chat)) as stream:
             async for delta in stream:
-                if not begun:
-                    begun = True
+                if not has_started:
+                    has_started = True
                     for kind in ("created", "in_progress"):
-                        yield written({"type": f"response.{kind}", "response": _response(asked, body, output, None)})
+                        yield written({"type": f"response.{kind}", "response": _response(chat, body, output, None)})
                 for event in _add(output, delta):
                     yield written(event)
                 reason = delta.finish_reason or reason
     except ApiError as error:
-        if not begun:
+        if not has_started:
             raise by_own_name(error) from error
-        asked.call.facts.fail(error)
-        failed = {**_response(asked, body, output, None), "status": "failed"}
+        chat.context.record.fail(error)
+        failed = {**_response(chat, body, output, None), "status": "failed"}
         failed["error"] = {"code": "server_error", "message": error.message}
         yield written({"type": "response.failed", "response": failed})
         return
     for event in output.close(_status(reason)):
         yield written(event)
-    yield written({"type": f"response.{_status(reason)}", "response": _response(asked, body, output, reason)})
+    yield written({"type": f"response.{_status(reason)}", "response": _response(chat, body, output, reason)})
 
 
 def _add(output: Output, delta: Delta) -> list[Event]:
@@ -74,21 +74,21 @@ def _add(output: Output, delta: Delta) -> list[Event]:
 
 
 def _status(reason: str | None) -> str:
-    return "incomplete" if reason in CUT else "completed"
+    return "incomplete" if reason in INCOMPLETE else "completed"
 
 
-def _response(asked: Chat, body: Body, output: Output, reason: str | None) -> dict[str, Any]:
+def _response(chat: PreparedChat, body: ResponsesRequest, output: Output, reason: str | None) -> dict[str, Any]:
     """Return OpenAI's response object; `reason`: the finish reason, None while the answer is in progress."""
-    usage = asked.usage
+    usage = chat.usage
     return {
-        "id": f"resp_{asked.call.facts.id}",
+        "id": f"resp_{chat.context.record.id}",
         "object": "response",
-        "created_at": began(asked.call),
+        "created_at": created_at(chat.context),
         "completed_at": int(time.time()) if reason else None,
         "status": _status(reason) if reason else "in_progress",
         "error": None,
-        "incomplete_details": {"reason": CUT[reason]} if reason in CUT else None,
-        "model": asked.model.name,
+        "incomplete_details": {"reason": INCOMPLETE[reason]} if reason in INCOMPLETE else None,
+        "model": chat.model.name,
         "output": output.items if reason else [],
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,

@@ -1,4 +1,4 @@
-"""Tool calls: required by a request, or made by the model of its own accord.
+"""Tool calls: required by a request, or chosen by the model.
 
 `tool_choice: required` requires a call of any of the tools, a named function a call of that one: a guide keeps the
 model from writing anything else. With `auto` the model writes freely, and the gateway looks for calls in the model's
@@ -16,11 +16,25 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAt
 from builder.checkpoints.tool_calls import PARSERS, Part, ToolCall
 from builder.checkpoints.tool_calls.members import member_texts
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.models import Model
+from builder.serving.gateway.served_model import ServedModel
 
-OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf")
-BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # map any names to schemas
-DATA = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
+OPEN_KEYWORDS = (
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+)
+SCHEMA_MAPS = (
+    "properties",
+    "patternProperties",
+    "dependentSchemas",
+    "$defs",
+    "definitions",
+)  # map any names to schemas
+VALUE_KEYWORDS = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # meaning of absent `parameters`
 
 
@@ -65,13 +79,13 @@ def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
         raise bad_field("tools", "the parameters of a function have too many levels") from error
 
 
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
+def close_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Forbid properties that an object schema does not name, unless it speaks of additional ones itself."""
-    named = "properties" in schema and not any(word in schema for word in OPEN)
+    named = "properties" in schema and not any(word in schema for word in OPEN_KEYWORDS)
     return {**schema, "additionalProperties": False} if named else schema
 
 
-class Reader(Protocol):
+class ToolCallParser(Protocol):
     """Parser of one answer: separates text from tool calls."""
 
     def push(self, text: str) -> list[Part]: ...
@@ -79,7 +93,7 @@ class Reader(Protocol):
     def finish(self) -> list[Part]: ...
 
 
-class Demanded:
+class ForcedCallParser:
     """Reader of an answer that a guide forces to be a call; an answer that is cut off is text."""
 
     def __init__(self) -> None:
@@ -97,16 +111,16 @@ class Demanded:
             return [self.text] if self.text else []
 
 
-def reader_of(model: Model, choice: Any) -> Callable[[], Reader]:
+def tool_call_parser(model: ServedModel, choice: Any) -> Callable[[], ToolCallParser]:
     """Return the reader for `model` and `choice`. Raises ApiError for an unknown notation."""
     if choice not in (None, "auto"):
-        return Demanded
+        return ForcedCallParser
     notation = model.parameters.get("tool_parser")
     if notation is None or notation not in PARSERS:
-        reason = "it does not say how it writes calls" if notation is None else f"it writes calls as {notation!r}"
+        reason = "it names no tool_parser" if notation is None else f"its tool_parser is {notation!r}"
         raise bad_field(
             "tool_choice",
-            f"whether to call a tool cannot be left to {model.name}: {reason}, and known are {', '.join(PARSERS)}. "
+            f"{model.name} cannot choose whether to call a tool: {reason}; available parsers: {', '.join(PARSERS)}. "
             "Send tool_choice required, or name a function",
         )
     return PARSERS[notation]
@@ -123,7 +137,7 @@ def _named(choice: Any) -> Any:
 
 def _call(function: Function, place: str) -> dict[str, Any]:
     """Return the schema of one function's call at the JSON pointer `place`, with the function's own definitions."""
-    parameters = _moved(closed(dict(function.parameters or NO_ARGUMENTS)), f"{place}/properties/arguments")
+    parameters = _moved(close_schema(dict(function.parameters or NO_ARGUMENTS)), f"{place}/properties/arguments")
     return {
         "type": "object",
         "properties": {"name": {"const": function.name}, "arguments": parameters},
@@ -142,8 +156,8 @@ def _moved(schema: Any, to: str) -> Any:
     for name, value in schema.items():
         if name == "$ref" and (value == "#" or str(value).startswith("#/")):
             moved[name] = to + value[1:]
-        elif name in BY_NAME and isinstance(value, dict):
+        elif name in SCHEMA_MAPS and isinstance(value, dict):
             moved[name] = {key: _moved(part, to) for key, part in value.items()}
         else:
-            moved[name] = value if name in DATA else _moved(value, to)
+            moved[name] = value if name in VALUE_KEYWORDS else _moved(value, to)
     return moved

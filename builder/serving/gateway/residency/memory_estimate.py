@@ -14,7 +14,7 @@ from builder.serving.plan.process import PROCESS
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryEstimate:
     """Needs of a version.
 
     `size`: bytes of memory. `engines`: the Triton models that it calls, loaded and unloaded with it. `reserved`: bytes
@@ -26,7 +26,7 @@ class Needs:
     reserved: int = 0
 
 
-def needs_of(repository: Path, name: str, number: int) -> Needs:
+def estimate_memory(repository: Path, name: str, number: int) -> MemoryEstimate:
     """Return the needs of version `number` of a front and its engine. Raises RepositoryError or OSError.
 
     They are an estimate: every instance is a process with its own weights. A model that was loaded once is measured
@@ -36,7 +36,7 @@ def needs_of(repository: Path, name: str, number: int) -> Needs:
     models = [repository / model for model in (front, *engines)]
     size = sum(_instances(model) * (PROCESS + _files(model / str(number))) for model in models)
     reserved = _shared(repository / name / str(number))
-    return Needs(max(reserved, size + _cache(repository / name, number)), tuple(engines), reserved)
+    return MemoryEstimate(max(reserved, size + _cache(repository / name, number)), tuple(engines), reserved)
 
 
 def _instances(entry: Path) -> int:
@@ -58,7 +58,7 @@ def _shared(folder: Path) -> int:
 
 
 def _cache(entry: Path, number: int) -> int:
-    """Return the bytes of a generating model's cache, as stated by its build."""
+    """Return the bytes of a generating model's cache, as its build.json states."""
     for path in (entry / str(number) / REPORT, entry / REPORT):
         if path.is_file():
             memory = json.loads(path.read_text("utf-8")).get("memory") or {}

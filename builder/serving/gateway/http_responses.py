@@ -14,18 +14,20 @@ from typing import Any
 import orjson
 from starlette.types import Send
 
+from builder.serving.gateway.errors import ApiError
+
 DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
-class Stream:
+class EventStream:
     """An answer in events, each complete with its blank line."""
 
     events: AsyncIterator[bytes]
 
 
 @dataclass(frozen=True)
-class Plain:
+class RawResponse:
     """An answer that is not JSON."""
 
     content: bytes
@@ -64,7 +66,7 @@ def named_event(name: str, value: Any) -> bytes:
     return f"event: {name}\n".encode() + event(value)
 
 
-def whole(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     """Return the JSON of a whole response. Numpy arrays keep their own precision and are not converted to lists."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -74,7 +76,12 @@ def whole(value: Any) -> bytes:
 
 async def send_json(send: Send, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
     """Send a whole response as JSON."""
-    await send_bytes(send, status, whole(value), "application/json", headers)
+    await send_bytes(send, status, to_json(value), "application/json", headers)
+
+
+async def send_error(send: Send, error: ApiError, body: Mapping[str, Any] | None = None) -> None:
+    """Send an error, in OpenAI's shape unless `body` is given."""
+    await send_json(send, error.status, error.body if body is None else body, error.headers)
 
 
 async def send_bytes(

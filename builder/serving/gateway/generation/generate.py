@@ -10,43 +10,48 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from builder.serving.gateway.call import Call
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError, bad_field
 from builder.serving.gateway.generation.fields import PERF
 from builder.serving.gateway.generation.pieces import Piece, read_pieces
-from builder.serving.gateway.models import Model
+from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tensors import add_tensor, refuse_count
 
-STANDING: Mapping[str, Any] = {"n": 1, PERF: True}  # inputs of every request that does not set them
-MOST_PROMPTS = 128  # prompts of one request
+DEFAULT_INPUTS: Mapping[str, Any] = {"n": 1, PERF: True}  # inputs of every request that does not set them
+MAX_PROMPTS = 128  # prompts of one request
 
 
-def began(call: Call) -> int:
+def created_at(context: RequestContext) -> int:
     """Return the time at which a request came, in seconds since 1970."""
-    return int(time.time() - call.facts.elapsed_s)
+    return int(time.time() - context.record.elapsed_s)
 
 
-async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+async def generate(
+    context: RequestContext, model: ServedModel, inputs: Mapping[str, Any]
+) -> AsyncGenerator[Piece, None]:
     """Yield the pieces of one prompt. Raises ApiError; records the time to the first piece and the tokens used."""
-    facts, metrics = call.facts, call.gateway.metrics
+    record, metrics = context.record, context.gateway.metrics
     between = metrics.between.labels(model.name)
     streaming, last = inputs.get("stream", False), 0.0
-    stream, unanswered = call.gateway.triton.stream(make_request(call, model, inputs), call.metadata), ExitStack()
+    stream, unanswered = (
+        context.gateway.triton.stream(make_request(context, model, inputs), context.metadata),
+        ExitStack(),
+    )
     async with aclosing(stream) as answers:
         unanswered.enter_context(metrics.unanswered.track_inprogress())
         try:
             async for outputs in answers:
                 unanswered.close()
                 now = time.perf_counter()
-                if facts.first_token_s is None:
-                    facts.first_token_s = now - facts.started
+                if record.first_token_s is None:
+                    record.first_token_s = now - record.started
                     if streaming:
-                        metrics.first_token.labels(model.name).observe(facts.first_token_s)
+                        metrics.first_token.labels(model.name).observe(record.first_token_s)
                 elif streaming and last:
                     between.observe(now - last)
                 last = now
                 for piece in read_pieces(outputs):
-                    facts.completion_tokens += piece.completion_tokens
+                    record.completion_tokens += piece.completion_tokens
                     if piece.finish_reason:
                         if piece.queue_s is not None and piece.index == 0:
                             metrics.queue.labels(model.name).observe(piece.queue_s)
@@ -60,12 +65,12 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
             unanswered.close()
 
 
-async def together(
-    call: Call, model: Model, requests: Sequence[Mapping[str, Any]]
+async def generate_all(
+    context: RequestContext, model: ServedModel, requests: Sequence[Mapping[str, Any]]
 ) -> AsyncGenerator[tuple[int, Piece], None]:
     """Yield the pieces of several prompts, answered concurrently, each with the number of its prompt."""
     if len(requests) == 1:
-        async with aclosing(generate(call, model, requests[0])) as pieces:
+        async with aclosing(generate(context, model, requests[0])) as pieces:
             async for piece in pieces:
                 yield 0, piece
         return
@@ -73,7 +78,7 @@ async def together(
 
     async def read(number: int, inputs: Mapping[str, Any]) -> None:
         try:
-            async with aclosing(generate(call, model, inputs)) as pieces:
+            async with aclosing(generate(context, model, inputs)) as pieces:
                 async for piece in pieces:
                     await arrived.put((number, piece))
             await arrived.put((number, None))
@@ -82,13 +87,13 @@ async def together(
 
     tasks = [asyncio.ensure_future(read(number, inputs)) for number, inputs in enumerate(requests)]
     try:
-        left = len(tasks)
-        while left:
+        running = len(tasks)
+        while running:
             number, item = await arrived.get()
             if isinstance(item, Exception):
                 raise item
             if item is None:
-                left -= 1
+                running -= 1
             else:
                 yield number, item
     finally:
@@ -97,20 +102,20 @@ async def together(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def refuse_other_models(model: Model) -> None:
+def refuse_other_tasks(model: ServedModel) -> None:
     """Raise ApiError for a model that does not generate text."""
-    if not model.streams or "text_output" not in model.outputs:
+    if not model.is_decoupled or "text_output" not in model.outputs:
         raise bad_field("model", f"{model.name} is a model for {model.task}; it does not generate text")
 
 
-def make_request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
+def make_request(context: RequestContext, model: ServedModel, inputs: Mapping[str, Any]) -> Any:
     """Build the request of one prompt. Raises ApiError for a value that an input does not accept.
 
     It asks for one answer unless `inputs` set `n`: a checkpoint may have another default.
     """
-    request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
-    standing = {name: value for name, value in STANDING.items() if name in model.inputs}
-    inputs = {**standing, **inputs}
+    request = service_pb2.ModelInferRequest(model_name=model.name, id=context.record.id)
+    defaults = {name: value for name, value in DEFAULT_INPUTS.items() if name in model.inputs}
+    inputs = {**defaults, **inputs}
     for name, value in inputs.items():
         values = value if isinstance(value, list) else [value]
         try:
@@ -121,7 +126,7 @@ def make_request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
     return request
 
 
-def _openai_name(model: Model, name: str) -> str | None:
+def _openai_name(model: ServedModel, name: str) -> str | None:
     """Return OpenAI's name for an input of the model; None for a word that is not an input."""
     names = {"stop_words": "stop", "random_seed": "seed", "text_input": "prompt"}
     return names.get(name, name) if name in model.inputs else None

@@ -13,16 +13,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from builder.common.errors import SpecError
 from builder.serving.gateway.anthropic.errors import anthropic_error
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.facts import FACTS, Facts
-from builder.serving.gateway.responses import send_json
-from builder.serving.gateway.settings import Settings
+from builder.serving.gateway.http_responses import send_error
+from builder.serving.gateway.request_record import RECORD, RequestRecord
+from builder.serving.gateway.settings import GatewaySettings
 
-OPEN = {  # public: liveness, and the page, which asks for a key itself
+PUBLIC_ROUTES = {  # public: liveness, and the page, which asks for a key itself
     (method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/health/ready")
 }
-NOBODY = "anonymous"
-MESSAGES = "/v1/messages"  # errors of this route have Anthropic's shape
-ADMIN = "/admin/"  # admin API: every path below it needs a key of its own
+ANONYMOUS = "anonymous"
+ANTHROPIC_PATH = "/v1/messages"  # errors of this route have Anthropic's shape
+ADMIN_PATH = "/admin/"  # admin API: every path below it needs a key of its own
 
 
 def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...]:
@@ -46,11 +46,11 @@ def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...
     if file is not None and not keys:
         raise SpecError(f"{file} holds no keys; write NAME:SECRET, one a line")
     if len({name for name, _ in keys}) < len(keys):
-        raise SpecError("two keys have the same name; a name says whose requests are whose")
+        raise SpecError("two keys have the same name; give each client a name of its own")
     return tuple(keys)
 
 
-class Keys:
+class ApiKeys:
     """Digests of the secrets. All are compared in constant time, so timing reveals nothing about them."""
 
     def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
@@ -59,7 +59,7 @@ class Keys:
     def name(self, authorization: str) -> str:
         """Return the name of the key. Raises ApiError 401 for an unknown key."""
         if not self.digests:
-            return NOBODY
+            return ANONYMOUS
         scheme, _, secret = authorization.partition(" ")
         presented, match = _digest(secret.strip()), None
         for name, digest in self.digests:
@@ -78,21 +78,21 @@ def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
-class Allowance:
-    """Rate limit of each key: a bucket that refills evenly.
+class RateLimiter:
+    """Rate limit of each key: a token bucket that refills evenly.
 
-    It may go below empty, where an answer cost more than was left; the key is then refused until the bucket refills.
+    An answer may cost more than the bucket holds; the key is then refused until it has refilled.
     """
 
     def __init__(self, per_minute: int, unit: str, now: Callable[[], float] = time.monotonic) -> None:
         self.per_minute, self.unit, self.now = per_minute, unit, now
-        self.left: dict[str, tuple[float, float]] = {}
+        self.buckets: dict[str, tuple[float, float]] = {}
 
     def refuse(self, key: str) -> None:
-        """Raise ApiError 429 if the key has nothing left."""
-        left = self._left(key)
-        if left < 1:
-            wait = (1 - left) * 60 / self.per_minute
+        """Raise ApiError 429 if the key's bucket is empty."""
+        available = self._available(key)
+        if available < 1:
+            wait = (1 - available) * 60 / self.per_minute
             raise ApiError(
                 429,
                 f"this key may use {self.per_minute} {self.unit} a minute; try again in {wait:.0f} s",
@@ -101,52 +101,54 @@ class Allowance:
             )
 
     def spend(self, key: str, amount: int) -> None:
-        """Subtract `amount` from what the key has left."""
-        self.left[key] = (self._left(key) - amount, self.now())
+        """Take `amount` from the key's bucket."""
+        self.buckets[key] = (self._available(key) - amount, self.now())
 
-    def _left(self, key: str) -> float:
-        left, since = self.left.get(key, (float(self.per_minute), self.now()))
-        return min(self.per_minute, left + (self.now() - since) * self.per_minute / 60)
+    def _available(self, key: str) -> float:
+        level, since = self.buckets.get(key, (float(self.per_minute), self.now()))
+        return min(self.per_minute, level + (self.now() - since) * self.per_minute / 60)
 
 
-class Access:
+class AuthMiddleware:
     """ASGI middleware that admits requests with a valid key that is within its limits."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app, self.keys = app, Keys(settings.keys)
-        self.admin = Keys([("admin", settings.admin_key)]) if settings.admin_key else None
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        self.app, self.keys = app, ApiKeys(settings.keys)
+        self.admin = ApiKeys([("admin", settings.admin_key)]) if settings.admin_key else None
         requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
-        self.requests = Allowance(requests, "requests") if requests else None
-        self.tokens = Allowance(tokens, "tokens") if tokens else None
+        self.requests = RateLimiter(requests, "requests") if requests else None
+        self.tokens = RateLimiter(tokens, "tokens") if tokens else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (scope["method"], scope["path"]) in OPEN:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) in PUBLIC_ROUTES:
             await self.app(scope, receive, send)
             return
-        facts: Facts = scope[FACTS]
+        record: RequestRecord = scope[RECORD]
         try:
-            self._admit(scope, facts)
+            self._admit(scope, record)
         except ApiError as error:
-            facts.refused(error)
-            body = anthropic_error(error) if scope["path"].startswith(MESSAGES) else error.body
-            await send_json(send, error.status, body, error.headers)
+            record.set_error(error)
+            is_anthropic = scope["path"].startswith(ANTHROPIC_PATH)
+            await send_error(send, error, anthropic_error(error) if is_anthropic else None)
             return
         try:
             await self.app(scope, receive, send)
         finally:
             if self.tokens:
-                self.tokens.spend(facts.key, facts.prompt_tokens + facts.completion_tokens)
+                self.tokens.spend(record.key, record.prompt_tokens + record.completion_tokens)
 
-    def _admit(self, scope: Scope, facts: Facts) -> None:
+    def _admit(self, scope: Scope, record: RequestRecord) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         header = headers.get(b"authorization", "")
-        if scope["path"].startswith(ADMIN):
+        if scope["path"].startswith(ADMIN_PATH):
             if self.admin is None:
-                raise ApiError(403, "this gateway takes no orders; start it with --admin-key FILE", code="no_admin_key")
-            facts.key = self.admin.name(header)
+                raise ApiError(
+                    403, "the admin API is disabled; start the gateway with --admin-key FILE", code="no_admin_key"
+                )
+            record.key = self.admin.name(header)
             return
-        facts.key = self.keys.name(header or f"Bearer {headers.get(b'x-api-key', '')}")
+        record.key = self.keys.name(header or f"Bearer {headers.get(b'x-api-key', '')}")
         for allowance in filter(None, (self.requests, self.tokens)):
-            allowance.refuse(facts.key)
+            allowance.refuse(record.key)
         if self.requests:
-            self.requests.spend(facts.key, 1)
+            self.requests.spend(record.key, 1)

@@ -1,4 +1,4 @@
-"""Facts about a request and its answer so far, for the access log and the metrics."""
+"""Record of a request and its answer so far, for the access log and the metrics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from builder.serving.gateway.errors import ApiError
 
-FACTS = "builder.serving.gateway.facts"  # key of the ASGI scope
+RECORD = "builder.serving.gateway.request_record"  # key of the ASGI scope
 
 
 @dataclass
-class Facts:
-    """Facts for the access log and the metrics. The tokens count towards the limit of the request's key."""
+class RequestRecord:
+    """Fields of the access log and the metrics. The tokens count towards the limit of the request's key."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     method: str = ""
@@ -21,7 +21,7 @@ class Facts:
     client: str = ""
     key: str = ""
     model: str = ""
-    waits_for: str = ""  # model whose requests are bounded
+    limited_model: str = ""  # model whose requests are limited
     status: int = 0
     error: str = ""
     started: float = field(default_factory=time.perf_counter)
@@ -30,14 +30,19 @@ class Facts:
     completion_tokens: int = 0
 
     @property
+    def has_response(self) -> bool:
+        """True once the response has started; AccessLog records its status."""
+        return self.status != 0
+
+    @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.started
 
     def fail(self, error: ApiError) -> None:
-        """Record why an answer that has begun broke off."""
-        self.refused(error)
+        """Record why an answer broke off after it had started."""
+        self.set_error(error)
         self.status = error.status
 
-    def refused(self, error: ApiError) -> None:
+    def set_error(self, error: ApiError) -> None:
         """Record why there is no answer: the message of a server error; for a bad request its field, not the value."""
         self.error = error.message if error.status >= 500 else error.code or error.param or "refused"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from builder.serving.gateway.residency.offered import Stamp
+from builder.serving.gateway.residency.repository_models import Stamp
 
-ENDED = "its process died"
+PROCESS_DIED = "its process died"
 
 T = TypeVar("T")
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 class State(Enum):
     LOADING = "loading"
     READY = "ready"
-    LEAVING = "leaving"
+    UNLOADING = "unloading"
 
 
 @dataclass(eq=False)
-class Resident:
+class ResidentModel:
     """Model that is loaded or loading.
 
     `size`: its bytes, at least `reserved`. `stays_until`: it is not evicted before this time.
@@ -37,14 +37,14 @@ class Resident:
     engines: tuple[str, ...] = ()
     leases: int = 0
     waiting: int = 0
-    has_room: bool = False
+    has_memory: bool = False
     since: float = 0.0
     stays_until: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     earlier: frozenset[int] = frozenset()  # processes under its name that are not its own
     calls: set[asyncio.Timeout] = field(default_factory=set, repr=False)
 
-    async def unless_dead(self, call: Awaitable[T]) -> T:
+    async def run_while_alive(self, call: Awaitable[T]) -> T:
         """Return the result of `call`, made to this model. Raises TimeoutError if it dies: Triton may never say so."""
         scope = asyncio.timeout(None)
         self.calls.add(scope)
@@ -54,7 +54,7 @@ class Resident:
         finally:
             self.calls.discard(scope)
 
-    def break_off(self) -> None:
+    def end_calls(self) -> None:
         """End all calls to this model."""
         for scope in self.calls:
             scope.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,139 @@
+"""Loads and unloads a model and its engine on Triton, and waits until that is done.
+
+Triton answers an unload at once, and ends the model when its last request is answered; its process takes a second more
+to end (core, model_lifecycle.cc, AsyncUnload; python_backend, stub_launcher.cc, UpdateHealth).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Protocol
+
+from builder.common.errors import BuilderError, RepositoryError
+from builder.repository.signatures import Which, to_be_loaded, unsigned
+from builder.repository.versions import version_numbers
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.residency.memory_estimate import MemoryEstimate, estimate_memory
+from builder.serving.gateway.residency.processes import TritonProcesses, alive, size_of
+from builder.serving.gateway.residency.repository_models import RepositoryModels
+from builder.serving.gateway.residency.resident_model import ResidentModel
+from builder.serving.server.control import Control
+
+PROCESS_POLL_S = 0.02
+INDEX_POLL_S = 0.5
+UNLOAD_TIMEOUT_S = 120.0
+TRITON_CODES = ("unavailable", "timeout")  # Triton does not answer; the model need not be at fault
+PROCESS_KILLED = "is not healthy"
+CONTROL_DISABLED = "explicit model load / unload is not allowed"
+
+
+class ModelControl(Protocol):
+    """Part of Triton's API that loading needs."""
+
+    async def load(self, name: str) -> None: ...
+
+    async def unload(self, name: str) -> None: ...
+
+    async def is_model_ready(self, name: str, version: str) -> bool: ...
+
+    async def models_in_memory(self) -> set[str]: ...
+
+
+class TritonLoader:
+    """Loads models of a repository on the Triton at `url`; with `verify_key`, only models signed with that key."""
+
+    def __init__(
+        self,
+        triton: ModelControl,
+        repository_models: RepositoryModels,
+        url: str,
+        processes: TritonProcesses,
+        verify_key: Path | None = None,
+    ) -> None:
+        self.triton, self.repository_models, self.url, self.processes = triton, repository_models, url, processes
+        self.verify_key = verify_key
+
+    async def estimate(self, name: str, version: str) -> MemoryEstimate:
+        """Return an estimate; see ModelLoader. Raises ApiError."""
+        try:
+            return await asyncio.to_thread(estimate_memory, self.repository_models.repository, name, int(version))
+        except (BuilderError, OSError, ValueError) as error:
+            raise _model_failed(str(error)) from error
+
+    async def load(self, resident: ResidentModel, *, replace: bool) -> int | None:
+        """Load a version; see ModelLoader. Raises ApiError."""
+        name, version = resident.name, resident.version
+        resident.earlier = frozenset(await asyncio.to_thread(self.processes.of, [name, *resident.engines]))
+        try:
+            await asyncio.to_thread(self._refuse_unsigned, name, version_numbers if replace else to_be_loaded)
+            if replace and resident.engines:
+                await asyncio.to_thread(_switch, self.url, self.repository_models.repository, name)
+            else:
+                await self._load(resident)
+        except BuilderError as error:
+            raise _model_failed(str(error)) from error
+        except ApiError as error:
+            raise _load_error(error) from error
+        if not await self.triton.is_model_ready(name, version) and self.repository_models.stamp(name) == resident.stamp:
+            raise _model_failed(
+                f"Triton does not read {self.repository_models.repository.resolve()}, where version {version} is served"
+            )
+        return await asyncio.to_thread(self._size, resident)
+
+    def _refuse_unsigned(self, name: str, which: Which) -> None:
+        """Raise RepositoryError for an unsigned model. To replace a version, Triton is told to load both."""
+        if self.verify_key is not None:
+            repository = self.repository_models.repository
+            problems = unsigned(repository, self.verify_key, [name], which)
+            if problems:
+                see = f"build-repo verify {repository} --key {self.verify_key}"
+                raise RepositoryError(f"{problems[0]}. It is not loaded; see all: {see}")
+
+    async def unload(self, name: str) -> None:
+        """Unload a model; see ModelLoader. Raises ApiError."""
+        processes = await asyncio.to_thread(self.processes.of, [name])
+        await self.triton.unload(name)
+        end = time.monotonic() + UNLOAD_TIMEOUT_S
+        while time.monotonic() < end:
+            if not (alive(processes) if processes else name in await self.triton.models_in_memory()):
+                return
+            await asyncio.sleep(PROCESS_POLL_S if processes else INDEX_POLL_S)
+        message = "%s still uses memory %.0f s after it was unloaded"
+        logging.getLogger(__name__).warning(message, name, UNLOAD_TIMEOUT_S)
+
+    async def _load(self, resident: ResidentModel) -> None:
+        for engine in resident.engines:
+            if not await self.triton.is_model_ready(engine, resident.version):
+                await self._load_one(engine)
+        await self._load_one(resident.name)
+
+    async def _load_one(self, name: str) -> None:
+        """Load a model; retry once if its process was killed meanwhile."""
+        try:
+            await self.triton.load(name)
+        except ApiError as error:
+            if PROCESS_KILLED not in error.message:
+                raise
+            await self.triton.load(name)
+
+    def _size(self, resident: ResidentModel) -> int | None:
+        processes = self.processes.of((resident.name, *resident.engines))
+        return sum(map(size_of, processes)) or None
+
+
+def _switch(url: str, repository: Path, name: str) -> None:
+    with Control(url, repository) as control:
+        control.switch(name)
+
+
+def _model_failed(reason: str) -> ApiError:
+    return ApiError(503, reason, code="model_failed")
+
+
+def _load_error(error: ApiError) -> ApiError:
+    if CONTROL_DISABLED in error.message:
+        return ApiError(503, "Triton refuses to load models on request: start it with --model-control-mode=explicit")
+    return error if error.code in TRITON_CODES else _model_failed(error.message)

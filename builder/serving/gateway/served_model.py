@@ -1,0 +1,99 @@
+"""A model that clients can use, as its config.pbtxt describes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from builder.runtime.fields import Field
+from builder.serving.gateway.errors import bad_field
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Inputs and outputs of a front model. `batch`: rows of one request, 0 without a batch dimension."""
+
+    name: str
+    version: str
+    task: str
+    inputs: Mapping[str, Field]
+    outputs: Mapping[str, Field]
+    batch: int
+    is_decoupled: bool
+    parameters: Mapping[str, str]
+    front: str | None = None  # shared front that answers for it, if Triton does not know the model itself
+
+    @property
+    def max_input_length(self) -> int | None:
+        """Maximum number of tokens of one text; None if the model does not state it."""
+        return self._number("max_input_length")
+
+    @property
+    def max_total_tokens(self) -> int | None:
+        """Maximum number of tokens of a prompt and its answer together; None if the model does not state it."""
+        return self._number("max_total_tokens")
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Labels of a classifier, in the order of its outputs; empty for other models."""
+        labels = json.loads(self.parameters.get("labels", "[]"))
+        return [str(label) for label in labels]
+
+    @cached_property
+    def languages(self) -> list[str]:
+        """Languages of a translator; empty for other models."""
+        return [str(code) for code in json.loads(self.parameters.get("languages", "[]"))]
+
+    @cached_property
+    def report(self) -> dict[str, Any] | None:
+        """Measurements of its build (builder/repository/report/summary.py); None if the model has no report."""
+        try:
+            report = json.loads(self.parameters["report"])
+        except (KeyError, ValueError, RecursionError):
+            return None
+        return report if isinstance(report, dict) else None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if the model has a chat template."""
+        return self.parameters.get("chat") == "true"
+
+    @cached_property
+    def part_roles(self) -> list[str]:
+        """Roles whose messages may have parts for the chat template to read."""
+        return [str(role) for role in json.loads(self.parameters.get("message_parts", "[]"))]
+
+    @cached_property
+    def prompts(self) -> list[str]:
+        """Names of an embedder's prompts."""
+        return [str(name) for name in json.loads(self.parameters.get("prompts", "[]"))]
+
+    @property
+    def is_embedder(self) -> bool:
+        """True if the model answers one vector per text."""
+        output = self.outputs.get("embedding")
+        return output is not None and len(output.dims) == 1
+
+    @property
+    def is_shared_front(self) -> bool:
+        """True if the model only answers for other models, which clients name."""
+        return self.parameters.get("shared") == "true"
+
+    def refuse_unknown_inputs(self, names: Iterable[str]) -> None:
+        """Raise ApiError for a name that is not one of the model's inputs."""
+        for name in names:
+            if name not in self.inputs:
+                raise bad_field(name, f"{self.name} does not support {name}; leave it out")
+
+    def refuse_truncation_side(self, name: str, side: str) -> None:
+        """Raise ApiError for the field `name` unless the model truncates long texts on this side."""
+        own = self.parameters.get("truncation_side", "right")
+        if side != own:
+            raise bad_field(name, f"{self.name} truncates long texts on the {own}; leave {name} out")
+
+    def _number(self, name: str) -> int | None:
+        value = self.parameters.get(name)
+        return int(value) if value is not None else None

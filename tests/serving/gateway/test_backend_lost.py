@@ -1,0 +1,135 @@
+"""Detection of lost calls, on a clock that the readiness checks advance."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from builder.serving.gateway import backend_lost
+from builder.serving.gateway.backend_lost import BackendLost, LossDetector
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr(backend_lost, "time", clock)
+    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.001)
+    return clock
+
+
+def test_call_is_not_lost_while_its_model_is_not_ready(clock: FakeClock) -> None:
+    """The model loads for minutes, or one of several servers is away and another answers this call."""
+
+    async def answer() -> str:
+        running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def ready() -> bool:
+            clock.now += backend_lost.LOST_AFTER_S / 2
+            if clock.now > 5 * backend_lost.LOST_AFTER_S:
+                running.set_result("late")
+            return False
+
+        async with asyncio.timeout(60):
+            await LossDetector().wait(running, "embeds", ready)
+        return running.result()
+
+    assert asyncio.run(answer()) == "late"
+
+
+def test_call_is_lost_after_its_model_is_ready_again(clock: FakeClock) -> None:
+    async def ready() -> bool:
+        clock.now += backend_lost.LOST_AFTER_S / 2
+        return clock.now > 5 * backend_lost.LOST_AFTER_S
+
+    async def lost_at() -> float:
+        async with asyncio.timeout(60):
+            with pytest.raises(BackendLost):
+                await LossDetector().wait(asyncio.get_running_loop().create_future(), "embeds", ready)
+        return clock.now
+
+    assert asyncio.run(lost_at()) > 6 * backend_lost.LOST_AFTER_S
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_silent_stream_of_a_model_that_was_not_ready_is_lost(clock: FakeClock, comes_back: bool) -> None:
+    """It holds for any later state of the model."""
+
+    async def ready() -> bool:
+        clock.now += backend_lost.SILENT_STREAM_LOST_AFTER_S / 4
+        return comes_back and clock.now > backend_lost.SILENT_STREAM_LOST_AFTER_S / 4
+
+    async def lost_at() -> float:
+        async with asyncio.timeout(60):
+            with pytest.raises(BackendLost):
+                await LossDetector().wait(
+                    asyncio.get_running_loop().create_future(), "writes", ready, 0.0, has_started=True
+                )
+        return clock.now
+
+    assert (
+        backend_lost.SILENT_STREAM_LOST_AFTER_S < asyncio.run(lost_at()) < 2 * backend_lost.SILENT_STREAM_LOST_AFTER_S
+    )
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_stream_loss_counts_from_the_wait(clock: FakeClock, begun: bool) -> None:
+    """Its reader was slow while its model was away, or it is a whole answer, which takes minutes."""
+    patience = backend_lost.SILENT_STREAM_LOST_AFTER_S if begun else backend_lost.UNSTARTED_STREAM_LOST_AFTER_S
+    detector, clock.now = LossDetector(), 1000.0
+    detector.last_not_ready["writes"] = 500.0 if begun else clock.now
+
+    async def ready() -> bool:
+        clock.now += patience / 4
+        return True
+
+    async def lost_at() -> float:
+        async with asyncio.timeout(60):
+            with pytest.raises(BackendLost):
+                await detector.wait(asyncio.get_running_loop().create_future(), "writes", ready, 400.0, begun)
+        return clock.now
+
+    assert patience < asyncio.run(lost_at()) - 1000 < 2 * patience
+
+
+def test_silent_stream_of_a_ready_model_is_not_lost(clock: FakeClock) -> None:
+    async def answer() -> str:
+        running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def ready() -> bool:
+            clock.now += backend_lost.LOST_AFTER_S
+            if clock.now > 5 * backend_lost.LOST_AFTER_S:
+                running.set_result("late")
+            return True
+
+        async with asyncio.timeout(60):
+            await LossDetector().wait(running, "writes", ready, 0.0, has_started=True)
+        return running.result()
+
+    assert asyncio.run(answer()) == "late"
+
+
+@pytest.mark.usefixtures("clock")
+def test_answer_does_not_wait_for_a_readiness_check() -> None:
+    """A busy server takes long to say whether a model is ready."""
+
+    async def answer() -> str:
+        running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def ready() -> bool:
+            running.set_result("at once")
+            return await asyncio.get_running_loop().create_future()
+
+        async with asyncio.timeout(60):
+            await LossDetector().wait(running, "embeds", ready)
+        return running.result()
+
+    assert asyncio.run(answer()) == "at once"
