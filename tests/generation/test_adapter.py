@@ -77,7 +77,7 @@ def _asked(sender: Sender, name: str = "", parameters: str = "{}") -> Any:
     )
 
 
-def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) -> None:
+def test_adapter_reads_a_slow_request_without_delaying_others(adapter: Any) -> None:
     reading, read, request = threading.Event(), threading.Event(), SimpleNamespace(active=True)
 
     def prepare(*arguments: Any) -> list[Any]:
@@ -99,7 +99,7 @@ def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) 
     assert adapter.open == {sender: ("", request)}
 
 
-def test_a_panic_of_a_library_is_answered(adapter: Any) -> None:
+def test_adapter_answers_after_a_panic(adapter: Any) -> None:
     """Regression: execute() raised it, and Triton kept the model and its process after it was unloaded."""
 
     class PanicException(BaseException): ...
@@ -115,7 +115,7 @@ def test_a_panic_of_a_library_is_answered(adapter: Any) -> None:
     assert "PanicException: byte index 1" in senders[0].sent[0].error.message
 
 
-def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
+def test_adapter_cancels_the_request_that_another_names(adapter: Any) -> None:
     """A request that was answered meanwhile is not an error: a client cannot know that before it asks."""
 
     class FakeRequest:
@@ -153,7 +153,7 @@ def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
         ('{"cancel": "a"}', ("stream", "text_input"), "text_input"),
     ],
 )
-def test_a_request_that_ends_another_says_which_and_asks_for_nothing_else(
+def test_cancel_request_needs_an_id_and_nothing_else(
     parameters: str, inputs: tuple[str, ...], result: str, adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter.inputs = ["text_input", "stream"]
@@ -175,7 +175,7 @@ def test_a_request_that_ends_another_says_which_and_asks_for_nothing_else(
 @pytest.mark.parametrize(
     ("error", "code"), [(QueueFull("2 wait"), "UNAVAILABLE"), (InputError("is empty"), "INVALID_ARG")]
 )
-def test_a_request_that_is_refused_at_the_door_is_told_and_forgotten(adapter: Any, error: Exception, code: str) -> None:
+def test_adapter_forgets_a_request_that_is_refused_on_submission(adapter: Any, error: Exception, code: str) -> None:
     def refuse(*arguments: Any) -> Any:
         raise error
 
@@ -190,7 +190,7 @@ def test_a_request_that_is_refused_at_the_door_is_told_and_forgotten(adapter: An
     assert adapter.open == {}
 
 
-def test_however_many_are_open_a_round_asks_of_a_few_and_of_each_in_its_turn(adapter: Any) -> None:
+def test_adapter_checks_a_few_connections_each_round(adapter: Any) -> None:
     """Each question is a message to the server: of hundreds of streams there would be thousands a second."""
     asked: list[int] = []
 
@@ -222,7 +222,7 @@ def test_however_many_are_open_a_round_asks_of_a_few_and_of_each_in_its_turn(ada
     assert [number for number, request in enumerate(requests) if not request.active] == [50]
 
 
-def test_a_model_whose_decode_loop_failed_is_not_ready(adapter: Any) -> None:
+def test_adapter_is_not_ready_after_the_decode_loop_failed(adapter: Any) -> None:
     """Triton asks since release 26.03, and takes nothing but a bool."""
     loop = SimpleNamespace(failure=None)
     adapter.service = SimpleNamespace(loop=loop)
@@ -232,7 +232,7 @@ def test_a_model_whose_decode_loop_failed_is_not_ready(adapter: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), BaseException("a panic")])
-def test_a_response_that_cannot_be_made_keeps_no_other_waiting(adapter: Any, error: BaseException) -> None:
+def test_adapter_sends_other_responses_after_one_fails(adapter: Any, error: BaseException) -> None:
     def fails() -> None:
         raise error
 

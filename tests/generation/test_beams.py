@@ -64,7 +64,7 @@ class Searched:
 
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize(("kind", "slots"), [(SumExecutor, 4), (SumExecutor, 9), (SearchingSumExecutor, 9)])
-def test_searches_and_rows_share_a_batch(kind: type[SumExecutor], slots: int, reuse: bool) -> None:
+def test_searches_and_sequences_share_a_batch(kind: type[SumExecutor], slots: int, reuse: bool) -> None:
     """Greedy rows and searches of 2 to 4 beams come and go; each finds what it finds alone, in a cache of its own."""
     generator = np.random.default_rng(3)
     executor = kind(slots, max_length=40)
@@ -101,7 +101,7 @@ def test_searches_and_rows_share_a_batch(kind: type[SumExecutor], slots: int, re
         assert set(executor.counts) == {16}, "eight at most, in steps of 16"
 
 
-def test_beams_stay_where_they_are_and_second_children_move() -> None:
+def test_reorder_moves_only_second_children() -> None:
     assert reorder([4, 7, 5], [0, 1, 2]) == ([4, 7, 5], [])
     assert reorder([4, 7, 5], [2, 0, 1]) == ([5, 4, 7], []), "an order of beams moves nothing"
     assert reorder([4, 7, 5], [1, 1, 0]) == ([7, 5, 4], [(7, 5)])
@@ -109,7 +109,7 @@ def test_beams_stay_where_they_are_and_second_children_move() -> None:
     assert reorder([4, 7, 5], [0]) == ([4, 7, 5], []), "fewer beams leave spare slots"
 
 
-def test_only_what_beams_do_not_share_is_copied() -> None:
+def test_search_copies_only_positions_beyond_the_common_prefix() -> None:
     """A beam that splits late copies the positions since its target parted from it, not its whole past."""
     copied: list[tuple[int, int]] = []
 
@@ -128,7 +128,7 @@ def test_only_what_beams_do_not_share_is_copied() -> None:
     assert loop.stats.moved_positions == sum(length - start for start, length in copied)
 
 
-def test_a_search_waits_for_all_its_slots_and_is_not_overtaken() -> None:
+def test_search_waits_for_its_slots_without_being_overtaken() -> None:
     loop = loop_of(SumExecutor(slots=3, max_length=40), prefill=100)
     first, wide, later = Asked([1], 6), Searched([2], 2, beams=3), Asked([3], 1)
     loop.submit(first.sequences)
@@ -151,7 +151,7 @@ def steps(loop: DecodeLoop, count: int, streams: list[Asked]) -> None:
 
 
 @pytest.mark.parametrize("executor", [SumExecutor(20, max_length=64), PagedSumExecutor(20, 64, blocks=80)])
-def test_a_stream_has_a_token_of_every_step_beside_sixteen_beams(executor: Executor) -> None:
+def test_stream_decodes_every_step_beside_sixteen_beams(executor: Executor) -> None:
     """Either may come first, and the other's prompt is read or it searches."""
     loop = DecodeLoop(executor, SchedulerLimits(100, 4))
     before, wide, after = Asked([1], 30), Searched(list(range(12)), 12, beams=16), Asked([2, 3], 12)
@@ -169,7 +169,7 @@ def test_a_stream_has_a_token_of_every_step_beside_sixteen_beams(executor: Execu
     assert after.tokens == expected([2, 3], 12)
 
 
-def test_streams_have_the_slots_that_a_waiting_search_leaves_and_do_not_delay_it() -> None:
+def test_streams_use_spare_slots_without_delaying_a_search() -> None:
     loop = loop_of(SumExecutor(slots=20, max_length=64), prefill=100)
     running, waiting = Searched([1], 6, beams=16), Searched([2], 6, beams=16)
     loop.submit([running.beams])
@@ -188,7 +188,7 @@ def test_streams_have_the_slots_that_a_waiting_search_leaves_and_do_not_delay_it
     assert waiting.answers == [best_answers([2], 16, 6)[0][1]]
 
 
-def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:
+def test_failed_or_late_search_fails_alone() -> None:
     loop = loop_of(SumExecutor(slots=6, max_length=40), prefill=100)
     late, broken, good = Searched([1], 30, 2, deadline=time.monotonic() - 1), Searched([2], 5, 2), Asked([3], 8)
     broken.beams.search.rules = Rules(
@@ -214,7 +214,7 @@ class FailingRules(Rules):
 
 
 @pytest.mark.parametrize("kind", [SumExecutor, SearchingSumExecutor])
-def test_a_search_whose_rules_fail_takes_nobody_with_it(kind: type[SumExecutor]) -> None:
+def test_search_with_failing_rules_fails_alone(kind: type[SumExecutor]) -> None:
     loop = loop_of(kind(slots=6, max_length=40), prefill=100)
     broken, good, stream = Searched([1], 6, beams=2), Searched([2], 6, beams=2), Asked([3], 8)
     broken.beams.search.rules = FailingRules(
@@ -230,7 +230,7 @@ def test_a_search_whose_rules_fail_takes_nobody_with_it(kind: type[SumExecutor])
     assert loop.cache.free_slots == 6
 
 
-def test_of_equally_likely_continuations_the_first_beams_lower_tokens_go_on() -> None:
+def test_search_breaks_ties_by_beam_then_token() -> None:
     """Two beams gave 0 and 1, both as likely, and the model prefers none of 5,000 tokens."""
     search = BeamSearch(Rules(Options(temperature=0.0, num_beams=2), max_tokens=9), [7], frozenset())
     search.generated, search.scores = [[0], [1]], np.zeros(2, np.float32)
@@ -238,7 +238,7 @@ def test_of_equally_likely_continuations_the_first_beams_lower_tokens_go_on() ->
     assert search.generated == [[0, 0], [0, 1]]
 
 
-def test_a_beam_with_a_forced_token_has_that_alone() -> None:
+def test_forced_token_is_the_only_continuation() -> None:
     """All others of 5,000 are equal, and equally banned."""
     options = Options(temperature=0.0, num_beams=2)
     logits = np.random.default_rng(0).normal(size=(2, 5000)).astype(np.float32)
@@ -268,7 +268,7 @@ SETTLED: dict[str, Rules] = {
 
 
 @pytest.mark.parametrize("kind", SETTLED)
-def test_the_most_probable_tokens_are_all_that_a_search_needs(kind: str) -> None:
+def test_search_over_candidates_equals_search_over_all_logits(kind: str) -> None:
     """Search 20 tokens, so that many of the best are banned, and 3,000."""
     for vocabulary in (20, 3000):
         table = np.random.default_rng(1).normal(size=(vocabulary, vocabulary)).astype(np.float32)
@@ -285,7 +285,7 @@ def test_the_most_probable_tokens_are_all_that_a_search_needs(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["plain", "banned"])
-def test_of_continuations_that_round_alike_the_higher_logit_goes_on(kind: str) -> None:
+def test_search_prefers_the_higher_logit_of_equal_scores(kind: str) -> None:
     """Forty logits that all have one log-probability: however many are read for those beside it, the same go on."""
     logits = np.random.default_rng(2).uniform(1e-9, 2e-9, (1, 40)).astype(np.float32)
     rules = SETTLED[kind]
@@ -309,11 +309,11 @@ def test_of_continuations_that_round_alike_the_higher_logit_goes_on(kind: str) -
         Rules(Options(num_beams=2, renormalize_logits=True), bad_words=((1,),), max_tokens=5),
     ],
 )
-def test_a_search_whose_scores_change_reads_all(rules: Rules) -> None:
+def test_search_with_changed_scores_needs_all_logits(rules: Rules) -> None:
     assert BeamSearch(rules, [7], frozenset()).candidates_needed() == 0
 
 
-def test_a_search_that_may_say_nothing_of_what_it_looks_at_is_refused() -> None:
+def test_search_whose_candidates_are_all_banned_is_refused() -> None:
     rules = Rules(Options(num_beams=2), bad_words=tuple((token,) for token in range(6)), max_tokens=5)
     search = BeamSearch(rules, [7], frozenset())
     logits = np.zeros((1, 6), np.float32)

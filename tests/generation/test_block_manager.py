@@ -18,7 +18,7 @@ def loop_of(slots: int, blocks: int, max_length: int = 400, reuse: bool = True) 
     return DecodeLoop(executor, SchedulerLimits(100, 64), reuse), executor
 
 
-def test_a_table_grows_by_whole_blocks_and_gives_them_back() -> None:
+def test_block_table_grows_and_shrinks_by_blocks() -> None:
     blocks = BlockManager(slots=2, num_blocks=3, block_size=4)
     assert blocks.prepare_write(PendingWrite(0, 0, 5)) == []
     assert (len(blocks.block_tables[0]), len(blocks.free_blocks)) == (2, 1)
@@ -30,7 +30,7 @@ def test_a_table_grows_by_whole_blocks_and_gives_them_back() -> None:
     assert blocks.count_missing([PendingWrite(1, 4, 8)]) == 0
 
 
-def test_who_writes_to_a_shared_block_gets_its_own() -> None:
+def test_shared_block_is_copied_on_write() -> None:
     blocks = BlockManager(slots=3, num_blocks=5, block_size=4)
     blocks.prepare_write(PendingWrite(0, 0, 6))
     whole, part = blocks.block_tables[0]
@@ -47,7 +47,7 @@ def test_who_writes_to_a_shared_block_gets_its_own() -> None:
 
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("blocks", [13, 40])
-def test_answers_are_those_each_prompt_gets_alone_however_few_blocks_there_are(blocks: int, reuse: bool) -> None:
+def test_paged_answers_equal_those_of_each_prompt_alone(blocks: int, reuse: bool) -> None:
     """30 requests of up to all tokens that 13 blocks hold, with common beginnings, arriving while others run."""
     generator = np.random.default_rng(2)
     loop, _ = loop_of(6, blocks, reuse=reuse)
@@ -70,7 +70,7 @@ def test_answers_are_those_each_prompt_gets_alone_however_few_blocks_there_are(b
     assert loop.cache.free_slots == 6
 
 
-def test_memory_follows_use_not_the_longest_row() -> None:
+def test_paged_memory_follows_use_not_the_longest_row() -> None:
     loop, executor = loop_of(slots=8, blocks=13)
     requests = [Asked([number, 2, 3], 20) for number in range(8)]
     for one in requests:
@@ -81,7 +81,7 @@ def test_memory_follows_use_not_the_longest_row() -> None:
     assert loop.stats.preemptions == 0
 
 
-def test_a_prompt_is_read_in_the_calls_of_those_that_decode() -> None:
+def test_paged_prefill_runs_in_the_calls_of_decoding() -> None:
     loop, executor = loop_of(slots=4, blocks=40)
     short, long = Asked([1, 2, 3], 40), Asked([7] * 150, 5)
     loop.submit(short.sequences)
@@ -99,7 +99,7 @@ def test_a_prompt_is_read_in_the_calls_of_those_that_decode() -> None:
     assert short.tokens == expected([1, 2, 3], 40)
 
 
-def test_a_common_beginning_is_kept_once() -> None:
+def test_paged_common_prefix_is_stored_once() -> None:
     loop, executor = loop_of(slots=4, blocks=13)
     begin = list(range(50)) * 4
     for number in range(4):
@@ -113,7 +113,7 @@ def test_a_common_beginning_is_kept_once() -> None:
     assert loop.stats.preemptions == 0
 
 
-def test_the_last_to_arrive_gives_way_and_goes_on_where_it_was() -> None:
+def test_last_sequence_is_preempted_and_resumes() -> None:
     loop, _ = loop_of(slots=2, blocks=7, max_length=224)
     first, second = Asked([1, 2], 200), Asked([3, 4], 100)
     loop.submit(first.sequences)
@@ -131,7 +131,7 @@ def test_the_last_to_arrive_gives_way_and_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("blocks", [7, 100])
-def test_searches_share_blocks_and_begin_again_where_there_are_none(blocks: int) -> None:
+def test_preempted_search_starts_over(blocks: int) -> None:
     loop, _ = loop_of(slots=7, blocks=blocks, max_length=128)
     row = Asked(list(range(40)), 60)
     searches = [Searched([number + 5, *range(30)], 30, beams=3) for number in range(2)]

@@ -57,7 +57,7 @@ def _engine(graph: Graph, fetched: Counter[Any] | None = None) -> Any:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
-def test_handing_the_cache_on_says_what_the_cache_in_place_says(model_type: str, tmp_path: Path) -> None:
+def test_bls_cache_handles_give_the_answers_of_a_cache_in_place(model_type: str, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     fused = fuse(exported.graph, tmp_path)
     chosen = choose_rows(fused, tmp_path)
@@ -72,7 +72,7 @@ def test_handing_the_cache_on_says_what_the_cache_in_place_says(model_type: str,
 
 
 @pytest.mark.parametrize(("options", "enough"), [({}, True), ({**SAMPLED, "top_k": 8}, True), ({"logprobs": 2}, False)])
-def test_where_the_best_logits_are_enough_no_others_are_asked_for(
+def test_bls_requests_candidates_only_where_these_are_enough(
     options: dict[str, Any], enough: bool, tmp_path: Path
 ) -> None:
     exported = export_decoder(make_decoder("llama"), tmp_path, 128)
@@ -83,7 +83,7 @@ def test_where_the_best_logits_are_enough_no_others_are_asked_for(
     assert answers == generated(InProcess(exported.graph.path, geometry, Session(threads=1)), options)
 
 
-def test_a_copied_slot_goes_on_like_its_source_and_a_full_one_keeps_what_it_has(tmp_path: Path) -> None:
+def test_bls_copied_slot_continues_like_its_source(tmp_path: Path) -> None:
     exported = export_decoder(make_decoder("gpt2"), tmp_path, 8)
     graph = choose_rows(exported.graph, tmp_path)
     executor = BlsCuda(_engine(graph), graph.inputs, graph.outputs, geometry_of(exported.caches, 3, 8, VOCABULARY))
@@ -103,7 +103,7 @@ def test_a_copied_slot_goes_on_like_its_source_and_a_full_one_keeps_what_it_has(
 
 
 @pytest.mark.slow
-def test_the_real_triton_hands_the_cache_on(tmp_path: Path) -> None:
+def test_triton_passes_cache_handles_on(tmp_path: Path) -> None:
     checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "llama")
     options: dict[str, Any] = {"slots": 3, "max_length": 64, "quality": 0.9}
     on_gpu = {"target": "cuda", "precision": "fp16", "executor": "bls"}

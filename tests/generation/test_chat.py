@@ -60,7 +60,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_rendered_as_transformers_renders_it(name: str, tools: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chat_renders_as_transformers(name: str, tools: Any, tokenizer: PreTrainedTokenizerFast) -> None:
     options = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
     messages = [*MESSAGES, THOUGHT] if name in ("reasoning", "json") else MESSAGES
     expected = tokenizer.apply_chat_template(messages, chat_template=TEMPLATES[name], **options)
@@ -68,14 +68,14 @@ def test_rendered_as_transformers_renders_it(name: str, tools: Any, tokenizer: P
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values())
-def test_a_build_takes_what_is_rendered_alike(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_build_accepts_a_template_that_renders_alike(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = template
     assert chat_template(tokenizer) == template
     tokenizer.chat_template = {"default": template, "tool_use": "other"}
     assert chat_template(tokenizer) == template
 
 
-def test_requests_with_tools_get_the_template_that_is_for_them(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chat_with_tools_uses_the_tool_template(tokenizer: PreTrainedTokenizerFast) -> None:
     """Regression: they were refused, or got the template of a chat, where transformers takes `tool_use`."""
     tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": TEMPLATES["tools"]}
     assert chat_template(tokenizer) == TEMPLATES["chatml"]
@@ -114,13 +114,13 @@ NEVER = (*TEMPLATES.values(), "{{ messages[0].content }}", "{{ messages[0].conte
         *((template, []) for template in NEVER),
     ],
 )  # fmt: skip
-def test_whose_messages_in_parts_a_template_reads_is_found(template: str, roles: list[str]) -> None:
+def test_roles_whose_message_parts_a_template_reads_are_found(template: str, roles: list[str]) -> None:
     """Regression: a client's lines between the texts made another prompt, and parts that are not read a wrong one."""
     assert part_roles(Chat(template)) == roles
     assert part_roles(Chat(READS_PARTS, tool_template=template)) == roles
 
 
-def test_what_a_template_reads_in_parts_is_what_transformers_renders(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_message_parts_render_as_transformers(tokenizer: PreTrainedTokenizerFast) -> None:
     message = {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     for template, whole in ((READS_PARTS, True), (PARTS_OF_USERS, False)):
         rendered = tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
@@ -128,13 +128,13 @@ def test_what_a_template_reads_in_parts_is_what_transformers_renders(tokenizer: 
         assert ("tool" in part_roles(Chat(template))) is whole
 
 
-def test_a_build_refuses_a_template_that_does_not_compile(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_build_refuses_a_template_that_does_not_compile(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = "{% for m in messages %}\n{{ m.content }"
     with pytest.raises(CheckpointError, match="does not compile: line 2"):
         chat_template(tokenizer)
 
 
-def test_a_build_refuses_a_template_that_is_rendered_differently(
+def test_build_refuses_a_template_that_renders_differently(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer.chat_template = "{{ messages[0].role }}{{ messages | length }}"
@@ -152,7 +152,7 @@ def render_otherwise(request: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ a }", "{% unknown %}", "(" * 10 + "{{" + "(" * 5000])
-def test_a_template_that_does_not_compile_refuses_chats_and_nothing_else(template: str) -> None:
+def test_uncompilable_template_refuses_only_chats(template: str) -> None:
     """A server with this model starts, and answers texts."""
     chat = ChatTemplate(template, {})
     assert chat.problem.startswith("the model's chat template does not compile: ")
@@ -172,7 +172,7 @@ def test_a_template_that_does_not_compile_refuses_chats_and_nothing_else(templat
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
     ],
 )
-def test_a_template_reaches_nothing(template: str) -> None:
+def test_template_reaches_no_python_object(template: str) -> None:
     with pytest.raises(InputError, match="refuses these messages"):
         ChatTemplate(template, {})(MESSAGES)
 
@@ -202,7 +202,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=list(HOSTILE))
-def test_a_template_comes_to_an_end(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_template_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SchedulerLimits apply to time and to memory."""
     monkeypatch.setattr(sandbox, "SECONDS", 0.1)
     chat = ChatTemplate(template, {})
@@ -237,7 +237,7 @@ def test_build_refuses_a_hostile_template(
         chat_template(tokenizer)
 
 
-def test_a_long_chat_with_long_numbers_is_rendered() -> None:
+def test_long_chat_with_long_numbers_is_rendered() -> None:
     messages = [{"role": "user", "content": "call 5551234567 " * 200}] * 300
     prompt = ChatTemplate(
         TEMPLATES["chatml"].replace("m['content']", "m['content'].strip().replace('call', 'ring')"), {}
@@ -245,7 +245,7 @@ def test_a_long_chat_with_long_numbers_is_rendered() -> None:
     assert len(prompt(messages)) > 900_000
 
 
-def test_what_the_template_raises_is_told() -> None:
+def test_error_of_a_template_reaches_the_client() -> None:
     with pytest.raises(InputError, match="unknown role tool"):
         ChatTemplate(CHAT, {"bos_token": ""})([{"role": "tool", "content": "x"}])
 

@@ -98,7 +98,7 @@ def answered(executor: Executor, requests: list[Asked], prefill_tokens: int = 24
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mistral"])
-def test_blocks_on_a_device_say_what_slots_say(model_type: str, cuda: CopyingDevice, tmp_path: Path) -> None:
+def test_device_blocks_answer_as_slots(model_type: str, cuda: CopyingDevice, tmp_path: Path) -> None:
     """One product for all three, capped scores with windows in every other layer, windows in all: past each window."""
     decoder = TinyDecoder(model_type, tmp_path)
     assert decoder.blocks.operators["PagedAttention"] == SIZES["num_hidden_layers"]
@@ -120,9 +120,7 @@ def test_blocks_on_a_device_say_what_slots_say(model_type: str, cuda: CopyingDev
     assert held == executor.blocks.num_blocks * block_bytes(layers, "float16")
 
 
-def test_rows_that_come_and_go_share_few_blocks_and_say_what_each_says_alone(
-    llama: TinyDecoder, cuda: CopyingDevice
-) -> None:
+def test_device_blocks_answer_a_changing_batch_as_each_row_alone(llama: TinyDecoder, cuda: CopyingDevice) -> None:
     """Pieces of prompts and steps in one call, beginnings in common, and some that give way and are computed again."""
     generator = np.random.default_rng(4)
     begin = generator.integers(5, VOCABULARY, 21).tolist()
@@ -145,9 +143,7 @@ def test_rows_that_come_and_go_share_few_blocks_and_say_what_each_says_alone(
     assert any(rows > 1 and rows < tokens for rows, tokens in cuda.calls), "pieces and steps in one call"
 
 
-def test_several_answers_to_one_prompt_share_its_blocks_until_they_write(
-    llama: TinyDecoder, cuda: CopyingDevice
-) -> None:
+def test_answers_to_one_prompt_share_its_blocks_until_written(llama: TinyDecoder, cuda: CopyingDevice) -> None:
     options: dict[str, Any] = {"n": 3, "temperature": 0.9, "top_k": 20, "random_seed": 5}
     shared: list[list[int]] = []
     expected: list[list[int]] = []
@@ -159,7 +155,7 @@ def test_several_answers_to_one_prompt_share_its_blocks_until_they_write(
     assert len({tuple(tokens) for tokens in shared}) > 1
 
 
-def test_only_the_best_logits_leave_the_device(llama: TinyDecoder, cuda: CopyingDevice) -> None:
+def test_device_blocks_return_only_candidates(llama: TinyDecoder, cuda: CopyingDevice) -> None:
     executor = llama.in_blocks()
     cuda.fetched.clear()
     answered(executor, [Asked(prompt, 8) for prompt in prompts()])
@@ -168,7 +164,7 @@ def test_only_the_best_logits_leave_the_device(llama: TinyDecoder, cuda: Copying
     assert cuda.fetched["logits"] > 0
 
 
-def test_the_operator_is_what_its_schema_says(llama: TinyDecoder) -> None:
+def test_paged_attention_matches_its_schema(llama: TinyDecoder) -> None:
     """By that of the ONNX Runtime that is installed: no kernel of it is here to run."""
     (schema,) = (one for one in get_all_operator_schema() if one.name == "PagedAttention")
     node = next(node for node in load_graph(llama.blocks.path).graph.node if node.op_type == "PagedAttention")
@@ -181,7 +177,7 @@ def test_the_operator_is_what_its_schema_says(llama: TinyDecoder) -> None:
     assert len(node.output) == len(schema.outputs)
 
 
-def test_a_tile_of_attention_lies_in_one_block() -> None:
+def test_attention_tile_lies_in_one_block() -> None:
     assert [block_tokens([(2, size)]) for size in (8, 64, 72, 128, 136, 256)] == [256, 256, 128, 128, 64, 64]
     assert block_tokens([(8, 256), (8, 64)]) == 256
 
@@ -189,7 +185,7 @@ def test_a_tile_of_attention_lies_in_one_block() -> None:
 ROWS = Rows([0, 1, 2], [0, 1, 20], [1, 2], [1, 1], [0, 20], [2, 1], [[4], [2, 7]])
 
 
-def test_each_row_tells_where_it_begins_and_where_it_lies() -> None:
+def test_paged_feeds_locate_each_row() -> None:
     feeds = feeds_of(ROWS)
     assert feeds["cumulative_sequence_length"].tolist() == [0, 2, 3]
     assert feeds["past_seqlens"].tolist() == [0, 20]
@@ -206,7 +202,7 @@ def test_each_row_tells_where_it_begins_and_where_it_lies() -> None:
         ([[7], [2, 7]], "row 0 writes what another row reads"),
     ],
 )
-def test_the_stand_in_refuses_what_the_kernel_would_take(
+def test_stand_in_refuses_invalid_block_tables(
     tables: list[list[int]], message: str, llama: TinyDecoder, cuda: CopyingDevice
 ) -> None:
     executor = llama.in_blocks()
@@ -215,7 +211,7 @@ def test_the_stand_in_refuses_what_the_kernel_would_take(
         executor._infer(replace(ROWS, tables=tables))
 
 
-def test_an_attention_that_says_something_else_is_refused(llama: TinyDecoder, tmp_path: Path) -> None:
+def test_paged_attention_with_other_answers_is_refused(llama: TinyDecoder, tmp_path: Path) -> None:
     model = load_graph(llama.slots.path)
     node = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
     node.attribute.append(onnx.helper.make_attribute("smooth_softmax", 1))
@@ -233,7 +229,7 @@ def built(module_folder: Callable[[str], Path]) -> Path:
     return folder / "repository"
 
 
-def test_a_build_judges_the_loop_over_blocks_and_says_what_has_not_run(built: Path) -> None:
+def test_build_verifies_blocks_and_reports_what_has_not_run(built: Path) -> None:
     report, serving = read_report(built, "writes"), load_generation(built / "writes" / "1")
     layers = SIZES["num_hidden_layers"]
     assert report.attention == {"fused": layers, "layers": layers}
@@ -245,7 +241,7 @@ def test_a_build_judges_the_loop_over_blocks_and_says_what_has_not_run(built: Pa
     assert cache.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
 
 
-def test_the_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device = CopyingDevice()
     monkeypatch.setattr(device_module, "onnxruntime", device)
     texts = ["the river", "A long day in the village, and", "the river"]
@@ -270,7 +266,7 @@ def test_the_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.
         ({"cache_gb": 100, "gpu": {"card": "l4"}}, "lower --cache-gb"),
     ],
 )
-def test_what_blocks_do_not_have_is_refused(options: dict[str, Any], message: str, built: Path, tmp_path: Path) -> None:
+def test_options_without_blocks_are_refused(options: dict[str, Any], message: str, built: Path, tmp_path: Path) -> None:
     spec: dict[str, Any] = {"target": "cuda", "precision": "fp16", "cache_gb": 1, "max_length": 128}
     spec |= {"gpu": {"card": "l4"}, **options}
     with pytest.raises(SpecError, match=message):

@@ -64,9 +64,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> CopyingDevice:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
-def test_the_cache_on_a_device_says_what_the_cache_in_place_says(
-    model_type: str, cuda: CopyingDevice, tmp_path: Path
-) -> None:
+def test_device_cache_answers_as_a_cache_in_place(model_type: str, cuda: CopyingDevice, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     fused = fuse(exported.graph, tmp_path)
     half = to_half(fused, tmp_path / "half" / "model.onnx", real=("logits",))
@@ -87,7 +85,7 @@ def test_the_cache_on_a_device_says_what_the_cache_in_place_says(
 
 
 @pytest.mark.parametrize(("model_type", "precision"), [("gpt2", "int4-weights"), ("llama", "int8-weights")])
-def test_smaller_weights_are_multiplied_by_activations_in_fp16(
+def test_quantised_weights_multiply_fp16_activations(
     model_type: str, precision: str, cuda: CopyingDevice, tmp_path: Path
 ) -> None:
     """Every product is the one that CUDA has, in its layout; a table that is also the head is kept once."""
@@ -152,7 +150,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "random_seed": 3}
         ({"logprobs": 2}, False),
     ],
 )
-def test_where_the_best_logits_are_enough_no_others_leave_the_device(
+def test_device_returns_candidates_only_where_these_are_enough(
     options: dict[str, Any], enough: bool, half: tuple[Graph, Graph, Geometry], cuda: CopyingDevice
 ) -> None:
     graph, copier, geometry = half
@@ -164,7 +162,7 @@ def test_where_the_best_logits_are_enough_no_others_leave_the_device(
     assert answers == generated(InProcess(graph.path, geometry, Session(threads=1)), options)
 
 
-def test_several_tokens_of_several_rows_that_go_on_are_refused_as_cuda_refuses_them(
+def test_stand_in_refuses_several_tokens_of_rows_with_a_past(
     half: tuple[Graph, Graph, Geometry], cuda: CopyingDevice
 ) -> None:
     graph, copier, geometry = half
@@ -173,19 +171,19 @@ def test_several_tokens_of_several_rows_that_go_on_are_refused_as_cuda_refuses_t
         on_device.run(0, np.full((2, 3), 7), np.array([3, 3]))
 
 
-def test_of_equal_logits_the_lower_token_comes_first() -> None:
+def test_candidates_with_equal_logits_are_ordered_by_token() -> None:
     ordered = in_order(Candidates(np.array([[9, 4, 6, 2]]), np.array([[3.0, 1.0, 1.0, 1.0]], np.float32)))
     assert (ordered.tokens.tolist(), ordered.logits.tolist()) == ([[9, 2, 4, 6]], [[3, 1, 1, 1]])
 
 
-def test_an_option_that_begins_to_matter_gets_all_logits() -> None:
+def test_option_that_needs_all_logits_gets_them() -> None:
     sampler = Sampler(Rules(Options(temperature=0.0, min_tokens=2), ends=(3,), last=(3,), max_tokens=5))
     assert [sampler.needs_only_top(8, 1) for sampler.generated in ([], [5] * 2, [5] * 3, [5] * 4)] == [0, 1, 1, 0]
     sampler.generated = [5] * 3
     assert not sampler.needs_only_top(8, 2), "the second of two is forced"
 
 
-def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(cuda: CopyingDevice, tmp_path: Path) -> None:
+def test_copied_slot_continues_like_its_source_alone(cuda: CopyingDevice, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder("llama"), tmp_path, 32)
     half = to_half(exported.graph, tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
@@ -201,7 +199,7 @@ def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(cuda: Copyin
     np.testing.assert_allclose(executor.run(2, np.array([[8]]), np.array([3])), source, atol=1e-3)
 
 
-def test_the_stand_in_refuses_what_cuda_would_answer_wrongly(cuda: CopyingDevice, tmp_path: Path) -> None:
+def test_stand_in_refuses_what_cuda_answers_wrongly(cuda: CopyingDevice, tmp_path: Path) -> None:
     graph = export_decoder(make_decoder("gpt2"), tmp_path, 16).graph
     with pytest.raises(DeviceFault, match="preload_dlls comes before the first tensor"):
         cuda.OrtValue.ortvalue_from_shape_and_type((2, 3), 1, "cuda", 0)
@@ -234,7 +232,7 @@ def built(module_folder: Callable[[str], Path]) -> Path:
     return folder / "repository"
 
 
-def test_the_emitted_model_is_on_its_gpu_and_its_cache_in_half_precision(built: Path) -> None:
+def test_emitted_model_has_its_gpu_and_a_half_precision_cache(built: Path) -> None:
     serving = load_generation(built / "writes" / "1")
     assert (serving.executor, serving.arena.dtype) == ("in-process", "float16")
     assert (serving.session.device, serving.session.device_id) == ("cuda", 1)
@@ -248,7 +246,7 @@ def test_the_emitted_model_is_on_its_gpu_and_its_cache_in_half_precision(built: 
     assert types["logits"] == onnx.TensorProto.FLOAT, "sampling is done in fp32"
 
 
-def test_the_emitted_model_answers_as_the_one_for_the_cpu(built: Path, cuda: CopyingDevice, tmp_path: Path) -> None:
+def test_emitted_gpu_model_answers_as_the_cpu_model(built: Path, cuda: CopyingDevice, tmp_path: Path) -> None:
     checkpoint = built.parent / "checkpoint"
     build(make_spec(model=str(checkpoint), name="writes", output=tmp_path, slots=4, max_length=128))
     folder = Path(shutil.copytree(built / "writes" / "1", tmp_path / "on_cpu"))
@@ -276,7 +274,7 @@ def answers(folder: Path, texts: list[str]) -> list[str]:
     return [by_number[number] for number in range(len(texts))]
 
 
-def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repository_without_a_gpu_is_refused_in_one_line(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(built)]) == 0
     assert main(["serve", str(built)]) == 1
     assert "writes runs on a GPU and none is here" in capsys.readouterr().err
@@ -298,7 +296,7 @@ def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys
         ({"precision": "bf16", "triton": "24.10"}, "use --precision fp16, or --triton 25.08 or later"),
     ],
 )
-def test_what_decoding_on_a_gpu_does_not_have_is_refused(
+def test_options_without_gpu_decoding_are_refused(
     options: dict[str, Any], message: str, built: Path, tmp_path: Path
 ) -> None:
     checkpoint = built.parent / "checkpoint"
@@ -307,13 +305,13 @@ def test_what_decoding_on_a_gpu_does_not_have_is_refused(
     assert not (tmp_path / "r" / "checkpoint").exists()
 
 
-def test_a_bias_on_scores_which_cuda_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_attention_bias_on_cuda_is_refused(tmp_path: Path) -> None:
     checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "bloom")
     spec = make_spec(model=str(checkpoint), output=tmp_path / "r", target="cuda", precision="fp16", triton="25.05")
     with pytest.raises(SpecError, match="adds a bias to scores"):
         build(spec)
 
 
-def test_what_a_capsule_holds_is_read() -> None:
+def test_dlpack_capsule_is_copied_to_the_host() -> None:
     array = np.arange(6, dtype=np.float16).reshape(2, 3)
     np.testing.assert_array_equal(copy_to_host(array.__dlpack__()), array)

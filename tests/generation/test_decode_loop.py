@@ -96,7 +96,7 @@ def loop_of(
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("slots", [1, 3, 8])
 @pytest.mark.parametrize(("kind", "prefill"), [(SumExecutor, 4), (JoiningSumExecutor, 40)])
-def test_answers_are_those_each_prompt_gets_alone(
+def test_decode_loop_answers_a_batch_as_each_prompt_alone(
     kind: type[SumExecutor], prefill: int, slots: int, reuse: bool
 ) -> None:
     """40 requests of unequal length, with common beginnings, arriving while others run, through few slots."""
@@ -122,7 +122,7 @@ def test_answers_are_those_each_prompt_gets_alone(
     assert (loop.stats.reused_tokens > 0) == reuse
 
 
-def test_a_step_serves_all_that_run_and_a_freed_slot_is_used_at_once() -> None:
+def test_decode_loop_fills_a_freed_slot_in_the_next_step() -> None:
     executor = SumExecutor(slots=2)
     loop = loop_of(executor, prefill=100)
     first, second, third = Asked([1, 2], 2), Asked([3], 9), Asked([4], 3)
@@ -136,7 +136,7 @@ def test_a_step_serves_all_that_run_and_a_freed_slot_is_used_at_once() -> None:
     assert executor.calls[-1] == (0, 2, 1)
 
 
-def test_prompts_that_begin_together_are_rows_of_one_call() -> None:
+def test_decode_loop_joins_prefills_of_adjacent_slots() -> None:
     """As many as fit into the tokens of a step with their padding; what goes on, or is scored, runs alone."""
     executor = JoiningSumExecutor(slots=8, max_length=64)
     loop = loop_of(executor, prefill=24)
@@ -156,7 +156,7 @@ def test_prompts_that_begin_together_are_rows_of_one_call() -> None:
     assert [one.tokens for one in (again, other)] == [expected(one.request.prompt, 2) for one in (again, other)]
 
 
-def test_no_more_than_half_of_a_joined_call_is_padding() -> None:
+def test_joined_prefill_is_at_most_half_padding() -> None:
     """Regression: three rows of the longest ran for it, and a step took several times its limit of tokens."""
     executor = JoiningSumExecutor(slots=4, max_length=64)
     loop = loop_of(executor, prefill=40)
@@ -169,7 +169,7 @@ def test_no_more_than_half_of_a_joined_call_is_padding() -> None:
     assert [one.tokens for one in requests] == [expected(one.request.prompt, 2) for one in requests]
 
 
-def test_joined_prompts_run_in_the_order_of_their_arrival() -> None:
+def test_joined_prefills_keep_the_order_of_arrival() -> None:
     """Regression: they ran in the order of the free slots."""
     executor = JoiningSumExecutor(slots=4, max_length=64)
     cache = SlotCache(4, 64, executor.copy)
@@ -181,7 +181,7 @@ def test_joined_prompts_run_in_the_order_of_their_arrival() -> None:
     assert [[one.slots[0] for one, _ in group] for group in groups] == [[3], [0, 1]]
 
 
-def test_a_long_prompt_does_not_stall_the_others() -> None:
+def test_decode_loop_decodes_while_a_long_prompt_prefills() -> None:
     executor = SumExecutor(slots=2, max_length=200)
     loop = loop_of(executor, prefill=10)
     short, long = Asked([1], 50), Asked(list(range(40)) * 3, 2)
@@ -198,7 +198,7 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     assert long.tokens == expected(long.request.prompt, 2)
 
 
-def test_priorities_then_arrival() -> None:
+def test_scheduler_orders_by_priority_then_arrival() -> None:
     loop = loop_of(SumExecutor(slots=1))
     order: list[str] = []
 
@@ -213,7 +213,7 @@ def test_priorities_then_arrival() -> None:
     assert order == ["urgent", "first", "second", "later"]
 
 
-def test_a_cancelled_request_frees_its_slot_within_a_step() -> None:
+def test_cancelled_request_frees_its_slot_within_a_step() -> None:
     loop = loop_of(SumExecutor(slots=1))
     gone, waiting = Asked([1], 30), Asked([2], 3)
     loop.submit(gone.sequences)
@@ -228,7 +228,7 @@ def test_a_cancelled_request_frees_its_slot_within_a_step() -> None:
     assert waiting.tokens == expected([2], 3)
 
 
-def test_deadlines_of_waiting_and_of_running_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadlines_end_waiting_and_running_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, later = loop_of(SumExecutor(slots=1)), time.monotonic() + 3600
     running = Asked([1], 30, deadline=later - 1)
     waiting = Asked([2], 3, deadline=time.monotonic() - 1)
@@ -245,7 +245,7 @@ def test_deadlines_of_waiting_and_of_running_requests(monkeypatch: pytest.Monkey
     assert loop.cache.free_slots == 1
 
 
-def test_the_queue_is_bounded() -> None:
+def test_scheduler_refuses_sequences_beyond_its_queue() -> None:
     loop = loop_of(SumExecutor(slots=1), queue=2)
     for _ in range(2):
         loop.submit(Asked([1], 2).sequences)
@@ -253,7 +253,7 @@ def test_the_queue_is_bounded() -> None:
         loop.submit(Asked([1], 2).sequences)
 
 
-def test_who_waits_too_long_is_refused_and_who_has_begun_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_refuses_requests_that_wait_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, later = loop_of(SumExecutor(slots=1), wait_s=600), time.monotonic() + 3600
     running, waiting = Asked([1], 20, n=2, temperature=1.0), Asked([2], 20)
     loop.submit(running.sequences)  # the second of its two waits for the slot of the first
@@ -269,7 +269,7 @@ def test_who_waits_too_long_is_refused_and_who_has_begun_is_not(monkeypatch: pyt
     assert [piece.finish_reason for piece in running.pieces].count("length") == 2
 
 
-def test_a_queue_without_a_limit() -> None:
+def test_scheduler_queue_can_be_unlimited() -> None:
     loop = loop_of(SumExecutor(slots=1), queue=0)
     for _ in range(600):
         loop.submit(Asked([1], 1).sequences)
@@ -278,7 +278,7 @@ def test_a_queue_without_a_limit() -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_an_answer_that_cannot_be_spelled_is_the_error_of_its_request_alone(beams: int) -> None:
+def test_detokeniser_error_fails_only_its_request(beams: int) -> None:
     loop = loop_of(SumExecutor(slots=4))
     broken, other = Asked([1], 4), Asked([2], 6)
 
@@ -299,7 +299,7 @@ def test_an_answer_that_cannot_be_spelled_is_the_error_of_its_request_alone(beam
     assert loop.cache.free_slots == 4
 
 
-def test_nothing_is_written_for_who_has_left() -> None:
+def test_cancelled_request_gets_no_more_text() -> None:
     loop, later = loop_of(SumExecutor(slots=1)), list[Callable[[], None]]()
     one = Asked([1], 2)
     one.request.defer = later.append
@@ -313,7 +313,7 @@ def test_nothing_is_written_for_who_has_left() -> None:
     assert len(one.pieces) == 1
 
 
-def test_a_request_that_two_threads_end_has_one_error() -> None:
+def test_request_gets_one_error_from_two_threads() -> None:
     """The writer thread refuses answers that it cannot write, and the loop refuses late requests."""
     both = threading.Barrier(2)
 
@@ -333,7 +333,7 @@ def test_a_request_that_two_threads_end_has_one_error() -> None:
     assert len(errors) == 1
 
 
-def test_a_loop_that_a_panic_ended_has_failed() -> None:
+def test_decode_loop_fails_after_a_panic() -> None:
     class PanicError(BaseException):
         pass
 
@@ -348,7 +348,7 @@ def test_a_loop_that_a_panic_ended_has_failed() -> None:
     assert loop.stats.healthy == 0
 
 
-def test_a_failing_step_is_told_to_everybody_and_to_whoever_comes_later() -> None:
+def test_failed_step_fails_all_present_and_later_requests() -> None:
     loop = loop_of(FailingExecutor(ZeroDivisionError("division by zero")))
     running, waiting = Asked([1], 5), Asked([2], 5)
     loop.submit(running.sequences)
@@ -363,7 +363,7 @@ def test_a_failing_step_is_told_to_everybody_and_to_whoever_comes_later() -> Non
         loop.submit(Asked([1], 5).sequences)
 
 
-def test_stopping_answers_what_is_left() -> None:
+def test_stop_fails_the_remaining_requests() -> None:
     loop = loop_of(SumExecutor(slots=1, max_length=100_000))
     one = Asked([1], 90_000)
     loop.submit(one.sequences)
@@ -374,7 +374,7 @@ def test_stopping_answers_what_is_left() -> None:
     assert isinstance(one.errors[0], DecodeLoopFailed)
 
 
-def test_end_tokens_and_minimum() -> None:
+def test_end_tokens_end_an_answer_after_min_tokens() -> None:
     tokens = expected([1, 2], 10)
     end = tokens[3]
     first = tokens.index(end)
@@ -390,7 +390,7 @@ def test_end_tokens_and_minimum() -> None:
     assert len(forced.tokens) > 8
 
 
-def test_a_stop_string_ends_the_text_before_it() -> None:
+def test_stop_string_ends_the_text_before_it() -> None:
     letters = "".join(chr(ord("A") + token) for token in expected([1, 2], 10))
     one = Asked([1, 2], 10, stop_words=(letters[4:6], "never"))
     loop = loop_of(SumExecutor())
@@ -400,7 +400,7 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
     assert one.pieces[-1].finish_reason == "stop"
 
 
-def test_sequences_of_one_request_share_its_prefill() -> None:
+def test_sequences_of_a_request_share_its_prefill() -> None:
     executor = SumExecutor(slots=4)
     loop = loop_of(executor, prefill=100)
     prompt = list(range(20))
@@ -412,7 +412,7 @@ def test_sequences_of_one_request_share_its_prefill() -> None:
     assert {piece.index for piece in one.pieces} == {0, 1, 2}
 
 
-def test_a_full_cache_ends_a_text() -> None:
+def test_full_slot_ends_an_answer() -> None:
     loop = loop_of(SumExecutor(slots=1, max_length=8))
     one = Asked([1, 2, 3], 100)
     loop.submit(one.sequences)
@@ -421,7 +421,7 @@ def test_a_full_cache_ends_a_text() -> None:
     assert one.pieces[-1].finish_reason == "length"
 
 
-def test_rows_are_brought_together_when_others_leave() -> None:
+def test_slots_are_compacted_when_sequences_finish() -> None:
     executor = SumExecutor(slots=6)
     loop = loop_of(executor, prefill=100)
     requests = [Asked([number, 7], 3 if number < 5 else 20) for number in range(6)]
@@ -432,7 +432,7 @@ def test_rows_are_brought_together_when_others_leave() -> None:
     assert executor.calls[-1][1] == 1, "one row is left, and one row is run"
 
 
-def test_a_sampler_that_fails_takes_nobody_with_it() -> None:
+def test_failing_sampler_fails_only_its_request() -> None:
     loop = loop_of(SumExecutor(slots=2), prefill=100)
     bad, good = Asked([1], 8, temperature=1.0, logit_bias={10**9: 1.0}), Asked([2], 8)
     loop.submit(bad.sequences)
@@ -445,7 +445,7 @@ def test_a_sampler_that_fails_takes_nobody_with_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [{}, {"top_p": 0.95}])
-def test_one_request_that_fails_is_logged_and_moves_no_random_stream(
+def test_failing_sampler_leaves_other_random_streams_unchanged(
     kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def answers(others: list[Asked]) -> list[int]:

@@ -33,7 +33,7 @@ def vllm(**sampling: Any) -> Options:
     return read(text_input="a", stream=False, exclude_input_in_output=True, sampling_parameters=parameters)
 
 
-def test_a_request_of_tensorrt_llms_clients() -> None:
+def test_tensorrt_llm_request_is_translated() -> None:
     options = read(
         text_input="a",
         max_tokens=9,
@@ -69,7 +69,7 @@ def test_a_request_of_tensorrt_llms_clients() -> None:
     )
 
 
-def test_a_request_of_vllms_clients() -> None:
+def test_vllm_request_is_translated() -> None:
     options = vllm(
         n=2,
         best_of=1,
@@ -103,7 +103,7 @@ def test_a_request_of_vllms_clients() -> None:
 
 
 @pytest.mark.parametrize("written", [dict, json.dumps])
-def test_guides_of_vllm(written: Any) -> None:
+def test_vllm_guides_are_translated(written: Any) -> None:
     for document, guide in (
         ({"json": {"type": "object"}}, {"json_schema": {"type": "object"}}),
         ({"json": '{"type": "object"}', "regex": None, "backend": None}, {"json_schema": {"type": "object"}}),
@@ -114,7 +114,7 @@ def test_guides_of_vllm(written: Any) -> None:
         assert vllm(structured_outputs=written(document)).guide == guide
 
 
-def test_what_nvidias_front_makes_of_a_chat_for_vllm() -> None:
+def test_openai_frontend_request_for_vllm_is_translated() -> None:
     """Source: server r26.08 (b8040ad), python/openai/openai_frontend/engine/utils/triton.py.
 
     The function is _create_vllm_generate_request.
@@ -148,7 +148,7 @@ def test_what_nvidias_front_makes_of_a_chat_for_vllm() -> None:
     )
 
 
-def test_what_nvidias_front_makes_of_a_chat_for_tensorrt_llm() -> None:
+def test_openai_frontend_request_for_tensorrt_llm_is_translated() -> None:
     """The same file, _create_trtllm_generate_request: its way with every other backend than vLLM, so with this one."""
     options = read(
         text_input="a",
@@ -184,7 +184,7 @@ def test_what_nvidias_front_makes_of_a_chat_for_tensorrt_llm() -> None:
         ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}, {"regex": "a+"}),
     ],
 )
-def test_guides_of_tensorrt_llm(tensors: dict[str, Any], guide: dict[str, Any]) -> None:
+def test_tensorrt_llm_guides_are_translated(tensors: dict[str, Any], guide: dict[str, Any]) -> None:
     assert read(text_input="a", **tensors).guide == guide
 
 
@@ -211,12 +211,12 @@ def test_guides_of_tensorrt_llm(tensors: dict[str, Any], guide: dict[str, Any]) 
         ({"input_ids": [1, 2]}, "text_input and input_ids are both given"),
     ],
 )
-def test_what_is_not_done_is_refused_by_its_name(tensors: dict[str, Any], message: str) -> None:
+def test_unsupported_foreign_options_are_refused_by_name(tensors: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         read(text_input="a", **tensors)
 
 
-def test_a_model_without_these_inputs_refuses_their_names() -> None:
+def test_model_without_foreign_inputs_refuses_their_names() -> None:
     own = [name for name in FIELDS if name not in {field.name for field in FOREIGN}]
     with pytest.raises(InputError, match="'beam_width' is not an option of this model"):
         read_options({}, {"text_input": "a", "beam_width": 2}, {}, own)

@@ -76,7 +76,7 @@ def answered(executor: Executor, requests: list[Asked], draft: Executor | None =
         {"stop_words": ("ABC", "Q")},
     ],
 )
-def test_the_answer_is_what_it_is_without(options: dict[str, Any], kind: str) -> None:
+def test_drafting_does_not_change_answers(options: dict[str, Any], kind: str) -> None:
     for count in (1, 2, 100):
         plain, ahead = (Asked(PROMPT, count, **options) for _ in range(2))
         slow = answered(Target(4, LENGTH), [plain])
@@ -87,7 +87,7 @@ def test_the_answer_is_what_it_is_without(options: dict[str, Any], kind: str) ->
         assert fast.stats.steps <= slow.stats.steps
 
 
-def test_a_draft_that_is_right_saves_steps_and_one_that_is_not_is_asked_rarely() -> None:
+def test_good_draft_saves_steps_and_bad_draft_pauses() -> None:
     stats = {}
     for kind, draft in DRAFTS.items():
         request = Asked(PROMPT, 50)
@@ -102,7 +102,7 @@ def test_a_draft_that_is_right_saves_steps_and_one_that_is_not_is_asked_rarely()
     assert all(stat.guessed_tokens == 0 for stat in stats.values()), "nothing repeats"
 
 
-def test_what_repeats_is_looked_up_and_what_does_not_is_drafted() -> None:
+def test_prompt_lookup_is_preferred_to_the_draft() -> None:
     """The target copies nine tokens of ten; the draft would go on otherwise each time."""
     prompt = [*PROMPT, *PROMPT[:3]]
     plain, ahead = Asked(prompt, 150), Asked(prompt, 150)
@@ -115,7 +115,7 @@ def test_what_repeats_is_looked_up_and_what_does_not_is_drafted() -> None:
 
 @pytest.mark.parametrize("blocks", [13, 60])
 @pytest.mark.parametrize("paged", [True, False])
-def test_rows_over_blocks_say_the_same(blocks: int, paged: bool) -> None:
+def test_paged_drafting_does_not_change_answers(blocks: int, paged: bool) -> None:
     """24 over 4 slots, more than the draft has; on few blocks some give way and are computed again."""
     prompts = [np.random.default_rng(seed).integers(0, VOCABULARY, 20 + seed).tolist() for seed in range(24)]
     requests = [Asked([*PROMPT[:10], *prompt], 90) for prompt in prompts]
@@ -127,7 +127,7 @@ def test_rows_over_blocks_say_the_same(blocks: int, paged: bool) -> None:
     assert stats.right_drafts == stats.drafted_tokens > 0
 
 
-def test_a_sequence_that_moved_to_another_slot_is_guessed_for() -> None:
+def test_drafter_follows_a_sequence_to_another_slot() -> None:
     """The second ends, and the third moves into its slot, where it is alone when the first ends too."""
     requests = [Asked([1, 2], 6), Asked([3], 3), Asked(PROMPT, 60)]
     stats = answered(Target(3, LENGTH), requests, SumExecutor(1, LENGTH)).stats
@@ -137,7 +137,7 @@ def test_a_sequence_that_moved_to_another_slot_is_guessed_for() -> None:
     assert stats.right_drafts == stats.drafted_tokens > 30
 
 
-def test_a_long_prompt_is_read_in_pieces() -> None:
+def test_drafter_prefills_a_long_prompt_in_chunks() -> None:
     draft = SumExecutor(1, LENGTH)
     request = Asked([*PROMPT] * 5, 40)
     stats = answered(Target(1, LENGTH), [request], draft, prefill=16).stats
@@ -146,7 +146,7 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
     assert request.tokens == expected(request.request.prompt, 40)
 
 
-def test_a_step_reads_no_more_than_a_piece_for_all_its_rows() -> None:
+def test_drafter_limits_the_prefill_of_a_step() -> None:
     draft = SumExecutor(2, LENGTH)
     drafter = Drafter(draft, VOCABULARY)
     first, second = PROMPT[:10], PROMPT[10:20]
@@ -161,14 +161,14 @@ def test_a_step_reads_no_more_than_a_piece_for_all_its_rows() -> None:
     assert draft.calls[-2] == (0, 1, 1), "and what was read is not read again"
 
 
-def test_a_draft_with_more_rows_in_its_last_matrix_guesses_tokens_that_there_are() -> None:
+def test_drafter_proposes_tokens_of_the_targets_vocabulary() -> None:
     """Matrices are padded, some more than others."""
     drafter = Drafter(SumExecutor(1, LENGTH), 10)
     drafter.start_step(100)
     assert max(drafter.propose(1, PROMPT, 20)) < 10
 
 
-def test_a_guided_answer_is_not_guessed() -> None:
+def test_guided_answer_is_not_speculated() -> None:
     request = Asked(PROMPT, 20)
     (sequence,) = request.sequences
     assert sequence.max_speculative(LENGTH) == 19
@@ -176,7 +176,7 @@ def test_a_guided_answer_is_not_guessed() -> None:
     assert sequence.max_speculative(LENGTH) == 0
 
 
-def test_the_draft_of_a_draft_follows_what_was_right() -> None:
+def test_draft_length_follows_accepted_tokens() -> None:
     draft, sizes, position = DraftLength(), [], 0
     for right in (4, 6, 7, 3, 2, 0, 0, 0, 0, 0):
         sizes.append(draft.next(position))
@@ -190,7 +190,7 @@ def test_the_draft_of_a_draft_follows_what_was_right() -> None:
     assert draft.next(position + 9) == 3
 
 
-def test_a_draft_that_is_never_right_costs_next_to_nothing() -> None:
+def test_draft_length_pauses_a_draft_that_is_never_accepted() -> None:
     draft, guessed = DraftLength(), 0
     for position in range(2000):
         ahead = draft.next(position)

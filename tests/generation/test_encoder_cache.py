@@ -49,7 +49,7 @@ def texts(count: int, seed: int = 0, longest: int = 30) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8])
-def test_each_row_reads_its_own_text(slots: int) -> None:
+def test_each_sequence_attends_to_its_own_source(slots: int) -> None:
     executor = ReadingExecutor(slots)
     loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     requests = [Read(text, 1 + number % 9, n=1 + number % 2) for number, text in enumerate(texts(30))]
@@ -69,7 +69,7 @@ def test_each_row_reads_its_own_text(slots: int) -> None:
     assert loop.stats.encoded_tokens == sum(len(one.text) for one in requests)
 
 
-def test_texts_of_one_length_share_a_call_within_the_budget() -> None:
+def test_encoder_batches_sources_of_similar_length() -> None:
     executor = ReadingExecutor(slots=8)
     loop = DecodeLoop(executor, SchedulerLimits(100, prefill_tokens=64))
     for length in (20, 21, 30, 22, 19, 20, 2, 3):
@@ -81,7 +81,7 @@ def test_texts_of_one_length_share_a_call_within_the_budget() -> None:
     assert len(executor.texts) < 8
 
 
-def test_a_text_is_read_before_a_slot_is_free_for_it() -> None:
+def test_encoder_encodes_ahead_of_a_free_slot() -> None:
     executor = ReadingExecutor(slots=1)
     loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     first, second = Read([3, 4], 6), Read([9, 9, 9], 2)
@@ -96,7 +96,7 @@ def test_a_text_is_read_before_a_slot_is_free_for_it() -> None:
     assert second.answers == [answered([9, 9, 9], 2)]
 
 
-def test_a_text_whose_request_is_over_is_not_read() -> None:
+def test_encoder_skips_requests_that_ended() -> None:
     executor = ReadingExecutor(slots=1)
     loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     late, gone, waiting = Read([1] * 5, 3, deadline=time.monotonic() - 1), Read([2] * 9, 3), Read([3] * 20, 3)
@@ -110,7 +110,7 @@ def test_a_text_whose_request_is_over_is_not_read() -> None:
     assert waiting.answers == [answered(waiting.text, 3)]
 
 
-def test_the_threads_answer_as_the_loop_does() -> None:
+def test_encoder_thread_answers_as_the_loop_alone() -> None:
     executor = ReadingExecutor(slots=3)
     loop = DecodeLoop(executor, SchedulerLimits(1000, 64))
     loop.start()
@@ -126,7 +126,7 @@ def test_the_threads_answer_as_the_loop_does() -> None:
     assert loop.cache.free_slots == 3
 
 
-def test_an_encoder_that_fails_is_told_to_everybody() -> None:
+def test_failed_encoder_fails_all_requests() -> None:
     class FailingExecutor(ReadingExecutor):
         def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
             raise ZeroDivisionError("division by zero")

@@ -26,7 +26,7 @@ from tests.tiny_encoders import VOCABULARY
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "gemma2"])
-def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
+def test_executors_give_the_same_answers(model_type: str, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     graph = fuse(exported.graph, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
@@ -42,7 +42,7 @@ def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["in place", "travelling", "handed on"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-def test_logits_are_pytorchs_wherever_they_are_wanted(kind: str, model_type: str, tmp_path: Path) -> None:
+def test_logits_equal_pytorchs_at_all_requested_positions(kind: str, model_type: str, tmp_path: Path) -> None:
     """A piece of a prompt follows another, and then a step of three rows of which one belongs to no request."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 64)
@@ -74,7 +74,7 @@ def test_logits_are_pytorchs_wherever_they_are_wanted(kind: str, model_type: str
     np.testing.assert_allclose(logits[1], expected([*first, 7], [len(first)])[0], atol=1e-4)
 
 
-def test_a_step_writes_one_position_and_moves_nothing(tmp_path: Path) -> None:
+def test_step_writes_one_position_in_place(tmp_path: Path) -> None:
     exported = export_decoder(make_decoder("llama"), tmp_path, 64)
     executor = InProcess(exported.graph.path, geometry_of(exported.caches, 3, 64, VOCABULARY), Session(threads=1))
     executor.run(1, np.array([[5, 6, 7]]), np.array([0]))

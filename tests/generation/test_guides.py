@@ -202,7 +202,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_random_logits_say_valid_documents_only(name: str, asked: Asked) -> None:
+def test_guide_yields_only_valid_documents_from_random_logits(name: str, asked: Asked) -> None:
     """Greedy and sampled, several at once; answers cut off by max_tokens have that finish reason."""
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
@@ -219,7 +219,7 @@ def test_random_logits_say_valid_documents_only(name: str, asked: Asked) -> None
 
 
 @pytest.mark.skipif("JSON_SCHEMA_TEST_SUITE" not in os.environ, reason="JSON_SCHEMA_TEST_SUITE is not set: a checkout")
-def test_the_schemas_of_the_json_schema_test_suite(asked: Asked) -> None:
+def test_guide_passes_the_json_schema_test_suite(asked: Asked) -> None:
     """https://github.com/json-schema-org/JSON-Schema-Test-Suite: each of draft 2020-12 is kept to, or refused."""
     files = sorted(Path(os.environ["JSON_SCHEMA_TEST_SUITE"], "tests", "draft2020-12").rglob("*.json"))
     groups = [group for file in files for group in json.loads(file.read_text())]
@@ -258,14 +258,14 @@ def _has_classes(schema: Mapping[str, Any]) -> bool:
         ({"grammar": 'start: word (", " word)*\nword: "ice" | "steam"'}, "(ice|steam)(, (ice|steam))*"),
     ],
 )
-def test_other_guides(guide: dict[str, Any], whole: str, asked: Asked) -> None:
+def test_guide_of_regex_grammar_and_choice(guide: dict[str, Any], whole: str, asked: Asked) -> None:
     requests = [{"guide": guide, **_sampled(seed)} for seed in range(4)]
     for text, reason in asked.ask(*requests):
         assert reason == "stop"
         assert re.fullmatch(whole, text)
 
 
-def test_arguments_of_a_call_are_of_their_own_schema(asked: Asked) -> None:
+def test_guide_follows_the_schema_of_each_tool_call(asked: Asked) -> None:
     """Regression: a reference to the first place of a repeated schema was looked for in the schema of the whole call.
 
     Libraries of JavaScript write repeated schemas so; the schema of the whole call has a `name` too.
@@ -296,7 +296,7 @@ def test_arguments_of_a_call_are_of_their_own_schema(asked: Asked) -> None:
             jsonschema.validate(call["arguments"], schemas[call["name"]])
 
 
-def test_a_guide_keeps_its_spaces(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guide_keeps_its_spaces(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint removes spaces before punctuation from its answers."""
     copy = Path(shutil.copytree(folder, tmp_path / "cleaned"))
     (copy / "serving.json").write_text(dump(replace(load_generation(copy), clean_up=True)))
@@ -304,14 +304,14 @@ def test_a_guide_keeps_its_spaces(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert re.fullmatch("(yes|no) , [a-f]{3,5} !", text)
 
 
-def test_any_object_is_one(asked: Asked) -> None:
+def test_guide_of_json_object_yields_an_object(asked: Asked) -> None:
     answers = asked.ask(*({"guide": {"json_object": True}, "temperature": 1.0, "random_seed": n} for n in range(8)))
     ended = [text for text, reason in answers if reason == "stop"]
     assert ended
     assert all(isinstance(json.loads(text), dict) for text in ended)
 
 
-def test_batch_mates_say_what_they_say_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guided_answer_does_not_change_other_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guided or not, greedy or sampled: to the token, though forced tokens take another way when many run."""
     guide = {"json_schema": SCHEMAS["an application's"]}
     kinds: list[dict[str, Any]] = [
@@ -327,7 +327,7 @@ def test_batch_mates_say_what_they_say_alone(folder: Path, monkeypatch: pytest.M
     assert together[4] == together[5]
 
 
-def test_forced_tokens_take_no_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_tokens_need_no_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"const": {"a long name of a property": "and a long text that can only be this one"}}
     alone = Asked(folder, monkeypatch)
     ((text, reason),) = alone.ask({"guide": {"json_schema": schema}})
@@ -342,7 +342,7 @@ def test_forced_tokens_take_no_steps(folder: Path, monkeypatch: pytest.MonkeyPat
     assert len(slow.executor.calls) >= tokens - 1, "log-probabilities take the logits of each"
 
 
-def test_sequences_of_one_request_have_a_guide_each(asked: Asked) -> None:
+def test_sequences_of_a_request_have_a_guide_each(asked: Asked) -> None:
     guide = {"json_schema": SCHEMAS["required"]}
     asked.ask({"guide": guide, "n": 3, "temperature": 1.0, "random_seed": 1})
     answer: Any = asked.answers[0]
@@ -367,19 +367,19 @@ REFUSED: Sequence[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("guide", "message"), REFUSED)
-def test_a_wrong_guide_is_refused_with_the_reason(guide: Any, message: str, asked: Asked) -> None:
+def test_invalid_guide_is_refused_with_the_reason(guide: Any, message: str, asked: Asked) -> None:
     with pytest.raises(InputError, match=message):
         asked.ask({"guide": guide})
     assert asked.ask({"guide": {"choice": ["a"]}}) == [("a", "stop")]
 
 
 @pytest.mark.parametrize("other", [{"min_tokens": 3}, {"ignore_eos": True}, {"num_beams": 2}])
-def test_what_contradicts_a_guide_is_refused(other: dict[str, Any], asked: Asked) -> None:
+def test_options_that_contradict_a_guide_are_refused(other: dict[str, Any], asked: Asked) -> None:
     with pytest.raises(InputError, match=f"guide and {next(iter(other))} contradict each other"):
         asked.ask({"guide": {"choice": ["a"]}, **other})
 
 
-def test_a_guide_that_is_never_understood_is_refused_in_time(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guide_that_compiles_too_long_is_refused_in_time(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes longer than any request to decide whether thirty expressions can all match."""
     monkeypatch.setattr(guides_module, "CHECK_CPU_S", 1)
     monkeypatch.setattr(guides_module, "CHECK_TIMEOUT_S", 600)
@@ -388,7 +388,7 @@ def test_a_guide_that_is_never_understood_is_refused_in_time(asked: Asked, monke
         asked.ask({"guide": {"json_schema": schema}})
 
 
-def test_a_guide_and_bans_that_leave_nothing_are_one_requests_error(asked: Asked) -> None:
+def test_guide_and_bans_without_a_token_fail_one_request(asked: Asked) -> None:
     tokenizer = asked.service.tokenizer
     bans = {str(tokenizer.token_to_id(letter)): -1e9 for letter in "ab"}
     requests: list[dict[str, Any]] = [
@@ -401,7 +401,7 @@ def test_a_guide_and_bans_that_leave_nothing_are_one_requests_error(asked: Asked
     assert answer["completion_tokens"] == [5]
 
 
-def test_without_llguidance_a_guide_is_refused_and_nothing_else(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llguidance_only_guides_are_refused(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InputError, match=r"install what build-repo's requirements\.txt pins"):
         asked.ask({"guide": {"choice": ["a"]}})

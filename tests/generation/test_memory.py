@@ -12,7 +12,7 @@ import pytest
 from builder.runtime.generation.memory import MemoryTrimmer
 
 
-def test_it_is_done_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_trimmer_trims_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     trimmed: list[int] = []
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -23,7 +23,7 @@ def test_it_is_done_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(trimmed) == 2
 
 
-def test_freed_memory_goes_back() -> None:
+def test_memory_trimmer_returns_freed_memory() -> None:
     """A process of its own frees 64 MB in small pieces, of which the last keeps the heap from shrinking by itself."""
     program = """
         from builder.runtime.generation import memory

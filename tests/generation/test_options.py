@@ -26,19 +26,19 @@ def read(parameters: dict[str, Any] | None = None, **tensors: Any) -> Options:
     return read_options(arrays, parameters or {}, GREEDY, FIELDS)
 
 
-def test_everything_but_the_prompt_may_be_left_out() -> None:
+def test_only_the_prompt_is_required() -> None:
     options = read(text_input="Hello")
     assert options == Options(prompt="Hello", temperature=0.0)
     assert read(text_input="Hello", stop_words=["a", "b"], n=2).stop_words == ("a", "b")
     assert read({"top_k": 3, "stop_words": ["x"]}, text_input="Hello").stop_words == ("x",)
 
 
-def test_who_asks_for_a_way_to_sample_samples() -> None:
+def test_sampling_option_turns_sampling_on() -> None:
     assert read(text_input="Hello", top_p=np.float32(0.9)).temperature == 1.0
     assert read(text_input="Hello", top_p=np.float32(0.9), temperature=np.float32(0)).temperature == 0.0
 
 
-def test_an_empty_tensor_is_an_option_left_out() -> None:
+def test_empty_tensor_is_an_absent_option() -> None:
     assert (
         read_options(
             {"text_input": np.array([b"Hello"], object), "stop_words": np.zeros(0, object)}, {}, GREEDY, FIELDS
@@ -102,12 +102,14 @@ def test_an_empty_tensor_is_an_option_left_out() -> None:
         ({"text_input": "a"}, {"max_tokens": True}, "max_tokens is True; expected INT32"),
     ],
 )
-def test_bad_requests(tensors: dict[str, Any], parameters: dict[str, Any], message: str) -> None:
+def test_invalid_requests_are_refused_with_the_reason(
+    tensors: dict[str, Any], parameters: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         read(parameters, **tensors)
 
 
-def test_the_checkpoints_own_number_of_answers_gives_way() -> None:
+def test_checkpoints_number_of_answers_is_limited() -> None:
     def n(defaults: dict[str, Any], **parameters: Any) -> int:
         tensors = {"text_input": np.array([b"Hello"], object)}
         return read_options(tensors, parameters, {"n": 4, **defaults}, FIELDS).n

@@ -42,7 +42,7 @@ def scored(prompt: list[int], count: int = 3, wanted: int = 2, **options: Any) -
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
-def test_they_are_pytorchs(model_type: str, tmp_path: Path) -> None:
+def test_prompt_logprobs_equal_pytorchs(model_type: str, tmp_path: Path) -> None:
     """Prompts shorter and longer than a piece, beside others that request none, and again with all in the cache."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 128)
@@ -70,7 +70,7 @@ def test_they_are_pytorchs(model_type: str, tmp_path: Path) -> None:
         np.testing.assert_allclose([[v for _, v in choice.top] for choice in scores], best, atol=2e-4)
 
 
-def test_a_long_prompt_comes_in_pieces_and_nothing_of_it_from_the_cache() -> None:
+def test_scored_prompt_runs_in_chunks_without_the_cache() -> None:
     executor = SumExecutor(slots=2, max_length=400)
     loop = DecodeLoop(executor, SchedulerLimits(10, prefill_tokens=300))
     prompt = np.random.default_rng(0).integers(0, 50, 200).tolist()
@@ -88,7 +88,7 @@ def test_a_long_prompt_comes_in_pieces_and_nothing_of_it_from_the_cache() -> Non
     assert len(one.request.scores or ()) == 199
 
 
-def test_what_fails_for_one_prompt_fails_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_scoring_fails_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = DecodeLoop(SumExecutor(), SchedulerLimits(10, 8))
     bad, good = scored([1, 2, 49, 3]), scored([4, 5])
 
@@ -122,7 +122,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_answer_says_them_once(small: Service, stream: bool, n: int) -> None:
+def test_prompt_logprobs_are_sent_once(small: Service, stream: bool, n: int) -> None:
     text = {"text_input": np.array([b"BCD"], object)}
     answers = answers_of(small, text, n=n, stream=stream, prompt_logprobs=1)
     assert [("prompt_logprobs_output" in answer) for answer in answers] == [True, *[False] * (len(answers) - 1)]
@@ -142,7 +142,7 @@ def answers_of(
     return [answered(answer) for answer in answers]
 
 
-def test_a_prompt_of_tokens_is_the_prompt_of_its_text(small: Service) -> None:
+def test_prompt_of_tokens_equals_the_prompt_of_its_text(small: Service) -> None:
     (text,), (ids,) = answers_of(small, text_input="BCD", echo=True), answers_of(small, input_ids=[1, 2, 3], echo=True)
     assert ids["text_output"].tolist() == text["text_output"].tolist()
     assert ids["prompt_tokens"].tolist() == [3]
@@ -154,7 +154,7 @@ def test_a_prompt_of_tokens_is_the_prompt_of_its_text(small: Service) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_was_cached_and_how_long_it_waited_is_said_where_it_is_asked_for(small: Service, stream: bool) -> None:
+def test_perf_metrics_are_sent_on_request(small: Service, stream: bool) -> None:
     plain = answers_of(small, text_input="BCDEF", stream=stream)[-1]
     assert not {"cached_tokens", "queue_seconds", "num_input_tokens"} & set(plain), "the same request, the same answer"
     answers = answers_of(
@@ -170,7 +170,7 @@ def test_what_was_cached_and_how_long_it_waited_is_said_where_it_is_asked_for(sm
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_loop_leaves_the_writing_of_answers_to_others(small: Service, stream: bool) -> None:
+def test_decode_loop_defers_the_writing_of_answers(small: Service, stream: bool) -> None:
     """Answers written later, in their order, equal those written at once."""
     asked: dict[str, Any] = {"max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1, "n": 2, "stream": stream}
     at_once = answers_of(small, text_input="BCD", **asked)
@@ -190,7 +190,7 @@ def test_the_loop_leaves_the_writing_of_answers_to_others(small: Service, stream
 
 
 @pytest.mark.parametrize("later", [True, False])
-def test_an_answer_that_cannot_be_written_is_one_error(
+def test_answer_that_cannot_be_written_gets_one_error(
     small: Service, later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One token has no spelling: the text before it is sent, nothing after it, and other requests are answered."""

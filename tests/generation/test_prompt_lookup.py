@@ -91,7 +91,7 @@ PROMPT = np.random.default_rng(2).integers(0, VOCABULARY, 40).tolist()
         {"stop_words": ("ABC", "Q")},
     ],
 )
-def test_the_answer_is_what_it_is_without(options: dict[str, Any]) -> None:
+def test_prompt_lookup_does_not_change_answers(options: dict[str, Any]) -> None:
     prompt = [*PROMPT, *PROMPT[:3]]
     for count in (1, 2, 150):
         plain, slow, _ = answer(False, prompt, count, **options)
@@ -105,7 +105,7 @@ def test_the_answer_is_what_it_is_without(options: dict[str, Any]) -> None:
             assert 0 < loop.stats.right_guesses <= loop.stats.guessed_tokens
 
 
-def test_what_was_guessed_wrong_is_nobodys_prefix() -> None:
+def test_rejected_tokens_are_not_reused_as_a_prefix() -> None:
     """A later prompt that begins like a guess that was not kept must not find that in the cache."""
     executor = CopyingExecutor(slots=1, max_length=400)
     loop = DecodeLoop(executor, SchedulerLimits(100, 64))
@@ -117,7 +117,7 @@ def test_what_was_guessed_wrong_is_nobodys_prefix() -> None:
     np.testing.assert_array_equal(executor.arena["key_0"][0, 0, : len(held), 0].astype(int), held)
 
 
-def test_rows_that_run_together_guess_nothing() -> None:
+def test_speculation_is_off_while_several_slots_run() -> None:
     executor = SumExecutor(slots=2, max_length=200)
     executor.can_speculate = True
     loop = DecodeLoop(executor, SchedulerLimits(100, 64))
@@ -131,7 +131,7 @@ def test_rows_that_run_together_guess_nothing() -> None:
 
 
 @pytest.mark.parametrize("blocks", [13, 60])
-def test_rows_over_blocks_guess_in_one_call_and_say_the_same(blocks: int) -> None:
+def test_paged_speculation_does_not_change_answers(blocks: int) -> None:
     """Twelve that repeat themselves and twelve that do not, on few blocks too, where some have to give way."""
     prompts = [np.random.default_rng(seed).integers(0, VOCABULARY, 20 + seed).tolist() for seed in range(24)]
     texts, calls = [], []
@@ -156,7 +156,7 @@ def test_rows_over_blocks_guess_in_one_call_and_say_the_same(blocks: int) -> Non
     assert calls[1] < 0.8 * calls[0]
 
 
-def test_a_call_of_many_rows_runs_few_guesses() -> None:
+def test_step_of_many_rows_runs_few_speculative_tokens() -> None:
     executor = CopyingPagedExecutor(MAX_DECODE_TOKENS, 200, 200)
     executor.can_speculate = True
     loop = DecodeLoop(executor, SchedulerLimits(100, 64))
@@ -172,7 +172,7 @@ def test_a_call_of_many_rows_runs_few_guesses() -> None:
     assert loop.stats.guessed_tokens == before
 
 
-def test_a_text_that_does_not_repeat_is_left_alone_soon() -> None:
+def test_prompt_lookup_pauses_where_text_does_not_repeat() -> None:
     """The same three tokens come again and again, and something else after them each time."""
     lookup = PromptLookup([])
     guessed = 0
@@ -188,7 +188,7 @@ def test_a_text_that_does_not_repeat_is_left_alone_soon() -> None:
     assert guessed <= 12, "of 1,600 tokens"
 
 
-def test_guesses_that_are_right_grow() -> None:
+def test_prompt_lookup_grows_after_accepted_proposals() -> None:
     tokens = list(range(100))
     lookup = PromptLookup([*tokens, *tokens[:3]])
     sizes, position = [], 3
@@ -204,7 +204,7 @@ def test_guesses_that_are_right_grow() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "starcoder2"])
-def test_greedy_text_of_real_graphs_is_the_same(model_type: str, tmp_path: Path) -> None:
+def test_prompt_lookup_does_not_change_text_of_real_graphs(model_type: str, tmp_path: Path) -> None:
     """Random weights soon repeat themselves; windows of 16 tokens are far behind by then."""
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     prompt = np.random.default_rng(1).integers(5, WORDS, 12).tolist() * 2

@@ -29,14 +29,14 @@ def texts(tokenizer: Any, **source: Any) -> SourceTexts:
     return SourceTexts(replace(PLAIN, **source), Tokenizer.from_str(tokenizer_json(tokenizer)))
 
 
-def test_a_text_is_tokenised_as_transformers_does() -> None:
+def test_source_text_is_tokenised_as_by_transformers() -> None:
     tokenizer = make_tokenizer("bpe", type_ids=False)
     prompt = texts(tokenizer)(Options(prompt="The train leaves."))
     assert list(prompt.source) == tokenizer("The train leaves.")["input_ids"]
     assert (prompt.tokens, prompt.first, prompt.length) == ((2,), None, len(prompt.source))
 
 
-def test_the_prefix_of_a_task_and_of_a_pair_of_languages() -> None:
+def test_source_text_gets_the_prefix_of_its_task_or_languages() -> None:
     tokenizer = make_tokenizer("bpe", type_ids=False)
     prompt = texts(tokenizer, prefix="summarize: ")(Options(prompt="The train."))
     assert list(prompt.source) == tokenizer("summarize: The train.")["input_ids"]
@@ -47,7 +47,7 @@ def test_the_prefix_of_a_task_and_of_a_pair_of_languages() -> None:
         both(Options(prompt="Hi", target_language="fr"))
 
 
-def test_language_tokens_are_the_tokenisers_own() -> None:
+def test_language_tokens_equal_the_tokenisers() -> None:
     tokenizer = make_multilingual_tokenizer()
     known = languages(tokenizer)
     assert {"en_XX", "ro_RO", "de_DE"} <= set(known)
@@ -65,7 +65,7 @@ def test_language_tokens_are_the_tokenisers_own() -> None:
         reader(Options(prompt="the train", source_language="xx", target_language="ro_RO"))
 
 
-def test_a_short_name_of_a_language() -> None:
+def test_language_can_have_a_short_name() -> None:
     known = languages(make_multilingual_tokenizer())
     assert nearest("de", known) == "de_DE"
     assert nearest("de_DE", known) == "de_DE"
@@ -74,12 +74,12 @@ def test_a_short_name_of_a_language() -> None:
     assert isinstance(make_multilingual_tokenizer(), MBart50Tokenizer)
 
 
-def test_a_text_beyond_the_limit() -> None:
+def test_source_text_beyond_the_limit_is_refused() -> None:
     with pytest.raises(InputError, match=r"the text has \d+ tokens; this model reads at most 30"):
         texts(make_tokenizer("bpe", type_ids=False))(Options(prompt="word " * 40))
 
 
-def test_a_chat_of_half_characters_and_a_template_that_does_not_compile_are_refused() -> None:
+def test_chat_with_half_characters_or_without_template_is_refused() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     chat = Options(messages=[{"role": "user", "content": "a\ud800"}])
     with pytest.raises(InputError, match=r"messages: character 1 is '\\ud800', half of one"):
@@ -90,7 +90,7 @@ def test_a_chat_of_half_characters_and_a_template_that_does_not_compile_are_refu
         broken(chat)
 
 
-def test_other_threads_run_while_a_text_is_tokenised() -> None:
+def test_other_threads_run_during_tokenisation() -> None:
     """The decode loop is such a thread; the tokeniser's own `encode` keeps them all waiting."""
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     turns, over = 0, threading.Event()
@@ -115,14 +115,14 @@ def test_other_threads_run_while_a_text_is_tokenised() -> None:
         other.join()
 
 
-def test_a_panic_of_the_tokeniser_is_an_error() -> None:
+def test_prompt_reports_a_panic_of_the_tokeniser() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(0)
     with pytest.raises(TokenizerError, match="fails here: chunk size must be non-zero"):
         DecoderPrompts(64, None, tokenizer)(Options(prompt="The train."))
 
 
-def test_tools_are_for_a_template_that_knows_them() -> None:
+def test_tools_need_a_template_that_reads_them() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     knows = "{% for tool in tools or [] %}<{{ tool.name }}>{% endfor %}{{ messages[0].content }}"
     options = Options(messages=[{"role": "user", "content": "hi"}], tools=[{"name": "weather"}])
@@ -131,7 +131,7 @@ def test_tools_are_for_a_template_that_knows_them() -> None:
         DecoderPrompts(64, Chat("{% set tools = 1 %}{{ messages[0].content }}"), tokenizer)(options)
 
 
-def test_a_gap_to_be_filled_in_is_refused() -> None:
+def test_prompt_with_a_fill_mark_is_refused() -> None:
     """Regression: Code Llama's tokeniser moves the text after the mark to the front; here the mark was text."""
     theirs = CodeLlamaTokenizer()
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))

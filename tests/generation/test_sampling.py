@@ -61,7 +61,7 @@ def transformers_probabilities(scores: np.ndarray, options: Options) -> np.ndarr
 
 @pytest.mark.parametrize("spread", [1.0, 4.0])
 @pytest.mark.parametrize("options", FILTERS, ids=str)
-def test_filters_are_those_of_transformers(options: dict[str, Any], spread: float) -> None:
+def test_filters_equal_those_of_transformers(options: dict[str, Any], spread: float) -> None:
     vocabulary = 3 * EXAMINED_TOKENS
     scores = np.random.default_rng(0).normal(0, spread, (3, vocabulary)).astype(np.float32)
     chosen = Options(**options)
@@ -73,7 +73,7 @@ def test_filters_are_those_of_transformers(options: dict[str, Any], spread: floa
 
 @pytest.mark.parametrize("spread", [0.5, 6.0])
 @pytest.mark.parametrize("options", FILTERS, ids=str)
-def test_looking_at_the_best_first_changes_no_choice(options: dict[str, Any], spread: float) -> None:
+def test_filtering_the_best_first_changes_no_choice(options: dict[str, Any], spread: float) -> None:
     """Flat and peaked distributions over more tokens than are looked at first: the same draws as over all."""
     vocabulary = 4 * EXAMINED_TOKENS
     scores = np.random.default_rng(1).normal(0, spread, (4, vocabulary)).astype(np.float32)
@@ -88,7 +88,7 @@ def test_looking_at_the_best_first_changes_no_choice(options: dict[str, Any], sp
         assert drawn[row] == np.asarray(order)[0, position]
 
 
-def test_a_row_sorts_no_more_for_what_another_row_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_top_k_of_one_row_does_not_slow_others(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.random.default_rng(5).normal(0, 6, (4, 4 * EXAMINED_TOKENS)).astype(np.float32)
     options: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 2 * EXAMINED_TOKENS, "top_p": 0.9}, {"top_k": 40}, {}]
     sizes = []
@@ -106,7 +106,7 @@ def test_a_row_sorts_no_more_for_what_another_row_asks(monkeypatch: pytest.Monke
         assert [choice.token for choice in choose(scores[row : row + 1], [alone])] == [tokens[row]]
 
 
-def test_penalties_are_those_of_transformers() -> None:
+def test_penalties_equal_those_of_transformers() -> None:
     scores = np.random.default_rng(2).normal(0, 2, (1, 100)).astype(np.float32)
     prompt, generated = [3, 4, 5, 5], [7, 8, 8]
     options = Options(temperature=0.0, repetition_penalty=1.7)
@@ -131,7 +131,7 @@ def test_frequencies_follow_the_probabilities() -> None:
         assert abs(counts[token] / 4000 - share) < 0.03
 
 
-def test_a_seed_gives_the_same_tokens_whoever_else_is_in_the_batch() -> None:
+def test_seeded_tokens_do_not_depend_on_the_batch() -> None:
     generator = np.random.default_rng(4)
     logits = generator.normal(0, 1, (30, 1, 2000)).astype(np.float32)
 
@@ -155,7 +155,7 @@ def test_streams_of_one_request_differ() -> None:
     assert len(draws) > 4
 
 
-def test_forbidden_words_and_biases() -> None:
+def test_banned_words_and_biases_are_applied() -> None:
     logits = np.array([[5.0, 4.0, 3.0, 2.0]], np.float32)
 
     def sampled(generated: list[int], options: Options, **more: Any) -> int:
@@ -171,7 +171,7 @@ def test_forbidden_words_and_biases() -> None:
     assert logits.tolist() == [[5.0, 4.0, 3.0, 2.0]], "the engine's logits are not changed"
 
 
-def test_log_probabilities() -> None:
+def test_log_probabilities_equal_pytorchs() -> None:
     logits = np.random.default_rng(5).normal(0, 2, (2, 300)).astype(np.float32)
     wanted = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1).numpy()
     samplers = [Sampler(Rules(Options(temperature=0.0, logprobs=3))), Sampler(Rules(Options(temperature=0.0)))]
@@ -184,7 +184,7 @@ def test_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("size", [7, 100, 5000, 40_000])
-def test_the_most_probable_are_those_of_a_stable_sort(size: int) -> None:
+def test_most_probable_equals_a_stable_sort(size: int) -> None:
     generator = np.random.default_rng(size)
     for logits in (generator.normal(size=size), generator.integers(0, 9, size), np.zeros(size)):
         row = logits.astype(np.float32)
@@ -195,7 +195,7 @@ def test_the_most_probable_are_those_of_a_stable_sort(size: int) -> None:
             np.testing.assert_array_equal(most_probable(row, count), expected)
 
 
-def test_a_thousand_forbidden_words_and_biases_are_what_each_is_alone() -> None:
+def test_many_banned_words_and_biases_act_as_each_alone() -> None:
     generator = np.random.default_rng(0)
     words = tuple(tuple(generator.integers(0, 30, int(generator.integers(1, 4))).tolist()) for _ in range(1000))
     bias = {int(token): float(value) for token, value in enumerate(generator.normal(0, 5, 200))}

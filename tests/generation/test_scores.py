@@ -18,7 +18,7 @@ def sorted_through(rows: np.ndarray, totals: np.ndarray, scores: np.ndarray, cou
 
 @pytest.mark.parametrize("size", [1, 50, 1024, 5000, 70_000])
 @pytest.mark.parametrize("beams", [1, 5])
-def test_the_highest_of_all_rows(size: int, beams: int) -> None:
+def test_highest_selects_across_rows(size: int, beams: int) -> None:
     """The scores all differ, are mostly equal, or are nearly all forbidden."""
     generator = np.random.default_rng(size)
     rows = generator.normal(size=(beams, size)).astype(np.float32)
@@ -43,7 +43,7 @@ def test_the_highest_of_all_rows(size: int, beams: int) -> None:
 
 
 @pytest.mark.parametrize("best", [-1000, -40, -31, 0, 31, 40, 1000])
-def test_log_sum_exp(best: float) -> None:
+def test_log_sum_exp_equals_pytorchs(best: float) -> None:
     """Scores have any size; many that are far below the best count as well."""
     row = np.full(70_000, best - 12, np.float32)
     row[::9] = best - 200
@@ -54,7 +54,7 @@ def test_log_sum_exp(best: float) -> None:
     np.testing.assert_array_equal(row, before, "only the room is written over")
 
 
-def test_a_row_that_is_forbidden_stays_so_beside_others() -> None:
+def test_banned_row_stays_banned_beside_others() -> None:
     """As that of a beam that may go on with no token, whose rest is made probabilities again."""
     rows = [np.full(2000, -np.inf, np.float32), np.linspace(0, 1, 2000, dtype=np.float32)]
     totals = np.array([log_sum_exp(row, np.empty_like(row)) for row in rows])

@@ -28,7 +28,7 @@ def hold(cache: SlotCache, slot: int, tokens: list[int]) -> None:
     cache.record(slot, np.zeros(1, np.int64), {slot: tokens})
 
 
-def test_a_prompt_goes_where_its_beginning_is() -> None:
+def test_slot_cache_allocates_the_slot_with_the_longest_prefix() -> None:
     copies = Copies()
     cache = cache_of(3, copies=copies)
     first = cache.allocate([1, 2, 3, 4])
@@ -41,7 +41,7 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     assert copies.copied == []
 
 
-def test_a_running_slot_is_copied_from() -> None:
+def test_slot_cache_copies_a_prefix_from_an_allocated_slot() -> None:
     copies = Copies()
     cache = cache_of(2, copies=copies)
     first = cache.allocate([1, 2, 3])
@@ -52,19 +52,19 @@ def test_a_running_slot_is_copied_from() -> None:
     assert copies.copied == [(first.slot, second.slot, 2)]
 
 
-def test_the_last_token_is_always_left_to_run() -> None:
+def test_slot_cache_never_reuses_the_last_token() -> None:
     cache = cache_of(1)
     hold(cache, 0, [1, 2, 3])
     assert cache.allocate([1, 2, 3]).reused == 2
 
 
-def test_without_reuse_nothing_is_remembered() -> None:
+def test_slot_cache_without_reuse_caches_no_prefix() -> None:
     cache = cache_of(1, reuse=False)
     hold(cache, 0, [1, 2, 3])
     assert cache.allocate([1, 2, 3]).reused == 0
 
 
-def test_what_runs_uses_the_cache_and_what_is_remembered_does_not() -> None:
+def test_slot_cache_usage_counts_allocated_slots_only() -> None:
     cache = cache_of(4)
     first = cache.allocate([1, 2, 3])
     cache.allocate([4])
@@ -79,7 +79,7 @@ def test_what_runs_uses_the_cache_and_what_is_remembered_does_not() -> None:
     assert in_blocks.usage == 2 / 8
 
 
-def test_running_slots_stay_together() -> None:
+def test_slot_cache_allocates_adjacent_slots() -> None:
     cache = cache_of(8)
     taken = [cache.allocate([number]).slot for number in range(4)]
     assert max(taken) - min(taken) == 3
@@ -87,7 +87,7 @@ def test_running_slots_stay_together() -> None:
     assert cache.allocate([50]).slot == taken[1], "a hole is filled first"
 
 
-def test_a_hole_is_closed_from_the_end() -> None:
+def test_slot_cache_compacts_from_the_end() -> None:
     copies = Copies()
     cache = cache_of(4, copies=copies)
     slots = sorted(cache.allocate([number]).slot for number in range(3))
@@ -102,7 +102,7 @@ def test_a_hole_is_closed_from_the_end() -> None:
     assert cache.compact() is None, "one slot has no holes"
 
 
-def test_a_fork_copies_from_where_the_two_part() -> None:
+def test_slot_cache_fork_copies_beyond_the_common_prefix() -> None:
     copies = Copies()
     cache = cache_of(2, copies=copies)
     source, target = cache.allocate([1]).slot, cache.allocate_empty()
@@ -114,7 +114,7 @@ def test_a_fork_copies_from_where_the_two_part() -> None:
 
 
 @pytest.mark.parametrize("held", [3, 20])
-def test_a_slot_that_a_step_passes_over_is_written_where_it_does_not_hurt(held: int) -> None:
+def test_slot_cache_forgets_tokens_that_a_step_overwrites(held: int) -> None:
     cache = cache_of(1)
     hold(cache, 0, list(range(held)))
     positions = cache.write_positions(0, 1)

@@ -36,7 +36,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("added", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
-def test_variables_of_a_request_reach_the_template(added: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
+def test_template_gets_the_variables_of_a_request(added: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
     """Regression: Qwen3's thinking could not be turned off."""
     wanted = tokenizer.apply_chat_template(
         MESSAGES, chat_template=QWEN3, tokenize=False, add_generation_prompt=True, **added
@@ -49,13 +49,13 @@ def test_variables_of_a_request_reach_the_template(added: dict[str, Any], tokeni
 @pytest.mark.parametrize(
     "name", ["messages", "tools", "add_generation_prompt", "eos_token", "raise_exception", "other"]
 )
-def test_a_variable_that_is_not_for_requests_is_refused(name: str) -> None:
+def test_template_variable_that_is_reserved_is_refused(name: str) -> None:
     template = f"{{{{ {name} }}}}" if name != "other" else QWEN3
     with pytest.raises(InputError, match=f"chat_template_kwargs has '{name}'"):
         ChatTemplate(template, {"eos_token": "</s>"}).variables({name: 1})
 
 
-def test_an_effort_means_what_the_template_reads() -> None:
+def test_reasoning_effort_sets_the_templates_variables() -> None:
     assert ChatTemplate(EFFORT, {}).variables({}, "high") == {"reasoning_effort": "high"}
     qwen = ChatTemplate(QWEN3, {})
     assert [qwen.variables({}, effort) for effort in ("none", "low")] == [
@@ -71,7 +71,7 @@ def test_an_effort_means_what_the_template_reads() -> None:
 
 @pytest.mark.parametrize("template", [QWEN3, QWEN3.replace(" | trim", "")])
 @pytest.mark.parametrize("content", ["A cat is", " A cat is  ", "", [{"type": "text", "text": "A cat"}]])
-def test_an_answer_that_was_begun_goes_on(template: str, content: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_final_message_is_continued(template: str, content: Any, tokenizer: PreTrainedTokenizerFast) -> None:
     if isinstance(content, list):
         template = template.replace("m.content", "m.content[0].text if m.content is not string else m.content")
     messages = [MESSAGES[0], {"role": "assistant", "content": content}]
@@ -83,17 +83,17 @@ def test_an_answer_that_was_begun_goes_on(template: str, content: Any, tokenizer
 
 
 @pytest.mark.parametrize("content", [None, [], [{"type": "image"}]])
-def test_an_answer_without_text_cannot_go_on(content: Any) -> None:
+def test_final_message_without_text_cannot_be_continued(content: Any) -> None:
     with pytest.raises(InputError, match="continue_final_message needs text"):
         ChatTemplate(QWEN3, {})([{"role": "assistant", "content": content}], continues=True)
 
 
-def test_a_template_that_leaves_the_last_message_out_is_refused() -> None:
+def test_template_that_omits_the_last_message_is_refused() -> None:
     with pytest.raises(InputError, match="leaves the last message out"):
         ChatTemplate("{{ messages[0].content }}", {})(MESSAGES, continues=True)
 
 
-def test_prompts_are_rendered_as_the_request_says(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompt_is_rendered_with_the_requests_variables(tokenizer: PreTrainedTokenizerFast) -> None:
     prompts = DecoderPrompts(512, Chat(QWEN3), tokenizer.backend_tokenizer)
     quick = Options(messages=MESSAGES[:1], chat_template_kwargs={"enable_thinking": False})
     assert prompts(quick).text.endswith("<think>\n\n</think>\n\n")
@@ -106,7 +106,7 @@ R1 = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a><think>
 GUIDE = {"json_object": True}
 
 
-def test_a_prompt_says_whether_it_ends_in_reasoning(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_prompt_reports_if_it_ends_in_reasoning(tokenizer: PreTrainedTokenizerFast) -> None:
     asks, begun = MESSAGES[:1], [MESSAGES[0], {"role": "assistant", "content": "<think>\nwell"}]
     talks_of_it = [{"role": "user", "content": "What does <think> mean?"}]
 
@@ -127,7 +127,7 @@ def test_a_prompt_says_whether_it_ends_in_reasoning(tokenizer: PreTrainedTokeniz
 
 
 @pytest.mark.parametrize("template", [QWEN3, R1])
-def test_a_guided_answer_has_no_reasoning(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_guided_answer_has_no_reasoning(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
     """A guide says what an answer begins with."""
     prompts = DecoderPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
     prompt = prompts(Options(messages=MESSAGES[:1], guide=GUIDE))
@@ -136,7 +136,7 @@ def test_a_guided_answer_has_no_reasoning(template: str, tokenizer: PreTrainedTo
 
 
 @pytest.mark.parametrize(("stream", "n"), [(True, 1), (True, 2), (False, 2)])
-def test_each_answer_says_once_that_its_prompt_opened_the_reasoning(
+def test_answers_report_opened_reasoning_once(
     stream: bool, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer(models.WordLevel({chr(ord("A") + number): number for number in range(50)}, unk_token="A"))

@@ -37,7 +37,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("text", ["plain words", "naïve café 😀 done", "日本語のテキスト", "👩‍👩‍👧 family", "é" * 20])
-def test_characters_come_whole(text: str) -> None:
+def test_detokenizer_emits_whole_characters(text: str) -> None:
     tokenizer = byte_tokenizer()
     detokenizer = Detokenizer(tokenizer, [])
     pieces = [detokenizer.push(token) for token in tokenizer.encode(text).ids]
@@ -46,7 +46,7 @@ def test_characters_come_whole(text: str) -> None:
     assert len(pieces) == len(text.encode())
 
 
-def test_bytes_that_never_become_a_character_show_at_the_end() -> None:
+def test_detokenizer_shows_incomplete_bytes_at_the_end() -> None:
     tokenizer = byte_tokenizer()
     ids = tokenizer.encode("a😀").ids[:-1]
     detokenizer = Detokenizer(tokenizer, [])
@@ -54,7 +54,7 @@ def test_bytes_that_never_become_a_character_show_at_the_end() -> None:
     assert BROKEN in detokenizer.flush()
 
 
-def test_a_broken_character_takes_none_before_it_along() -> None:
+def test_broken_character_leaves_the_text_before_it() -> None:
     """As Llama 2's and Gemma's tokens of bytes have it: the decoder makes all of the run U+FFFD, one a byte."""
     bytes_of = {f"<0x{byte:02X}>": byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE({**bytes_of, "a": 256}, [], byte_fallback=True))
@@ -67,7 +67,7 @@ def test_a_broken_character_takes_none_before_it_along() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-def test_the_pieces_are_the_text_that_follows_the_prompt(kind: str) -> None:
+def test_pieces_add_up_to_the_text_after_the_prompt(kind: str) -> None:
     tokenizer = make_tokenizer(kind, type_ids=False).backend_tokenizer
     generator = np.random.default_rng(0)
     for length in (1, 4, 20, 60):
@@ -80,7 +80,7 @@ def test_the_pieces_are_the_text_that_follows_the_prompt(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-def test_tokens_of_log_probabilities_are_spelled_as_in_the_text(kind: str) -> None:
+def test_logprob_tokens_are_spelled_as_in_the_text(kind: str) -> None:
     """Regression: tokens that begin a word came without their space, and shared a key with those that do not."""
     tokenizer = make_tokenizer(kind, type_ids=False).backend_tokenizer
     prompt = tokenizer.encode("The museum", add_special_tokens=False).ids
@@ -93,7 +93,7 @@ def test_tokens_of_log_probabilities_are_spelled_as_in_the_text(kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 @pytest.mark.parametrize("skipped", [True, False])
-def test_the_first_token_of_a_text_is_spelled_without_the_space_before_it(kind: str, skipped: bool) -> None:
+def test_first_token_is_spelled_without_a_leading_space(kind: str, skipped: bool) -> None:
     """Regression: an encoder-decoder's answer begins after tokens without text; all later offsets were one too high."""
     fast = make_tokenizer(kind, type_ids=False)
     tokenizer, start, language = fast.backend_tokenizer, fast.pad_token_id, fast.mask_token_id
@@ -106,7 +106,7 @@ def test_the_first_token_of_a_text_is_spelled_without_the_space_before_it(kind: 
     assert texts[0][tokens[1]] == texts[1][tokens[1]] or not skipped, "what might have come instead, too"
 
 
-def test_a_token_is_spelled_after_the_one_before_it() -> None:
+def test_token_is_spelled_after_its_predecessor() -> None:
     """If a word's last token says so, the next token has the space, and not every token after any."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "a</w>": 2, "b</w>": 3}, [], end_of_word_suffix="</w>"))
     tokenizer.decoder = decoders.BPEDecoder("</w>")
@@ -114,7 +114,7 @@ def test_a_token_is_spelled_after_the_one_before_it() -> None:
     assert [spelling([token, 1])[token] for token in (0, 3, 2, 1, 2)] == ["a", "b", " a", " b", "a"]
 
 
-def test_parts_of_characters_are_spelled_alike_wherever_they_stand() -> None:
+def test_parts_of_characters_are_spelled_alike_everywhere() -> None:
     tokenizer = byte_tokenizer()
     spelling = Spelling(tokenizer, ())
     texts = [spelling([token])[token] for token in tokenizer.encode("aé b").ids]
@@ -122,7 +122,7 @@ def test_parts_of_characters_are_spelled_alike_wherever_they_stand() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-def test_spaces_before_marks_go_where_transformers_leaves_them_out(kind: str) -> None:
+def test_clean_up_equals_transformers(kind: str) -> None:
     """As the configurations of many tokenisers say, French texts with their spaces included; of BPE they stay."""
     tokenizer = make_tokenizer(kind, type_ids=False)
     tokenizer.add_tokens([" .", " ' ", " n't", " ?", " 's"])
@@ -138,7 +138,7 @@ def test_spaces_before_marks_go_where_transformers_leaves_them_out(kind: str) ->
     refuse_other_text(tokenizer)
 
 
-def test_spaces_that_go_are_the_same_in_pieces() -> None:
+def test_clean_up_of_pieces_equals_that_of_the_whole() -> None:
     tokenizer = make_tokenizer("unigram", type_ids=False)
     generator = np.random.default_rng(0)
     for _ in range(500):
@@ -159,7 +159,7 @@ def test_spaces_that_go_are_the_same_in_pieces() -> None:
         ("a" + " " * 20 + "b", 2),
     ],
 )
-def test_only_what_may_change_is_held_back(text: str, most: int) -> None:
+def test_clean_up_holds_back_only_what_may_change(text: str, most: int) -> None:
     """Text so comes as it is generated, without spaces too."""
     cleaner = Cleaner()
     held = []
@@ -170,7 +170,7 @@ def test_only_what_may_change_is_held_back(text: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_service_writes_its_answers_so(stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_cleans_up_its_answers(stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = [
         b"".join(
             answer["text_output"][0]
@@ -185,9 +185,7 @@ def test_a_service_writes_its_answers_so(stream: bool, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("before", ["", " ", " ."])
-def test_a_stop_word_ends_a_cleaned_answer_at_once(
-    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_word_ends_a_cleaned_answer_at_once(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = service_of(before, True, tmp_path, monkeypatch)
     *pieces, last = answers_of(service, prompt(), stream=True, max_tokens=6)
     text = b"".join(answer["text_output"][0] for answer in (*pieces, last)).decode().replace(" ", "").replace(".", "")
@@ -198,7 +196,7 @@ def test_a_stop_word_ends_a_cleaned_answer_at_once(
     assert stopped["completion_tokens"].tolist() == [text.index(text[3]) + 1]
 
 
-def test_a_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: <|im_end|> is left out of the text, where it was looked for, and the answer went on."""
     service = service_of("", False, tmp_path, monkeypatch)
     (whole,) = answers_of(service, prompt(), max_tokens=6)
@@ -210,9 +208,7 @@ def test_a_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monk
     assert stopped["text_output"][0].decode() == text[: text.index(text[3])]
 
 
-def test_an_answer_without_a_length_is_as_long_as_the_blocks_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_answer_length_fits_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: a search was refused for a max_tokens that no client had sent, if the checkpoint's is a long one."""
     service = service_of("", False, tmp_path, monkeypatch)
     service.serving = replace(service.serving, beams=4, max_tokens=60)
@@ -263,7 +259,7 @@ def service_of(before: str, clean_up: bool, folder: Path, monkeypatch: pytest.Mo
     return Service(folder)
 
 
-def test_a_tokeniser_that_writes_its_tokens_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokeniser_that_decodes_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make_tokenizer("bpe", type_ids=False)
     refuse_other_text(tokenizer)
     own = tokenizer.decode
@@ -272,7 +268,7 @@ def test_a_tokeniser_that_writes_its_tokens_otherwise_is_refused(monkeypatch: py
         refuse_other_text(tokenizer)
 
 
-def test_where_a_tokeniser_writes_otherwise_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_difference_of_a_tokeniser_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: two beginnings were shown, which were the same."""
     tokenizer = make_tokenizer("bpe", type_ids=False)
     own = tokenizer.decode
@@ -281,7 +277,7 @@ def test_where_a_tokeniser_writes_otherwise_is_shown(monkeypatch: pytest.MonkeyP
         refuse_other_text(tokenizer)
 
 
-def test_special_tokens_are_text_where_that_is_asked_for() -> None:
+def test_special_tokens_are_text_on_request() -> None:
     """As the marks of a call of a tool are, in some checkpoints."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["[CALL]"])
@@ -292,7 +288,7 @@ def test_special_tokens_are_text_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_a_stop_string_never_leaks(size: int) -> None:
+def test_stop_string_never_leaks(size: int) -> None:
     text = "one two thr ENDLESS three END four"
     for words in (("END ",), ("three", "END "), ("thr EX", "four"), ("zzz",), ("ENDL", "ND four")):
         stops = StopStrings(words)
@@ -310,7 +306,7 @@ def test_a_stop_string_never_leaks(size: int) -> None:
         assert stops.matched == (first < len(text))
 
 
-def test_a_panic_of_the_tokeniser_is_an_error() -> None:
+def test_detokenizer_reports_a_panic_of_the_tokeniser() -> None:
     tokenizer = Tokenizer(models.BPE({"a": 0, "": 1}, []))
     tokenizer.decoder = decoders.Strip("a", 3, 3)
     with pytest.raises(TokenizerError, match="fails here: index out of bounds"):

@@ -54,7 +54,7 @@ SOURCE = Source(30, (LayerShape(2, 8),), "encoder.onnx", 64, 2, 5, languages=LAN
         decoder_serving(source=SOURCE, total_length=40),
     ],
 )
-def test_what_is_written_is_read(serving: Any, tmp_path: Path) -> None:
+def test_contract_round_trips_through_json(serving: Any, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(dump(serving), "utf-8")
     assert load(tmp_path) == serving
 
@@ -83,12 +83,12 @@ def changed(tmp_path: Path, **changes: Any) -> Path:
         ({"end_ids": ["a"]}, r"serving.json.end_ids\[0\] is 'a'; expected int"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_contract_refuses_a_document_that_does_not_fit(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=message):
         load_generation(changed(tmp_path, **changes))
 
 
-def test_a_damaged_file_and_one_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_contract_refuses_damaged_files_and_other_kinds(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="cannot be read"):
         load(tmp_path)
     (tmp_path / FILE).write_text("{", "utf-8")

@@ -14,7 +14,7 @@ def _cost(calls: list[list[int]], lengths: list[int], call_cost: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_row_once_within_the_limits(seed: int) -> None:
+def test_cut_covers_each_row_once_within_the_limits(seed: int) -> None:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, 300, size=int(generator.integers(1, 80))).tolist()
     calls = cut(lengths, token_budget=1024, max_rows=16, call_cost=32)
@@ -24,15 +24,15 @@ def test_every_row_once_within_the_limits(seed: int) -> None:
         assert len(call) == 1 or len(call) * max(lengths[i] for i in call) <= 1024
 
 
-def test_a_row_longer_than_the_budget_goes_alone() -> None:
+def test_cut_gives_a_row_beyond_the_budget_its_own_call() -> None:
     assert cut([5, 4000, 6], token_budget=100, max_rows=8, call_cost=1) == [[0, 2], [1]]
 
 
-def test_no_rows_make_no_calls() -> None:
+def test_cut_of_no_rows_is_empty() -> None:
     assert cut([], token_budget=100, max_rows=8, call_cost=1) == []
 
 
-def test_cheaper_than_any_other_partition_of_the_sorted_rows() -> None:
+def test_cut_is_the_cheapest_partition_of_the_sorted_rows() -> None:
     lengths = [3, 90, 8, 41, 40, 5, 88, 7]
     cuts = cut(lengths, token_budget=400, max_rows=8, call_cost=20)
     order = np.argsort(lengths, kind="stable").tolist()
@@ -45,7 +45,7 @@ def test_cheaper_than_any_other_partition_of_the_sorted_rows() -> None:
     assert _cost(cuts, lengths, 20) == best
 
 
-def test_where_calls_are_padded_that_is_what_they_cost() -> None:
+def test_cut_costs_calls_as_padded_to_buckets() -> None:
     """Seven rows are padded to eight, five to six: cheapest as 4 + 1 of 10 tokens each, padded to 16."""
     buckets = openvino.buckets(8, 64, 256)
     rows, lengths = {count for count, _ in buckets}, {length for _, length in buckets}
@@ -62,7 +62,7 @@ def test_where_calls_are_padded_that_is_what_they_cost() -> None:
             assert smallest_bucket((len(call), max(texts[i] for i in call)), buckets) in buckets
 
 
-def test_few_shapes_of_which_none_is_much_longer_than_the_one_before() -> None:
+def test_buckets_are_few_and_grow_in_small_steps() -> None:
     shapes = openvino.buckets(64, 512, 2048)
     assert len(shapes) < 200
     lengths = sorted({length for _, length in shapes})
@@ -83,7 +83,7 @@ def _split(order: list[int], bits: tuple[bool, ...]) -> list[list[int]]:
     return calls
 
 
-def test_padding_stays_below_a_tenth_on_mixed_lengths() -> None:
+def test_cut_pads_mixed_lengths_by_less_than_a_tenth() -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(3.6, 0.8, size=64), 8, 256).astype(int).tolist()
     calls = cut(lengths, token_budget=2048, max_rows=64, call_cost=32)
     padded = sum(len(call) * max(lengths[i] for i in call) for call in calls)

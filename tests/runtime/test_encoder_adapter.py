@@ -91,7 +91,7 @@ class _Echo:
         return [{"text_output": tensors["text_input"]} for tensors in requests]
 
 
-def test_a_request_that_cannot_be_taken_fails_alone(adapter: Any) -> None:
+def test_adapter_fails_a_request_that_cannot_be_queued_alone(adapter: Any) -> None:
     """If execute() raised anything, Triton would answer the taken requests too: twice."""
     text, sender = np.ones((3, 1)), Sender()
     taken, failed = adapter.execute([Asked(text, sender), Asked(text)])
@@ -102,13 +102,13 @@ def test_a_request_that_cannot_be_taken_fails_alone(adapter: Any) -> None:
     assert (sender.sent[0].tensors[0] == text).all()
 
 
-def test_a_batch_whose_requests_cannot_be_read_is_answered(adapter: Any) -> None:
+def test_adapter_answers_a_batch_that_cannot_be_read(adapter: Any) -> None:
     """Regression: execute() raised, and Triton kept the model and its process after it was unloaded."""
     (answered,) = adapter.execute([object()])
     assert (answered.error.code, "no attribute" in answered.error.message) == ("INTERNAL", True)
 
 
-def test_a_model_that_left_a_request_unanswered_is_not_ready(adapter: Any) -> None:
+def test_adapter_is_not_ready_after_a_request_went_unanswered(adapter: Any) -> None:
     """Triton asks since release 26.03, and takes nothing but a bool."""
     assert adapter.is_ready() is True
     adapter.queue.failure = "BrokenPipeError: gone"

@@ -66,7 +66,7 @@ def _serving(graph: Graph, spinning: bool = False) -> EncoderServing:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_the_front_runs_the_graph_beside_it(engine: str, graphs: Mapping[str, Graph], tmp_path: Path) -> None:
+def test_executor_runs_the_graph_in_its_folder(engine: str, graphs: Mapping[str, Graph], tmp_path: Path) -> None:
     graph = graphs[engine]
     (tmp_path / FILE).write_text(dump(_serving(graph)))
     serving = load_encoder(tmp_path)
@@ -79,7 +79,7 @@ def test_the_front_runs_the_graph_beside_it(engine: str, graphs: Mapping[str, Gr
 
 
 @pytest.mark.parametrize("spinning", [True, False])
-def test_threads_that_spin_rest_when_a_call_ends(
+def test_spinning_threads_stop_when_a_call_ends(
     spinning: bool, graphs: Mapping[str, Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left alone they spin on, on the cores that carry the answer; a decoder's next step comes at once, so they may."""
@@ -101,14 +101,14 @@ def test_threads_that_spin_rest_when_a_call_ends(
 
 
 @pytest.mark.parametrize("alike", [None, "length"])
-def test_only_openvino_has_its_calls_padded_to_few_shapes(alike: Any, graphs: Mapping[str, Graph]) -> None:
+def test_buckets_are_for_openvino_only(alike: Any, graphs: Mapping[str, Graph]) -> None:
     serving = encoder_serving(batching=Batching(64, 8, 4, alike=alike))
     assert bucketed(serving, graphs["onnxruntime"]) == serving
     shapes = bucketed(serving, graphs["openvino"]).batching.buckets
     assert shapes == (() if alike else openvino.buckets(8, 32, 64)), "a model that padding disturbs has none"
 
 
-def test_openvino_multiplies_as_it_was_verified_or_not_at_all(graphs: Mapping[str, Graph]) -> None:
+def test_openvino_refuses_a_precision_that_was_not_verified(graphs: Mapping[str, Graph]) -> None:
     graph = graphs["openvino"]
     if openvino.arithmetic_on(cpu()["flags"]) == "fp32":
         with pytest.raises(RuntimeError, match="was verified in bf16"):
@@ -119,20 +119,20 @@ def test_openvino_multiplies_as_it_was_verified_or_not_at_all(graphs: Mapping[st
 
 
 @pytest.mark.parametrize(("limit", "most"), [("50000 100000", 1), ("max 100000", None), ("9900000 100000", None)])
-def test_threads_are_no_more_than_a_containers_quota(limit: str, most: int | None, tmp_path: Path) -> None:
+def test_cores_respect_a_containers_quota(limit: str, most: int | None, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert cores(tmp_path / "cpu.max") == (most or len(os.sched_getaffinity(0)))
     assert cores(tmp_path / "absent") == len(os.sched_getaffinity(0))
 
 
-def test_an_executor_that_was_not_emitted(tmp_path: Path) -> None:
+def test_front_refuses_an_executor_that_was_not_emitted(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(dump(encoder_serving(executor="handles")))
     with pytest.raises(ContractError, match=r"serving\.json\.executor is 'handles', which is not here"):
         open_front(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["handles", "paged"])
-def test_an_engine_of_a_decode_loop_that_was_not_emitted(name: str, tmp_path: Path) -> None:
+def test_service_refuses_an_engine_that_was_not_emitted(name: str, tmp_path: Path) -> None:
     """The module "paged" is beside the engines, and is not one."""
     serving = decoder_serving(executor="in-process", session=Session(engine=name), model="model.onnx")
     with pytest.raises(ContractError, match=rf"serving\.json\.session\.engine is '{name}', which is not here"):
@@ -140,7 +140,7 @@ def test_an_engine_of_a_decode_loop_that_was_not_emitted(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("module", [on_onnxruntime, on_openvino])
-def test_a_document_that_names_no_graph(module: ModuleType, tmp_path: Path) -> None:
+def test_executor_refuses_a_document_without_a_graph(module: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=r"serving\.json names no .* Build the model again"):
         module.Executor(tmp_path, encoder_serving(executor="onnxruntime"))
 
@@ -153,7 +153,7 @@ def test_a_document_that_names_no_graph(module: ModuleType, tmp_path: Path) -> N
         ({"serving": {"optimization_level": 1}}, "optimization_level .* --executor bls"),
     ],
 )
-def test_what_an_engine_in_process_does_not_have_is_refused(options: dict[str, object], message: str) -> None:
+def test_in_process_options_without_support_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         encoder.refuse_without_process(make_spec(model="m", **options).layout, explicit_executor="executor" in options)
     encoder.refuse_without_process(

@@ -21,7 +21,7 @@ def _bytes(*rows: list[bytes]) -> np.ndarray:
     return np.array(rows, dtype=object)
 
 
-def test_text_survives_unicode() -> None:
+def test_strings_decode_unicode() -> None:
     text = "naïve – 東京 🚆 Straße"
     assert one_each({"t": _bytes([text.encode()])}, "t") == [text]
     assert as_bytes([[text]])[0, 0] == text.encode()
@@ -38,17 +38,17 @@ def test_text_survives_unicode() -> None:
         (np.zeros((1, 0), dtype=object), "at least one of each"),
     ],
 )
-def test_text_that_is_none_is_refused(array: np.ndarray, message: str) -> None:
+def test_strings_refuse_bytes_that_are_not_text(array: np.ndarray, message: str) -> None:
     with pytest.raises(InputError, match=message):
         strings({"t": array}, "t")
 
 
-def test_two_texts_in_a_row_are_refused_not_cut_to_the_first() -> None:
+def test_one_each_refuses_two_texts_in_a_row() -> None:
     with pytest.raises(InputError, match="one text a row"):
         one_each({"t": _bytes([b"one", b"two"])}, "t")
 
 
-def test_options() -> None:
+def test_options_are_typed_and_checked() -> None:
     tensors = {"k": np.array([[3], [3]]), "name": _bytes([b"SIMPLE"])}
     assert option(tensors, "absent", 7) == 7
     assert count(tensors, "k", 1) == 3
@@ -61,7 +61,7 @@ def test_options() -> None:
         option({"k": np.array([[1], [2]])}, "k", 0)
 
 
-def test_a_request_beyond_a_limit_is_refused_before_it_is_read() -> None:
+def test_request_beyond_a_limit_is_refused_before_it_is_read() -> None:
     limits = RequestLimits(request_bytes=10, list_values=3)
     refuse_large({"t": _bytes([b"12345"], [b"67890"]), "n": np.zeros((2, 3), np.int32)}, limits)
     refuse_large({}, limits, {"a": "0123456789", "b": 7})
@@ -75,7 +75,7 @@ def test_a_request_beyond_a_limit_is_refused_before_it_is_read() -> None:
         count({"top_k": np.array([[4]])}, "top_k", 1, most=limits.list_values)
 
 
-def test_what_a_client_is_told_is_utf_8_and_not_too_long() -> None:
+def test_error_messages_are_utf_8_and_cut() -> None:
     """Triton's own TritonError says "incompatible constructor arguments" to half a character."""
     assert readable(InputError("no \ud83d here")) == "no \\ud83d here"
     assert readable(InputError("a" * 5000)) == "a" * 1000 + " ..."

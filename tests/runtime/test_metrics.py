@@ -44,7 +44,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop(METRICS, None)
 
 
-def test_a_gauge_is_set_and_a_counter_incremented_where_they_changed(module: Any) -> None:
+def test_metrics_publish_only_changes(module: Any) -> None:
     metrics = module.Metrics((("steps", "COUNTER", "Steps"), ("running", "GAUGE", "Runs")), "m", "3")
     metrics.publish({"steps": 2, "running": 4})
     metrics.publish({"steps": 2, "running": 4})
@@ -58,7 +58,7 @@ def test_a_gauge_is_set_and_a_counter_incremented_where_they_changed(module: Any
     ]
 
 
-def test_values_are_due_once_a_second(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_due_once_a_second(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     metrics = module.Metrics((), "m", "3")

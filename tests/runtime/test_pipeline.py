@@ -57,14 +57,14 @@ def _sum(pipeline: Pipeline, text: str) -> float:
     return float(sum(pipeline.text([text])[0].ids))
 
 
-def test_an_answer_counts_the_tokens_that_were_read_for_it(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_counts_the_tokens_of_each_answer(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     texts = ("a", "the museum opens late")
     (answer,) = pipeline([_request(*texts)])
     assert answered(answer)["prompt_tokens"].tolist() == [[len(encoding)] for encoding in pipeline.text(list(texts))]
 
 
-def test_answers_keep_the_order_of_the_requests(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_answers_in_the_order_of_requests(front: Callable[..., Pipeline]) -> None:
     engine = SumEngine()
     pipeline = front(engine)
     texts = ["the train to the coast", "a", "the museum is closed", "wheat", "a fox", "he forgot the box"] * 3
@@ -75,7 +75,7 @@ def test_answers_keep_the_order_of_the_requests(front: Callable[..., Pipeline]) 
     assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
 
 
-def test_calls_are_padded_to_the_buckets_of_captured_graphs_and_answer_alike(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_pads_calls_to_buckets_without_changing_answers(front: Callable[..., Pipeline]) -> None:
     engine = SumEngine()
     buckets = [[1, 8], [4, 8], [8, 8], [4, 16]]
     batching = {"token_budget": 64, "max_rows": 8, "call_cost": 4, "buckets": buckets}
@@ -87,7 +87,7 @@ def test_calls_are_padded_to_the_buckets_of_captured_graphs_and_answer_alike(fro
     assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
 
 
-def test_every_length_of_the_buckets_is_called_before_the_first_request(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_warms_up_every_bucket_length(front: Callable[..., Pipeline]) -> None:
     engine = SumEngine()
     row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}
     batching = {"token_budget": 64, "max_rows": 8, "call_cost": 4, "buckets": [[1, 8], [4, 8], [2, 16]]}
@@ -96,7 +96,7 @@ def test_every_length_of_the_buckets_is_called_before_the_first_request(front: C
     assert engine.shapes == [(1, 3), (1, 8), (1, 16)]
 
 
-def test_what_the_engine_would_be_given_is_told_without_a_call(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_feeds_need_no_engine_call(front: Callable[..., Pipeline]) -> None:
     """Builds calibrate and prune on it."""
     engine = SumEngine()
     pipeline = front(engine)
@@ -109,7 +109,7 @@ def test_what_the_engine_would_be_given_is_told_without_a_call(front: Callable[.
     assert [call["input_ids"].shape for call in feeds] == engine.shapes
 
 
-def test_a_bad_request_keeps_its_error_to_itself(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_fails_only_the_invalid_request(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     bad = {"text_input": np.array([[b"\xff"]], dtype=object)}
     answers = pipeline([_request("a fox"), bad, _request("word " * 50), _request("the box")])
@@ -122,7 +122,7 @@ def test_a_bad_request_keeps_its_error_to_itself(front: Callable[..., Pipeline])
     ]
 
 
-def test_an_engine_that_fails_fails_only_the_call(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_fails_only_the_requests_of_a_failed_call(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     poison = pipeline.text.tokenizer.token_to_id("the")
     pipeline.infer = SumEngine(fail_on=poison)
@@ -131,7 +131,7 @@ def test_an_engine_that_fails_fails_only_the_call(front: Callable[..., Pipeline]
     assert isinstance(answers[1], dict)
 
 
-def test_truncation_is_asked_for_and_said(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_truncates_on_request_and_reports_it(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     (cut,) = pipeline([_request("the " * 50, truncate=True)])
     (whole,) = pipeline([_request("the", truncate=True)])
@@ -144,13 +144,13 @@ def test_truncation_is_asked_for_and_said(front: Callable[..., Pipeline]) -> Non
     assert cut["embedding"][0, 0] == the * (LIMIT - 2) + _sum(pipeline, "the") - the
 
 
-def test_only_the_rows_that_were_cut_say_so(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_reports_truncation_per_row(front: Callable[..., Pipeline]) -> None:
     (answer,) = front(SumEngine(), truncate=True)([_request("a", "the " * 50, "b")])
     assert isinstance(answer, dict)
     assert answer["truncated"].tolist() == [[False], [True], [False]]
 
 
-def test_no_request_is_dropped_from_a_batch(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_answers_every_request_of_a_batch(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     for size in (0, 1, 7, 40):
         answers = pipeline([_request("a " * (1 + i % 9)) for i in range(size)])
@@ -158,7 +158,7 @@ def test_no_request_is_dropped_from_a_batch(front: Callable[..., Pipeline]) -> N
         assert all(isinstance(answer, dict) for answer in answers)
 
 
-def test_a_request_that_is_too_large_is_refused_and_its_batch_answered(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_refuses_only_the_request_that_is_too_large(front: Callable[..., Pipeline]) -> None:
     engine = SumEngine()
     pipeline = front(engine, limits=RequestLimits(request_bytes=1000, request_tokens=30))
     answers = pipeline([_request("the fox " * 300, truncate=True), _request(*["the fox"] * 10), _request("a fox")])
@@ -170,7 +170,7 @@ def test_a_request_that_is_too_large_is_refused_and_its_batch_answered(front: Ca
     assert [shape[0] for shape in engine.shapes] == [1], "the engine sees the row of the last alone"
 
 
-def test_a_panic_of_the_tokeniser_is_the_error_of_its_request_alone(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_fails_only_the_request_of_a_tokeniser_panic(front: Callable[..., Pipeline]) -> None:
     """A regular expression that gives up on some text: the library panics, which is no `Exception`."""
     pipeline = front(SumEngine())
     pipeline.text.tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(x+)+$"), "isolated")

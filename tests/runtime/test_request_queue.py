@@ -77,7 +77,7 @@ def fronts() -> Iterator[list[FakeFront]]:
         front.finish()
 
 
-def test_batches_are_answered_where_they_came_while_no_others_wait(fronts: list[FakeFront]) -> None:
+def test_request_queue_leaves_batches_to_execute_while_none_wait(fronts: list[FakeFront]) -> None:
     fronts.append(FakeFront(8))
     queue = fronts[0].queue
     assert not queue.should_queue(100.0, 1), "nothing came before it"
@@ -92,12 +92,12 @@ def test_batches_are_answered_where_they_came_while_no_others_wait(fronts: list[
     assert not queue.should_queue(102.001, 1), "a batch that is not full leaves few in Triton's queue"
 
 
-def test_a_queue_without_limits_is_triton_s(fronts: list[FakeFront]) -> None:
+def test_request_queue_without_limits_never_drains(fronts: list[FakeFront]) -> None:
     fronts.append(FakeFront(0))
     assert not fronts[0].queue.should_queue(100.0, 4)
 
 
-def test_as_many_as_may_wait_and_the_others_are_refused(fronts: list[FakeFront]) -> None:
+def test_request_queue_refuses_requests_beyond_its_size(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(5))
     front.begin("a")
     front.take("bcdefghi")
@@ -108,7 +108,7 @@ def test_as_many_as_may_wait_and_the_others_are_refused(fronts: list[FakeFront])
     assert front.queue.refused == 3
 
 
-def test_models_of_one_front_have_a_queue_each_and_take_turns(fronts: list[FakeFront]) -> None:
+def test_request_queue_alternates_between_hosted_models(fronts: list[FakeFront]) -> None:
     """A: one, B: another. Batches have four rows at most; five may wait for A, however many wait for B."""
     fronts.append(front := FakeFront(5))
     front.take("A", by_name=True)
@@ -121,7 +121,7 @@ def test_models_of_one_front_have_a_queue_each_and_take_turns(fronts: list[FakeF
     assert front.queue.refused == 3
 
 
-def test_a_look_goes_on_while_batches_were_there_before_their_turn(fronts: list[FakeFront]) -> None:
+def test_request_queue_drains_while_more_batches_wait(fronts: list[FakeFront]) -> None:
     """It does not go on for ever: if each request comes soon after the last, Triton's figures would stay the same."""
     fronts.append(front := FakeFront(8))
     front.begin("a")
@@ -133,7 +133,7 @@ def test_a_look_goes_on_while_batches_were_there_before_their_turn(fronts: list[
     assert not queue._is_draining(100.001 + MAX_DRAIN_S)
 
 
-def test_what_comes_after_a_look_waits_in_triton_until_its_turn(fronts: list[FakeFront]) -> None:
+def test_request_queue_lets_later_batches_wait_in_triton(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(8))
     queue, taken = front.queue, list[bool]()
     queue.drain_interval_s = PATIENCE_S
@@ -149,13 +149,13 @@ def test_what_comes_after_a_look_waits_in_triton_until_its_turn(fronts: list[Fak
     assert taken == [False], "all are answered, and it is not yet time to look again"
 
 
-def test_the_front_looks_again_while_what_it_took_still_waits(fronts: list[FakeFront]) -> None:
+def test_request_queue_drains_again_while_requests_are_queued(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(8))
     front.begin("ab")
     assert front.queue.should_queue(front.queue.drained_at + request_queue.DRAIN_INTERVAL_S, 1)
 
 
-def test_a_batch_has_no_more_rows_than_a_call_takes(fronts: list[FakeFront]) -> None:
+def test_request_queue_limits_the_rows_of_a_batch(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(9))
     front.take("abc", rows=3)
     front.take("de", rows=0)
@@ -164,7 +164,7 @@ def test_a_batch_has_no_more_rows_than_a_call_takes(fronts: list[FakeFront]) -> 
     assert sorted(name for batch in front.batches for name in batch) == list("abcde"), "those without rows too"
 
 
-def test_who_has_waited_too_long_or_has_left_never_reaches_the_engine(
+def test_request_queue_drops_late_and_disconnected_requests(
     fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_queue, "CONNECTION_CHECK_S", 0.0)
@@ -182,9 +182,7 @@ def test_who_has_waited_too_long_or_has_left_never_reaches_the_engine(
 
 
 @pytest.mark.parametrize("error", [ValueError("no such tensor"), Panic("index out of bounds")])
-def test_a_failure_is_told_to_all_that_it_concerns_and_ends_nothing(
-    error: BaseException, fronts: list[FakeFront]
-) -> None:
+def test_request_queue_goes_on_after_a_failed_batch(error: BaseException, fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(8))
     front.fails = error
     front.let.release(2)
@@ -196,7 +194,7 @@ def test_a_failure_is_told_to_all_that_it_concerns_and_ends_nothing(
     assert issubclass(RequestRefused, RuntimeError)
 
 
-def test_who_cannot_be_told_ends_the_taking_and_leaves_nobody_else_without_an_answer(
+def test_request_queue_stops_queueing_after_an_error_was_not_sent(
     fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sender failed when it was asked if the client left, and again when it was to report that."""
@@ -213,7 +211,9 @@ def test_who_cannot_be_told_ends_the_taking_and_leaves_nobody_else_without_an_an
     assert front.queue.failure == "BrokenPipeError: b"
 
 
-def test_if_the_thread_ends_all_that_wait_are_told(fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_queue_fails_all_requests_if_its_thread_ends(
+    fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fronts.append(front := FakeFront(8))
     front.begin("abcdef")
     monkeypatch.setattr(front.queue, "_next_batch", lambda: [][0])
@@ -224,7 +224,7 @@ def test_if_the_thread_ends_all_that_wait_are_told(fronts: list[FakeFront], monk
     assert not front.queue.should_queue(time.monotonic() + 100, 4)
 
 
-def test_nothing_is_kept_of_a_request_that_is_answered(fronts: list[FakeFront]) -> None:
+def test_request_queue_keeps_no_reference_to_an_answered_request(fronts: list[FakeFront]) -> None:
     """Before release 24.08 Triton frees a request only when its sender is gone."""
     fronts.append(front := FakeFront(8))
     front.let.release(100)

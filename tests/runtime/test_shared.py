@@ -85,7 +85,7 @@ def _ask(host: Host, name: str) -> None:
     host.release(host.acquire(name) or host.load(name))
 
 
-def test_what_the_first_load_brings_along_is_not_its_model_s(tmp_path: Path) -> None:
+def test_host_does_not_count_the_engines_memory_as_a_models(tmp_path: Path) -> None:
     """The engine's own memory comes with the first model of a process, which would otherwise need as much for ever."""
 
     class Lazily(CountedMemory):
@@ -100,7 +100,7 @@ def test_what_the_first_load_brings_along_is_not_its_model_s(tmp_path: Path) -> 
     assert counted.opened == ["a", "b", "a"]
 
 
-def test_the_model_not_asked_for_longest_makes_room(tmp_path: Path, counted: CountedMemory) -> None:
+def test_host_evicts_the_least_recently_used_model(tmp_path: Path, counted: CountedMemory) -> None:
     host = _host(_repository(tmp_path, a=50, b=50, c=50), counted, limit=BASE + 150)
     for name in "abac":
         _ask(host, name)
@@ -112,7 +112,7 @@ def test_the_model_not_asked_for_longest_makes_room(tmp_path: Path, counted: Cou
     assert (host.counters.loads, host.counters.evictions) == (4, 1)
 
 
-def test_a_model_in_use_stays(tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_keeps_a_model_in_use(tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "MEMORY_TIMEOUT_S", 0.0)
     host = _host(_repository(tmp_path, a=50, b=50), counted, limit=BASE + 100)
     used = host.load("a")
@@ -125,7 +125,7 @@ def test_a_model_in_use_stays(tmp_path: Path, counted: CountedMemory, monkeypatc
     assert list(host.loaded) == ["b"]
 
 
-def test_a_model_waits_for_room_that_another_is_using(tmp_path: Path, counted: CountedMemory) -> None:
+def test_host_waits_for_memory_of_a_model_in_use(tmp_path: Path, counted: CountedMemory) -> None:
     host = _host(_repository(tmp_path, a=50, b=50), counted, limit=BASE + 100)
     users = [host.load("a")]
 
@@ -142,7 +142,7 @@ def test_a_model_waits_for_room_that_another_is_using(tmp_path: Path, counted: C
     assert "b" in host.loaded
 
 
-def test_a_model_that_never_fits_is_refused_at_once(
+def test_host_refuses_a_model_larger_than_its_memory_at_once(
     tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_module, "EVICTION_GRACE_S", 10_000.0)
@@ -152,7 +152,7 @@ def test_a_model_that_never_fits_is_refused_at_once(
         host.load("large")
 
 
-def test_another_version_takes_the_place_of_one_that_still_answers(tmp_path: Path, counted: CountedMemory) -> None:
+def test_host_replaces_a_version_that_still_answers(tmp_path: Path, counted: CountedMemory) -> None:
     listing = _repository(tmp_path, a=50)
     host = _host(listing, counted, limit=10_000)
     old = host.load("a")
@@ -169,13 +169,13 @@ def test_another_version_takes_the_place_of_one_that_still_answers(tmp_path: Pat
     assert counted.bytes == BASE + 70
 
 
-def test_a_name_that_is_not_hosted_is_refused_with_those_that_are(tmp_path: Path) -> None:
+def test_listing_names_the_hosted_models_in_its_error(tmp_path: Path) -> None:
     listing = _repository(tmp_path, **{f"m{number:02}": 1 for number in range(12)})
     with pytest.raises(InputError, match=r"no model 'x' is hosted here; there are: m00, .*, m09 and 2 more"):
         listing.get("x")
 
 
-def test_what_is_no_list_of_models_is_refused_and_the_one_before_stays(tmp_path: Path) -> None:
+def test_listing_keeps_the_previous_file_if_the_new_one_is_damaged(tmp_path: Path) -> None:
     listing = _repository(tmp_path, a=1)
     (tmp_path / "written").write_text("{")
     os.replace(tmp_path / "written", tmp_path / HOSTED)
@@ -189,7 +189,7 @@ def test_what_is_no_list_of_models_is_refused_and_the_one_before_stays(tmp_path:
 
 
 @pytest.mark.parametrize("entry", [3, {"version": "one"}, {"no": "version"}, {"versions": ["one"]}])
-def test_an_entry_that_is_damaged_is_to_be_shared_again(entry: Any, tmp_path: Path) -> None:
+def test_listing_reports_a_damaged_entry_with_its_remedy(entry: Any, tmp_path: Path) -> None:
     """A second build of the model changes nothing in the list of the shared front."""
     (tmp_path / HOSTED).write_text(dump_hosted({"a": entry}))
     with pytest.raises(ContractError, match=r"hosted\.json\.a.*\. Share its models again: build-repo share$"):
@@ -219,7 +219,7 @@ class Waiting:
         return self.came.get(timeout=PATIENCE_S)
 
 
-def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: CountedMemory) -> None:
+def test_loader_answers_other_models_while_one_loads(tmp_path: Path, counted: CountedMemory) -> None:
     host = _host(_repository(tmp_path, hot=1, cold=1), counted, limit=10_000)
     _ask(host, "hot")
     begun, go_on, opened = threading.Event(), threading.Event(), host.opened
@@ -242,7 +242,7 @@ def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: Counte
     assert counted.opened == ["hot", "cold"]
 
 
-def test_whatever_an_answer_raises_the_next_model_is_loaded(tmp_path: Path, counted: CountedMemory) -> None:
+def test_loader_goes_on_after_a_panic(tmp_path: Path, counted: CountedMemory) -> None:
     waiting = Waiting(_host(_repository(tmp_path, a=1, b=1), counted, limit=10_000))
     waiting.loader.request("a", "a", ["panic"])
     error, jobs = waiting.next()
@@ -252,7 +252,7 @@ def test_whatever_an_answer_raises_the_next_model_is_loaded(tmp_path: Path, coun
     waiting.loader.stop()
 
 
-def test_only_so_many_requests_wait_for_a_model(
+def test_loader_limits_the_requests_that_wait_for_a_model(
     tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are copies in memory, and a large model takes long to load."""
@@ -272,9 +272,7 @@ def test_only_so_many_requests_wait_for_a_model(
     waiting.loader.stop()
 
 
-def test_a_model_that_cannot_be_loaded_is_named_and_not_tried_again_at_once(
-    tmp_path: Path, counted: CountedMemory
-) -> None:
+def test_loader_does_not_retry_a_failed_model_at_once(tmp_path: Path, counted: CountedMemory) -> None:
     listing = _repository(tmp_path, bad=1, good=1)
     (tmp_path / "bad" / "1" / "damaged").touch()
     waiting = Waiting(_host(listing, counted, limit=10_000))
@@ -295,9 +293,7 @@ def test_a_model_that_cannot_be_loaded_is_named_and_not_tried_again_at_once(
     assert counted.opened == ["bad", "good", "bad"]
 
 
-def test_a_version_that_cannot_be_loaded_takes_the_place_of_none_that_answers(
-    tmp_path: Path, counted: CountedMemory
-) -> None:
+def test_loader_keeps_the_previous_version_if_the_new_one_fails(tmp_path: Path, counted: CountedMemory) -> None:
     listing = _repository(tmp_path, a=1)
     host = _host(listing, counted, limit=10_000)
     _ask(host, "a")
@@ -315,7 +311,7 @@ def test_a_version_that_cannot_be_loaded_takes_the_place_of_none_that_answers(
     assert (host.loaded["a"].build, host.loaded["a"].users) == ("a", 0)
 
 
-def test_what_waits_when_the_server_stops_is_refused(tmp_path: Path, counted: CountedMemory) -> None:
+def test_loader_refuses_waiting_requests_when_it_stops(tmp_path: Path, counted: CountedMemory) -> None:
     host = _host(_repository(tmp_path, a=1, b=1), counted, limit=10_000)
     go_on, opened = threading.Event(), host.opened
     host.opened = lambda folder: opened(folder) if go_on.wait(PATIENCE_S) else pytest.fail("never told to go on")
@@ -330,7 +326,7 @@ def test_what_waits_when_the_server_stops_is_refused(tmp_path: Path, counted: Co
     assert (str(error), jobs) == ("the server is stopping", ["two"])
 
 
-def test_python_that_is_the_same_is_imported_once(tmp_path: Path) -> None:
+def test_emitted_python_is_imported_once_for_equal_models(tmp_path: Path) -> None:
     write: Callable[[str, str], Any] = lambda name, text: (tmp_path / name / "sub" / "a.py").write_text(text)  # noqa: E731
     for name in ("one", "two", "other"):
         (tmp_path / name / "sub").mkdir(parents=True)
@@ -339,7 +335,7 @@ def test_python_that_is_the_same_is_imported_once(tmp_path: Path) -> None:
     assert packages[0] == packages[1] != packages[2]
 
 
-def test_memory_of_this_process_is_counted() -> None:
+def test_memory_is_measured_and_trimmed() -> None:
     """In a process of its own: of one that holds much, the system takes pages of files back meanwhile."""
     program = """
 from builder.runtime.shared import memory
