@@ -1,86 +1,196 @@
-"""Inference engines: one package each, named as the Triton backend that runs its graphs.
+"""Inference engines: one package each, named as `--engine` and Triton's `backend` name it.
 
-For encoders, a package says how a graph is opened and what Triton and the emitted code are told (`Engine`); for
-decoders, its `decoding.py` does (builder/engines/decoding.py).
+A package is all that an engine is: facts in engine.toml, and an instance of `Engine`, `ENGINE` in engine.py, which
+knows the other modules of the package. A front runs it in process if builder/runtime/encoder/executors has a module of
+its name.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from builder.common.engines import ENGINES, EngineFacts
 from builder.common.errors import BuilderError
 from builder.common.machine import available_memory
-from builder.runtime.contract import OpenVinoSession, Session
+from builder.runtime.contract import CacheType, LayerShape, OpenVinoSession, Session
+from builder.runtime.fields import Field
 
 if TYPE_CHECKING:
+    from builder.engines.decoding import DecodingEngine
+    from builder.engines.eight_bit import EightBitProducts
+    from builder.engines.encoding import EncodingEngine
+    from builder.engines.placement import InstanceGroup, Placement
+    from builder.engines.profiles import Calls
+    from builder.engines.stock import Signature
     from builder.graphs.onnx.graph import Graph
+    from builder.options import LayoutOptions, WholeCheckpoint
 
 LARGE = 1_000_000_000  # bytes of a graph
-OPENED = 1.2  # times its bytes: memory to open a graph as it is served, and to run it
+MEMORY_PER_BYTE = 1.2  # memory to open a graph as it is served, and to run it
 
 Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
+Shapes = tuple[tuple[int, int], ...]  # (rows, tokens of a row)
 
 
-class Engine(Protocol):
-    """Interface of the `__init__` of an engine's package."""
+class Engine:
+    """One engine. Its facts are those of its package, builder/engines/*/engine.toml."""
 
-    NAME: str  # as people write it
-    PACKAGE: str  # its name in the Python package index, whose versions identify it
-    MODEL_FILE: str
-    ROWS_ARE_AN_AXIS: bool  # its Triton backend takes max_batch_size 0 only, with the rows as an axis of each tensor
+    @property
+    def name(self) -> str:
+        return type(self).__module__.split(".")[-2].replace("_", "-")
 
+    @property
+    def facts(self) -> EngineFacts:
+        return ENGINES[self.name]
+
+
+class GraphEngine(Engine, ABC):
+    """An engine that runs exported graphs."""
+
+    rows_are_an_axis: ClassVar[bool] = False  # its Triton backend takes max_batch_size 0 only
+
+    @abstractmethod
     def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
         """Open `graph` on the CPU: named arrays in, named arrays out."""
-        ...
 
-    def buckets(self, max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
-        """Return the shapes, (rows, tokens of a row), that calls are padded to; none if a new shape costs nothing."""
-        ...
+    @abstractmethod
+    def place(self, options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
+        """Return how Triton runs `graph` on `options.target`. Raises SpecError for options that it lacks."""
 
+    @abstractmethod
     def session(self, graph: Graph, threads: int, spinning: bool) -> Session | OpenVinoSession:
         """Return how a front opens `graph` in process. Raises SpecError where it cannot."""
-        ...
 
+    @abstractmethod
     def served_version(self, triton: str, in_process: bool) -> str:
         """Return the version of the engine on the CPU of a Triton release: in a front's process, or as its backend."""
-        ...
+
+    def buckets(self, max_rows: int, max_length: int, token_budget: int) -> Shapes:
+        """Return the shapes that calls are padded to, in order of their size; none if a new shape costs nothing."""
+        return ()
 
     def half_constants(self, graph: Graph) -> bool:
         """Return True if constants of `graph` are stored in fp16, so that its results are rounded."""
-        ...
+        return False
 
     def wrong_cpus(self, graph: Graph) -> tuple[str, ...]:
         """Return instruction sets with any of which Triton's backend would compute otherwise than was verified."""
-        ...
+        return ()
+
+    def files(self, model: Path) -> tuple[Path, ...]:
+        """Return the files that a model consists of, from the one that is opened."""
+        return (model,)
+
+    def signature(self, model: Path) -> Signature | None:
+        """Return the inputs and outputs of a published model; None if they cannot be read here.
+
+        Raises OSError, RuntimeError, ValueError or protobuf's DecodeError.
+        """
+        return None
+
+    def block_tokens(self, layers: Sequence[LayerShape]) -> int:
+        """Return the tokens of a block, where sequences share the blocks of a decoder's cache."""
+        raise NotImplementedError(f"{self.facts.title} has no cache in blocks")
+
+    def block_bytes(self, layers: Sequence[LayerShape], cache: CacheType) -> int:
+        """Return the bytes of a block in all layers."""
+        raise NotImplementedError(f"{self.facts.title} has no cache in blocks")
+
+    def refused_loop(self, model: Path) -> str | None:
+        """Return why the engine of the emitted requirements does not open the graph of a decode loop; None if it does.
+
+        None, too, where only loading it would tell.
+        """
+        return None
+
+    @property
+    def encoding(self) -> EncodingEngine | None:
+        """How it runs encoders; None if it does not."""
+        return None
+
+    @property
+    def decoding(self) -> type[DecodingEngine] | None:
+        """How it decodes; None if it does not."""
+        return None
+
+    @property
+    def eight_bit(self) -> type[EightBitProducts]:
+        """Products by matrices of few bits in its graphs."""
+        raise NotImplementedError(f"{self.facts.title} has no products by matrices of few bits")
+
+    @property
+    def replay_file(self) -> Path:
+        """File that repeats recorded calls in another version of the engine (builder/building/verify/replay.py)."""
+        return Path(sys.modules[type(self).__module__].__file__ or "").with_name("replay.py")
 
 
-def engine(name: str) -> Engine:
+class CheckpointEngine(Engine, ABC):
+    """An engine that runs a checkpoint as it is; its options are a section of models.yaml."""
+
+    backend: ClassVar[str]  # of config.pbtxt
+    group: ClassVar[InstanceGroup]
+    dtypes: ClassVar[Mapping[str, str]]  # by --precision
+    inputs: ClassVar[Sequence[Field]]
+    outputs: ClassVar[Sequence[Field]]
+
+    @property
+    def section(self) -> str:
+        """Key of its options in models.yaml."""
+        return self.name.replace("-", "_")
+
+    @abstractmethod
+    def files(
+        self, options: Any, whole: WholeCheckpoint, model: str, revision: str | None
+    ) -> Mapping[str, bytes | Path]:
+        """Return the files of version 1 beside the checkpoint, which is at `model`. Raises SpecError.
+
+        `options`: those of its section.
+        """
+
+
+def graph_engine(name: str) -> GraphEngine:
     """Return the engine of a graph, by `Graph.engine`."""
-    module: Engine = importlib.import_module(f"{__name__}.{name}")
-    return module
+    found: GraphEngine = _instance(name)
+    return found
 
 
-def rooms(file: str) -> list[str]:
-    """Return the engines whose package has a module `file`, such as "encoding"; the package's path is the registry."""
-    return sorted(room.parent.name for folder in __path__ for room in Path(folder).glob(f"*/{file}.py"))
+def checkpoint_engine(name: str) -> CheckpointEngine:
+    """Return an engine that runs checkpoints as they are."""
+    found: CheckpointEngine = _instance(name)
+    return found
 
 
-def title(name: str) -> str:
-    """Return the engine `name` as people write it."""
-    return engine(name).NAME
+def session_engine(session: Session) -> GraphEngine:
+    """Return the engine of a decode loop."""
+    return graph_engine(session.engine if session.device == "cpu" else session.device)
 
 
-def left_in_file(size: int, served: bool) -> bool:
+def checkpoint_engines() -> list[CheckpointEngine]:
+    return [checkpoint_engine(name) for name, facts in ENGINES.items() if facts.runs_checkpoint]
+
+
+def graph_engines() -> list[GraphEngine]:
+    """Return the engines that run graphs, the preferred one first."""
+    return [graph_engine(name) for name, facts in ENGINES.items() if not facts.runs_checkpoint]
+
+
+def _instance(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}.engine").ENGINE
+
+
+def stays_in_file(size: int, served: bool) -> bool:
     """Return True if a graph of `size` bytes is judged with its weights left in their file, which is mapped.
 
     That is a large graph that is not `served` as it is, or for which this machine lacks memory now.
     """
-    return size >= LARGE and not (served and available_memory() > OPENED * size)
+    return size >= LARGE and not (served and available_memory() > MEMORY_PER_BYTE * size)
 
 
 def refuse_to_choose(size: int) -> NoReturn:
@@ -89,11 +199,11 @@ def refuse_to_choose(size: int) -> NoReturn:
     The error is not of a type for which another engine is tried.
     """
     raise BuilderError(
-        f"auto times fp32 as it is served, which takes {OPENED * size / 1e9:.1f} GB of memory, and "
+        f"auto times fp32 as it is served, which takes {MEMORY_PER_BYTE * size / 1e9:.1f} GB of memory, and "
         f"{available_memory() / 1e9:.1f} GB are free: free more, or state --precision and --engine"
     )
 
 
 def infer_with(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     """Open `graph` in the engine it was made for, with `threads` threads."""
-    return engine(graph.engine).infer(graph, threads, spinning)
+    return graph_engine(graph.engine).infer(graph, threads, spinning)

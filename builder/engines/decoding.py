@@ -1,14 +1,12 @@
 """Interface of an engine that decodes: the options it refuses, its cache, its graph, the settings of the loop.
 
-An engine that decodes has a class `Decoding` in the `decoding.py` of its folder; the folders are the registry. It turns
-the graph that `builder/graphs/export/decoder.py` exported for ONNX Runtime into its own. Knows graphs and options;
-knows no model and no task.
+It turns the graph that `builder/graphs/export/decoder.py` exported for ONNX Runtime into its own. Knows graphs and
+options; knows no model and no task.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from builder.checkpoints.grids import Grids
+from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.memory import Memory
-from builder.engines import left_in_file, rooms
+from builder.engines import graph_engine, graph_engines, stays_in_file
 from builder.engines.optimise.quantised import Quantised
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.onnx.graph import Graph, has_many
@@ -30,8 +29,6 @@ from builder.runtime.generation.executors.base import Executor, Geometry
 
 if TYPE_CHECKING:
     from builder.options import BuildSpec
-
-ROOM = "decoding"
 
 Executors = Callable[[Geometry], Executor]  # all over one open graph, each with a cache of its own
 
@@ -48,7 +45,7 @@ class Lowered:
 
 @dataclass(frozen=True)
 class DecodingEngine(ABC):
-    """One engine, for one specification."""
+    """How one engine decodes, for one specification."""
 
     spec: BuildSpec
 
@@ -162,24 +159,25 @@ class DecodingEngine(ABC):
 
 def engine_of(spec: BuildSpec) -> DecodingEngine:
     """Return the engine that decodes for `spec`. Raises SpecError where its engine does not."""
-    name = (spec.engine or "onnxruntime") if spec.target == "cpu" else spec.target
-    if name not in rooms(ROOM):
+    name = spec.target if spec.target != "cpu" else spec.engine or decoding_engines()[0]
+    decoding = graph_engine(name).decoding
+    if decoding is None:
         raise SpecError(
-            "TensorRT has no attention over a cache in place; a decoder runs on a GPU with --target cuda, or with "
-            "--engine vllm"
+            f"{ENGINES[name].title} has no attention over a cache in place; a decoder runs on a GPU with --target "
+            "cuda, or with --engine vllm"
         )
-    return _kind(name)(spec)
+    return decoding(spec)
 
 
 def opened(graph: Graph, threads: int) -> Executors:
     """Return a function that creates emitted executors over `graph`, in the engine that the graph is for."""
     let_go(graph)
-    return _kind(graph.engine).opened(graph, threads)
+    return _decoding(graph.engine).opened(graph, threads)
 
 
 def is_mapped(graph: Graph, served: bool) -> bool:
     """Return True if `graph` is judged with its weights left in their file; `served`: whether it may be served."""
-    return _kind(graph.engine).maps and left_in_file(graph.size, served)
+    return _decoding(graph.engine).maps and stays_in_file(graph.size, served)
 
 
 def judging(graph: Graph, threads: int, mapped: bool) -> Executors:
@@ -187,7 +185,7 @@ def judging(graph: Graph, threads: int, mapped: bool) -> Executors:
     if not mapped:
         return opened(graph, threads)
     let_go(graph)
-    return _kind(graph.engine).opened_mapped(graph, threads)
+    return _decoding(graph.engine).opened_mapped(graph, threads)
 
 
 def let_go(graph: Graph) -> None:
@@ -201,14 +199,19 @@ def let_go(graph: Graph) -> None:
 
 def session_here(engine: str, cache: CacheType, threads: int) -> Session:
     """Return how `engine` opens a graph over a cache of that type on this machine's CPU."""
-    return _kind(engine).session_here(cache, threads)
+    return _decoding(engine).session_here(cache, threads)
 
 
 def measurable() -> list[str]:
-    """Return the engines that decode and that this machine can run as they will be served."""
-    return [name for name in rooms(ROOM) if _kind(name).timed]
+    """Return the engines that decode and that this machine can run as they will be served, the preferred one first."""
+    return [name for name in decoding_engines() if _decoding(name).timed]
 
 
-def _kind(name: str) -> type[DecodingEngine]:
-    kind: type[DecodingEngine] = importlib.import_module(f"builder.engines.{name}.{ROOM}").Decoding
-    return kind
+def decoding_engines() -> list[str]:
+    return [one.name for one in graph_engines() if one.decoding is not None]
+
+
+def _decoding(name: str) -> type[DecodingEngine]:
+    decoding = graph_engine(name).decoding
+    assert decoding is not None, f"{name} does not decode"
+    return decoding

@@ -1,12 +1,10 @@
 """Interface of an engine's products by matrices of few bits, which replace products of real numbers in its graphs.
 
-An engine that has such products has a class `EightBit` in `weights.py` of its package. Knows nodes; knows nothing about
-quality.
+Knows nodes; knows nothing about quality.
 """
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
@@ -79,9 +77,3 @@ class EightBitProducts(ABC):
         store_eight_bit(self.graph, name, values, axis)
         add_constant(self.graph, f"{name}.scale.flat", eight_bit_scales(values, axis).ravel())
         return True
-
-
-def eight_bit_products(room: str, graph: onnx.GraphProto) -> EightBitProducts:
-    """Return the products of the engine in the package `room`, for `graph`."""
-    products: EightBitProducts = importlib.import_module(f"builder.engines.{room}.weights").EightBit(graph)
-    return products

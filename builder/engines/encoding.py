@@ -1,12 +1,10 @@
 """Interface of an engine that runs encoders: its precisions and targets, the graph it reads, its own file format.
 
-An engine that runs encoders has a class `Encoding` in the `encoding.py` of its folder; the folders are the registry.
 Knows graphs and precisions; knows no model and no task.
 """
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +14,13 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from builder.common.progress import Stage
-from builder.engines import rooms
+from builder.engines import graph_engine, graph_engines
 from builder.engines.optimise.quantised import Quantised
 from builder.engines.placement import version_files
 from builder.graphs.onnx.graph import Graph
 from builder.options import LayoutOptions
 from builder.runtime.contract import EncoderServing
 
-ROOM = "encoding"
 VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply bytes
 
 
@@ -38,7 +35,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return f"{self.precision} {encoding_engine(self.engine).called[self.target]}".strip()
+        return f"{self.precision} {encoding_engine(self.engine).titles[self.target]}".strip()
 
 
 class Encoders(Protocol):
@@ -59,15 +56,14 @@ class Encoders(Protocol):
 
 
 class EncodingEngine(ABC):
-    """One engine."""
+    """How one engine runs encoders."""
 
     name: ClassVar[str]
-    called: ClassVar[Mapping[str, str]]  # by target: its name in the names of variants
+    titles: ClassVar[Mapping[str, str]]  # by target: its name in the names of variants
     variants: ClassVar[tuple[Variant, ...]]  # in the order in which the user sees them
-    preference: ClassVar[int]  # without --engine, the engine with the least of these runs a precision on the CPU
     prepares_shapes: ClassVar[bool] = False  # True if the first run of a shape takes longer than those after it
-    halves_itself: ClassVar[bool] = False  # True if it converts a graph in fp32 to fp16 and bf16 itself
-    half_beside_bytes: ClassVar[bool] = False  # True if on a GPU the unquantised part runs in fp16
+    converts_to_half: ClassVar[bool] = False  # True if it converts a graph in fp32 to fp16 and bf16 itself
+    runs_rest_in_half: ClassVar[bool] = False  # True if on a GPU the unquantised part runs in fp16
 
     @abstractmethod
     def source(self, encoders: Encoders, target: str) -> Graph:
@@ -106,12 +102,13 @@ class EncodingEngine(ABC):
 
 
 def encoding_engine(name: str) -> EncodingEngine:
-    """Return the engine `name`."""
-    engine: EncodingEngine = importlib.import_module(f"builder.engines.{name}.{ROOM}").Encoding()
-    return engine
+    """Return how the engine `name` runs encoders."""
+    encoding = graph_engine(name).encoding
+    assert encoding is not None, f"{name} runs no encoders"
+    return encoding
 
 
 def all_variants() -> tuple[Variant, ...]:
     """Return the variants of every engine, those of the preferred engine first."""
-    ordered = sorted(map(encoding_engine, rooms(ROOM)), key=lambda engine: engine.preference)
-    return tuple(variant for engine in ordered for variant in engine.variants)
+    encodings = [one.encoding for one in graph_engines()]
+    return tuple(variant for encoding in encodings if encoding is not None for variant in encoding.variants)

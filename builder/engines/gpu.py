@@ -6,6 +6,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from builder.common.cards import CARDS, GPU
+from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.releases import RELEASES, version_tuple
 
@@ -14,36 +15,23 @@ if TYPE_CHECKING:
 
 HEADROOM = 0.9  # of a card's memory: CUDA and a step need the rest
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
-
-
-# Least compute capability that each way to run a model needs, and the source.
-LEAST = {
-    "cuda": ("5.3", "ONNX Runtime, memory_efficient_attention.h"),
-    "cuda bf16": ("8.0", "ONNX Runtime, flash_api.h and memory_efficient_attention.h"),
-    "tensorrt": ("7.5", "TensorRT 10 support matrix"),
-    "tensorrt bf16": ("8.0", "TensorRT support matrix, hardware and precision"),
-    "tensorrt fp8": ("8.9", "TensorRT support matrix, hardware and precision"),
-    "tensorrt-llm": ("8.0", "TensorRT-LLM support matrix, hardware"),
-    "vllm": ("7.0", "vLLM, installation on GPUs"),
-    "vllm bf16": ("8.0", "vLLM, the check of dtype in platforms/cuda.py"),
-    "vllm fp8": ("8.0", "vLLM, FP8 W8A8: weights alone below 8.9"),
-}
 CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # without Maxwell, Pascal and Volta
 
 
 def least_capability(runs: str, precision: str, triton: str) -> tuple[str, str]:
     """Return the compute capability that `runs` needs in `precision` in a Triton release, and the source.
 
-    `runs`: a name of LEAST.
+    `runs`: the engine of a whole checkpoint, or the target.
     """
-    needs = [LEAST[name] for name in (runs, f"{runs} {precision}") if name in LEAST]
+    known = ENGINES[runs].compute_capabilities
+    needs = [known[name] for name in ("any", precision) if name in known]
     if version_tuple(RELEASES[triton].cuda or "0") >= (13,):
         needs.append(CUDA_13)
     return max(needs, key=lambda need: version_tuple(need[0]))
 
 
 def refuse_card(options: LayoutOptions, runs: str) -> None:
-    """Raise SpecError if the card of --gpu cannot run the request; `runs`: its name in LEAST."""
+    """Raise SpecError if the card of --gpu cannot run the request; `runs`: as in `least_capability`."""
     if options.gpu.card is None:
         return
     card = CARDS[options.gpu.card]

@@ -1,17 +1,16 @@
 """Placement of an engine's instances, and the parameters of its backend, as config.pbtxt states them.
 
-Each engine's part is in its own package, builder/engines/*/placement.py. Fields: triton-inference-server/common,
-protobuf/model_config.proto.
+Fields: triton-inference-server/common, protobuf/model_config.proto.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from builder.common.errors import SpecError
+from builder.engines import graph_engine
 from builder.engines.profiles import Calls, buckets
 from builder.graphs.onnx.graph import Graph
 from builder.options import Gpu, LayoutOptions
@@ -57,9 +56,7 @@ class Placement:
 
 def place(options: LayoutOptions, graph: Graph, token_budget: int, max_length: int) -> Placement:
     """Return how the engine of `graph` runs it on `options.target`. Raises SpecError for options that it lacks."""
-    room = importlib.import_module(f"builder.engines.{graph.engine}.placement")
-    placement: Placement = room.place(options, graph, Calls(options.max_batch_size, max_length, token_budget))
-    return placement
+    return graph_engine(graph.engine).place(options, graph, Calls(options.max_batch_size, max_length, token_budget))
 
 
 def on_cpu(options: LayoutOptions, parameters: Mapping[str, str]) -> Placement:

@@ -1,8 +1,9 @@
 """Models that Triton's own C++ backends refuse, release by release, so that nothing else accepts them earlier.
 
 The Python-based backends that stand in for them ask here when they load a model; `check` asks when it reads one.
-Parameters and accelerators are in stock.toml, each rule with its source; what a release's ONNX Runtime reads is in
-releases.toml. Knows configurations, signatures and build.json; opens no graph.
+What a backend reads and refuses is in the backend.toml of its engine's folder. A line of it is a fact of `Backend`, or
+one rule with its source: a repository of github.com/triton-inference-server, its file and function. What a backend does
+not read has no effect there, and is not refused. Knows configurations, signatures and build.json; opens no graph.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any
 
 from builder.common.releases import version_tuple
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 OLDEST = "24.04"
 NEWEST = "99.12"  # for a repository that does not say its release: the rules of the newest backends
 Config = Mapping[str, Any]  # protobuf's JSON, or the one that Triton hands to a Python-based backend
@@ -25,13 +25,17 @@ Config = Mapping[str, Any]  # protobuf's JSON, or the one that Triton hands to a
 
 @dataclass(frozen=True)
 class Parameter:
-    """Parameter that a backend reads. `values`: a pattern of all that it accepts, in lower case; None: anything."""
+    """Parameter that a backend reads.
+
+    `values`: a pattern of all that it accepts, in lower case; None: anything. `since`: the first release that reads it.
+    `kind`: kind of the instances for which it is read; None: all.
+    """
 
     name: str
     backend: str
     values: str | None
     since: str
-    kind: str | None  # kind of the instances for which it is read; None: all
+    kind: str | None
     source: str
 
 
@@ -49,12 +53,33 @@ class Signature:
     outputs: Mapping[str, Tensor]
 
 
-PARAMETERS = tuple(
-    Parameter(name, row["backend"], row.get("values"), row.get("since", OLDEST), row.get("kind"), row["source"])
-    for row in _TABLE["parameter"]
-    for name in row["names"]
-)
-ACCELERATORS: Mapping[str, Mapping[str, Any]] = {row["name"]: row for row in _TABLE["accelerator"]}
+@dataclass(frozen=True)
+class Backend:
+    """One of Triton's C++ backends. `accelerators`: by name, its execution accelerators of GPU instances."""
+
+    parameters: tuple[Parameter, ...]
+    accelerators: Mapping[str, Mapping[str, Any]]
+    runs_on_gpus: bool = True
+    takes_fewer_rows: bool = True  # False: the rows of a call are max_batch_size, no fewer
+    compares_types: bool = False  # False: it converts types
+    compares_outputs_exactly: bool = False
+    batches_optional_inputs: bool = True
+    batches_ragged_inputs: bool = False
+
+
+def _backend(file: Path) -> Backend:
+    table = tomllib.loads(file.read_text("utf-8"))
+    rules = tuple(
+        Parameter(name, file.parent.name, row.get("values"), row.get("since", OLDEST), row.get("kind"), row["source"])
+        for row in table.pop("parameter", ())
+        for name in row["names"]
+    )
+    accelerators = {row["name"]: row for row in table.pop("accelerator", ())}
+    return Backend(rules, accelerators, **table)
+
+
+STOCK_BACKENDS = {file.parent.name: _backend(file) for file in sorted(Path(__file__).parent.glob("*/backend.toml"))}
+_UNKNOWN = Backend((), {})
 
 
 def refusals(config: Config, release: str | None) -> Iterator[str]:
@@ -65,15 +90,16 @@ def refusals(config: Config, release: str | None) -> Iterator[str]:
         if rule is not None and rule.values is not None and not re.fullmatch(rule.values, value.lower()):
             takes = _readable(rule.values)
             yield f"the parameter {name} is {value!r}; Triton's {config['backend']} backend takes {takes}"
-    if config["backend"] == "openvino" and "KIND_GPU" in _kinds(config):
-        yield "Triton's openvino backend has instances of KIND_CPU only"  # openvino.cc, ModelInstanceState
+    backend = _backend_of(config)
+    if not backend.runs_on_gpus and "KIND_GPU" in _kinds(config):
+        yield f"Triton's {config['backend']} backend has instances of KIND_CPU only"
     for accelerator in accelerators(config):
         yield from _refused_accelerator(accelerator, release)
-    for entry in config.get("input", ()) if config["backend"] == "onnxruntime" else ():
+    for entry in () if backend.batches_optional_inputs else config.get("input", ()):
         if entry.get("optional") and (max_batch_size(config) or entry.get("allow_ragged_batch")):
-            yield (  # onnxruntime.cc, ValidateInputs
-                f"the input {entry.get('name')} is optional; Triton's onnxruntime backend has such inputs in models of "
-                "max_batch_size 0 only, and none that are ragged"
+            yield (
+                f"the input {entry.get('name')} is optional; Triton's {config['backend']} backend has such inputs in "
+                "models of max_batch_size 0 only, and none that are ragged"
             )
 
 
@@ -89,7 +115,7 @@ def mismatches(config: Config, graph: Signature) -> Iterator[str]:
     ValidateInputs, ValidateOutputs and CompareDimsSupported of onnxruntime_backend, src/onnxruntime.cc and
     onnxruntime_utils.cc, and of openvino_backend, src/openvino.cc and openvino_utils.cc.
     """
-    declared = _expected_inputs(config)
+    backend, declared = _backend_of(config), _expected_inputs(config)
     if declared != len(graph.inputs):
         yield f"config.pbtxt declares {declared} inputs, the graph has {_names(graph.inputs)}"
     for kind, tensors in (("input", graph.inputs), ("output", graph.outputs)):
@@ -98,15 +124,14 @@ def mismatches(config: Config, graph: Signature) -> Iterator[str]:
             if tensor is None:
                 yield f"config.pbtxt declares the {kind} {entry['name']}, the graph has {_names(tensors)}"
                 continue
-            # OpenVINO converts types itself
-            if config["backend"] == "onnxruntime" and entry["data_type"] != tensor.data_type:
+            if backend.compares_types and entry["data_type"] != tensor.data_type:
                 yield f"config.pbtxt declares {entry['name']} as {entry['data_type']}, the graph has {tensor.data_type}"
-            if entry.get("allow_ragged_batch") and config["backend"] == "onnxruntime":
+            if entry.get("allow_ragged_batch") and backend.batches_ragged_inputs:
                 if tensor.shape != (-1,):
                     yield f"config.pbtxt declares {entry['name']} as ragged, the graph has {list(tensor.shape)}"
                 continue
             dims = _dims(config, entry)
-            if not _same(dims, tensor.shape, exact=kind == "output" and config["backend"] == "onnxruntime"):
+            if not _same(dims, tensor.shape, exact=kind == "output" and backend.compares_outputs_exactly):
                 yield f"config.pbtxt declares {entry['name']} as {list(dims)}, the graph has {list(tensor.shape)}"
 
 
@@ -140,7 +165,7 @@ def wrong_batch(config: Config, rows: int) -> str | None:
     every other number of rows.
     """
     fixed = max_batch_size(config)
-    if config["backend"] != "openvino" or fixed in (0, rows):
+    if _backend_of(config).takes_fewer_rows or fixed in (0, rows):
         return None
     return f"expected requests with batch size '{fixed}', got '{rows}': it needs max_batch_size: 0"
 
@@ -149,15 +174,17 @@ def max_batch_size(config: Config) -> int:
     return int(config.get("max_batch_size", 0))
 
 
+def _backend_of(config: Config) -> Backend:
+    return STOCK_BACKENDS.get(config["backend"], _UNKNOWN)
+
+
 def _read(config: Config, release: str | None) -> list[Parameter]:
     """Return the parameters that the model's backend reads."""
     kinds, now = _kinds(config), version_tuple(release or NEWEST)
     return [
         rule
-        for rule in PARAMETERS
-        if rule.backend == config["backend"]
-        and version_tuple(rule.since) <= now
-        and (rule.kind is None or rule.kind in kinds)
+        for rule in _backend_of(config).parameters
+        if version_tuple(rule.since) <= now and (rule.kind is None or rule.kind in kinds)
     ]
 
 
@@ -168,8 +195,8 @@ def parameters(config: Config) -> dict[str, str]:
 
 def accelerators(config: Config) -> Sequence[Mapping[str, Any]]:
     """Return the execution accelerators of GPU instances, each with `name` and `parameters`."""
-    stated = config.get("optimization", {}).get("execution_accelerators", {})
-    return stated.get("gpu_execution_accelerator", ())  # type: ignore[no-any-return]
+    declared = config.get("optimization", {}).get("execution_accelerators", {})
+    return declared.get("gpu_execution_accelerator", ())  # type: ignore[no-any-return]
 
 
 def _kinds(config: Config) -> set[str]:
@@ -177,14 +204,16 @@ def _kinds(config: Config) -> set[str]:
 
 
 def _refused_accelerator(accelerator: Mapping[str, Any], release: str | None) -> Iterator[str]:
+    """Yield why no backend takes an accelerator: one backend alone has any, and the core hands it to the model's."""
     name = accelerator.get("name", "")
-    rule = ACCELERATORS.get(name)
+    owner = next(backend for backend, rules in STOCK_BACKENDS.items() if rules.accelerators)
+    rule = STOCK_BACKENDS[owner].accelerators.get(name)
     if rule is None or version_tuple(rule.get("since", OLDEST)) > version_tuple(release or NEWEST):
-        yield f"the execution accelerator {name} is unknown to Triton's onnxruntime backend of {release}"
+        yield f"the execution accelerator {name} is unknown to Triton's {owner} backend of {release}"
         return
     for parameter in accelerator.get("parameters", {}):
         if parameter not in rule.get("parameters", (parameter,)):
-            yield f"the execution accelerator {name} has no parameter {parameter} in Triton's onnxruntime backend"
+            yield f"the execution accelerator {name} has no parameter {parameter} in Triton's {owner} backend"
 
 
 def _expected_inputs(config: Config) -> int:

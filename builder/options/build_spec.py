@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import model_validator
 
+from builder.common.engines import ENGINES
 from builder.common.machine import available_cores, available_memory, working_cores
 from builder.options.capacity import Capacity
 from builder.options.choices import Choices
@@ -15,7 +16,7 @@ from builder.options.layout import FrontOptions, LayoutOptions
 from builder.options.names import misnamed
 from builder.options.source import Source
 from builder.options.weights import WeightOptions
-from builder.options.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM, WholeCheckpoint
+from builder.options.whole_checkpoint import WHOLE_CHECKPOINT, WholeCheckpoint
 
 HEADROOM = 0.9  # share of the free memory that a model may be planned to take
 # options that are not facts of the build
@@ -63,20 +64,19 @@ class BuildSpec(Choices):
 
     @model_validator(mode="after")
     def _target_and_engine_go_together(self) -> BuildSpec:
-        allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", *WHOLE_CHECKPOINT)}
-        engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
+        engines = [name for name, facts in ENGINES.items() if self.target in facts.targets]
+        engines += ["auto"] if self.target == "cpu" else []
         if self.engine is not None and self.engine not in engines:
             raise ValueError(f"--target {self.target} has no --engine {self.engine}; it has {', '.join(engines)}")
         needed = {
             "gpu": (self.gpu != Gpu() and self.target == "cpu", "--target cuda or tensorrt"),
             "gpu.cuda_graphs": (self.gpu.cuda_graphs and not self.makes_plan, "plans: --target tensorrt"),
             "tensorrt": (self.tensorrt != TensorRT() and self.target != "tensorrt", "--target tensorrt"),
-            "vllm": (self.vllm != VLLM() and self.engine != "vllm", "--engine vllm"),
-            "tensorrt_llm": (
-                self.tensorrt_llm != TensorRTLLM() and self.engine != "tensorrt-llm",
-                "--engine tensorrt-llm",
-            ),
         }
+        for engine in WHOLE_CHECKPOINT:
+            section = engine.replace("-", "_")
+            changed = getattr(self, section) != type(self).model_fields[section].default
+            needed[section] = (changed and self.engine != engine, f"--engine {engine}")
         for name, (useless, where) in needed.items():
             if useless:
                 raise ValueError(f"`{name}:` is for {where}")
@@ -114,8 +114,9 @@ class BuildSpec(Choices):
 
     @property
     def makes_plan(self) -> bool:
-        """True if the build makes a TensorRT plan."""
-        return self.target == "tensorrt" and self.engine in (None, "tensorrt")
+        """True if the build makes a plan, which is compiled where it is served; without --engine its target's does."""
+        engine = ENGINES.get(self.engine or self.target)
+        return engine is not None and engine.compiles_where_served
 
     @property
     def fits(self) -> bool:

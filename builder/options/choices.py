@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from builder.common.engines import ENGINES
 from builder.common.releases import NEWEST, RELEASES
 from builder.common.store_address import store_address
 from builder.options.calibration import Calibration
@@ -14,7 +15,12 @@ from builder.options.gpu import Gpu, TensorRT
 from builder.options.load import Load
 from builder.options.options import Options
 from builder.options.serving import Machine, Serving
-from builder.options.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
+from builder.options.whole_checkpoint import VLLM, TensorRTLLM
+
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal[(*(name for name, facts in ENGINES.items() if facts.targets), "auto")]
 
 KEEP = 3  # versions: the one that is served, and two to roll back to
 
@@ -45,9 +51,7 @@ class Choices(Options):
     """Numeric precision. int8: weights and activations in 8 bits, with activation ranges computed at run time.
     int8-static, fp8: activation ranges measured on the samples. int8-weights, int4-weights: only the weights, in
     blocks. auto: measure several and serve the fastest that meets --quality."""
-    engine: Literal["onnxruntime", "openvino", "tensorrt", "vllm", "tensorrt-llm", "auto"] | None = Field(
-        None, json_schema_extra={"flag": True}
-    )
+    engine: EngineName | None = Field(None, json_schema_extra={"flag": True})
     """Engine that runs the graph. auto: the faster of ONNX Runtime and OpenVINO, measured on this machine. vllm:
     nothing is exported; Triton's vLLM backend runs the checkpoint. Default: the first engine that supports the
     precision; with --precision auto, all are measured."""
@@ -135,11 +139,13 @@ class Choices(Options):
     @model_validator(mode="before")
     @classmethod
     def _engines_have_targets(cls, options: Any) -> Any:
-        """Set the target of an engine that runs on one target only."""
-        only = {"tensorrt": "tensorrt", **dict.fromkeys(WHOLE_CHECKPOINT, "cuda")}
-        if isinstance(options, dict) and options.get("engine") in only and "target" not in options:
-            return {**options, "target": only[options["engine"]]}
-        return options
+        """Set the target of an engine that does not run on the CPU."""
+        if not isinstance(options, dict) or "target" in options:
+            return options
+        engine = ENGINES.get(str(options.get("engine")))
+        if engine is None or not engine.targets or "cpu" in engine.targets:
+            return options
+        return {**options, "target": engine.targets[0]}
 
     @model_validator(mode="before")
     @classmethod

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from pydantic import Field, JsonValue
 
+from builder.common.engines import ENGINES
 from builder.options.options import Options
 
-WHOLE_CHECKPOINT = ("vllm", "tensorrt-llm")
+WHOLE_CHECKPOINT = tuple(name for name, facts in ENGINES.items() if facts.runs_checkpoint)
 
 
 @dataclass(frozen=True)

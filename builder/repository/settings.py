@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builder.common.errors import RepositoryError, SpecError
-from builder.engines import engine
+from builder.engines import graph_engine
 from builder.repository.config.render import parse
 from builder.runtime.contract import FILE, ContractError, EncoderServing, GenerationServing, Serving, dump, load
 
@@ -112,7 +112,7 @@ def _encoder(serving: EncoderServing, settings: Settings) -> EncoderServing:
         call_cost=settings.get("serving.call_cost", serving.batching.call_cost),
     )
     if batching.buckets:
-        shapes = engine(serving.executor).buckets(batching.max_rows, serving.max_length, batching.token_budget)
+        shapes = graph_engine(serving.executor).buckets(batching.max_rows, serving.max_length, batching.token_budget)
         batching = replace(batching, buckets=shapes)
     session = replace(serving.session, threads=settings.get("threads", serving.session.threads))
     return replace(serving, batching=batching, session=session)

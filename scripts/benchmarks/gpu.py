@@ -157,7 +157,7 @@ def decode(
     exported = export_decoder(_gpt2(), folder, 2 * CONTEXT)
     graph = fuse(exported.graph, folder)
     if precision != "fp16":
-        graph = quantise_weights(graph, precision, WeightOptions(32, True), folder, room="cuda").graph
+        graph = quantise_weights(graph, precision, WeightOptions(32, True), folder, products_of="cuda").graph
     half = with_candidates(to_half(graph, folder / "half" / "model.onnx", real=("logits",)), folder)
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, folder)
     geometry = geometry_of(exported.caches, max(rows), 2 * CONTEXT, GPT2Config().vocab_size, "float16")

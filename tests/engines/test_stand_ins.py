@@ -25,7 +25,7 @@ from builder.common.cpu import cpu
 from builder.common.errors import ExportError
 from builder.common.releases import NEWEST
 from builder.engines import onnxruntime, openvino
-from builder.engines.stock import PARAMETERS, Parameter
+from builder.engines.stock import STOCK_BACKENDS, Parameter
 from builder.graphs.onnx.graph import save_graph
 from builder.repository.config.render import parse
 from builder.serving.server.embedded import BACKENDS
@@ -40,7 +40,7 @@ input [{ name: "input_ids" data_type: TYPE_INT64 dims: [-1, -1] }]
 output [{ name: "features" data_type: TYPE_FP32 dims: [-1, -1] }]
 instance_group [{ count: 1 kind: KIND_CPU }]
 """
-LIMITED = [rule for rule in PARAMETERS if rule.values is not None]
+LIMITED = [rule for backend in STOCK_BACKENDS.values() for rule in backend.parameters if rule.values is not None]
 ABSENT = ("CPU_EXTENSION_PATH", "ENABLE_BATCH_PADDING", "RESHAPE_IO_LAYERS", "TARGET_DEVICE", "COMPILATION_NUM_THREADS")
 TF32_OFF = {"name": "cuda", "parameters": {"use_tf32": "0"}}
 

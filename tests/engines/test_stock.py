@@ -34,10 +34,10 @@ def config(backend: str = "openvino", parameters: dict[str, str] | None = None, 
 
 
 def test_every_rule_names_its_source_and_a_pattern_that_can_be_read() -> None:
-    for rule in stock.PARAMETERS:
+    for rule in (rule for backend in stock.STOCK_BACKENDS.values() for rule in backend.parameters):
         assert "src/" in rule.source
         assert rule.values is None or rule.values == rule.values.lower()
-    assert all("src/" in rule["source"] for rule in stock.ACCELERATORS.values())
+    assert all("src/" in rule["source"] for rule in stock.STOCK_BACKENDS["onnxruntime"].accelerators.values())
 
 
 @pytest.mark.parametrize(

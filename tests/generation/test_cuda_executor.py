@@ -22,7 +22,7 @@ from builder.building.verify.emitted import generate
 from builder.building.verify.generation import geometry_of, make_reference, measure
 from builder.cli import main
 from builder.common.errors import SpecError
-from builder.engines.cuda.decoding import ROOM
+from builder.engines.cuda.decoding import ENGINE
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.decoding import opened
 from builder.engines.optimise.fusion import fuse
@@ -92,7 +92,7 @@ def test_quantised_weights_multiply_fp16_activations(
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 128)
     quantised = quantise_weights(
-        fuse(exported.graph, tmp_path), precision, WeightOptions(16, True), tmp_path, room=ROOM
+        fuse(exported.graph, tmp_path), precision, WeightOptions(16, True), tmp_path, products_of=ENGINE
     )
     half, _ = decoder_for_cuda(quantised.graph, "fp16", "26.06", tmp_path)
     assert half.operators["MatMulNBits"] == quantised.matmuls == 9

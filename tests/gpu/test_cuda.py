@@ -78,7 +78,7 @@ def test_a_decoder_says_on_the_gpu_what_it_says_on_the_cpu(model_type: str, prec
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     graph = fuse(exported.graph, tmp_path)
     if precision != "fp16":
-        graph = quantise_weights(graph, precision, WeightOptions(32, True), tmp_path, room="cuda").graph
+        graph = quantise_weights(graph, precision, WeightOptions(32, True), tmp_path, products_of="cuda").graph
     half = to_half(graph, tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")

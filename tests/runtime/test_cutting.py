@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from builder.engines import openvino
+from builder.engines import graph_engine
 from builder.runtime.encoder.cutting import cut, smallest_bucket
+
+OPENVINO = graph_engine("openvino")
 
 
 def _cost(calls: list[list[int]], lengths: list[int], call_cost: int) -> int:
@@ -47,7 +49,7 @@ def test_cut_is_the_cheapest_partition_of_the_sorted_rows() -> None:
 
 def test_cut_costs_calls_as_padded_to_buckets() -> None:
     """Seven rows are padded to eight, five to six: cheapest as 4 + 1 of 10 tokens each, padded to 16."""
-    buckets = openvino.buckets(8, 64, 256)
+    buckets = OPENVINO.buckets(8, 64, 256)
     rows, lengths = {count for count, _ in buckets}, {length for _, length in buckets}
     assert rows == {1, 2, 3, 4, 6, 8}
     assert lengths == {8, 16, 24, 32, 40, 48, 56, 64}
@@ -63,14 +65,14 @@ def test_cut_costs_calls_as_padded_to_buckets() -> None:
 
 
 def test_buckets_are_few_and_grow_in_small_steps() -> None:
-    shapes = openvino.buckets(64, 512, 2048)
+    shapes = OPENVINO.buckets(64, 512, 2048)
     assert len(shapes) < 200
     lengths = sorted({length for _, length in shapes})
     assert lengths[-1] == 512
     assert all(after <= before * 1.25 for before, after in itertools.pairwise(lengths) if before >= 32)
-    assert (1, 512) in openvino.buckets(64, 512, 256), "a single row always has one"
-    assert openvino.buckets(5, 20, 100) == tuple(sorted(openvino.buckets(5, 20, 100), key=lambda s: (s[0] * s[1], s)))
-    assert max(length for _, length in openvino.buckets(5, 20, 100)) == 20
+    assert (1, 512) in OPENVINO.buckets(64, 512, 256), "a single row always has one"
+    assert OPENVINO.buckets(5, 20, 100) == tuple(sorted(OPENVINO.buckets(5, 20, 100), key=lambda s: (s[0] * s[1], s)))
+    assert max(length for _, length in OPENVINO.buckets(5, 20, 100)) == 20
 
 
 def _split(order: list[int], bits: tuple[bool, ...]) -> list[list[int]]:

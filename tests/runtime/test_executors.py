@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from builder.building.families import encoder
 from builder.common.cpu import cpu
 from builder.common.errors import SpecError
-from builder.engines import openvino
+from builder.engines import graph_engine, openvino
 from builder.engines.onnxruntime import loop_session
 from builder.graphs.onnx.graph import Graph, save_graph
 from builder.options import make_spec
@@ -105,7 +105,9 @@ def test_buckets_are_for_openvino_only(alike: Any, graphs: Mapping[str, Graph]) 
     serving = encoder_serving(batching=Batching(64, 8, 4, alike=alike))
     assert bucketed(serving, graphs["onnxruntime"]) == serving
     shapes = bucketed(serving, graphs["openvino"]).batching.buckets
-    assert shapes == (() if alike else openvino.buckets(8, 32, 64)), "a model that padding disturbs has none"
+    assert shapes == (() if alike else graph_engine("openvino").buckets(8, 32, 64)), (
+        "a model that padding disturbs has none"
+    )
 
 
 def test_openvino_refuses_a_precision_that_was_not_verified(graphs: Mapping[str, Graph]) -> None:

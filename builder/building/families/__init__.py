@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from builder.building.families.whole_checkpoint import refuse_options
+from builder.building.families.whole_checkpoint import checkpoint_entry, refuse_options, unverified
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.common.cpu import cpu
 from builder.common.progress import Stage
+from builder.engines import checkpoint_engine
 from builder.options import BuildSpec, LayoutOptions
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.report.provenance import samples_file, versions
@@ -95,22 +96,17 @@ class BuiltModel:
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family:
     """Return the family of `checkpoint`, whose graphs are created in `folder`. Raises SpecError and CheckpointError."""
-    family: Family = _module(checkpoint.task.family).begin(spec, checkpoint, folder, stage)
+    module = importlib.import_module(f"{__name__}.{checkpoint.task.family}")
+    family: Family = module.begin(spec, checkpoint, folder, stage)
     return family
 
 
 def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     """Return the entry of an engine that runs the whole checkpoint. Raises SpecError."""
-    section = str(spec.engine).replace("-", "_")  # of models.yaml
-    engine, options = _module(section), spec.layout
-    refuse_options(spec, checkpoint, engine.DTYPES)
-    about = built_from(options, spec.samples, checkpoint)
-    outcome: Unverified = engine.hand_over(options, getattr(spec, section), spec.whole_checkpoint, checkpoint, about)
-    return outcome
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.{name}")
+    engine = checkpoint_engine(str(spec.engine))
+    refuse_options(spec, checkpoint, engine)
+    entry = checkpoint_entry(spec, checkpoint, engine)
+    return unverified(built_from(spec.layout, spec.samples, checkpoint), spec, checkpoint, engine, entry)
 
 
 def code_not_run(checkpoint: CheckpointFiles) -> str | None:

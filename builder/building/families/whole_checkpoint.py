@@ -1,28 +1,27 @@
-"""Shared parts of vLLM and TensorRT-LLM, which run a checkpoint as it is: nothing is exported or measured.
+"""Models of the engines that run a checkpoint as it is (vLLM, TensorRT-LLM): nothing is exported or measured.
 
 For models that are too large for one GPU, or for this machine: their weights are never loaded here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.common.errors import SpecError
-from builder.engines.placement import InstanceGroup
-from builder.options import BuildSpec, Serving
+from builder.engines import CheckpointEngine
+from builder.options import BuildSpec
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.report.provenance import file_hashes
 from builder.repository.report.record import BuildReport, MeasuredVariant
 from builder.repository.verdict import Unverified
-from builder.runtime.fields import Field
 
 TASK = "text-generation"
 
 
-def place_checkpoint(name: str, models_folder: str, checkpoint: CheckpointFiles) -> tuple[str, dict[str, bytes | Path]]:
+def _placed(name: str, models_folder: str, checkpoint: CheckpointFiles) -> tuple[str, dict[str, bytes | Path]]:
     """Return the path where the engine finds the checkpoint, and the files copied for that from a local folder."""
     if checkpoint.revision is not None:  # a Hub id and its commit identify the weights; a local folder does not
         return checkpoint.source, {}
@@ -33,17 +32,16 @@ def place_checkpoint(name: str, models_folder: str, checkpoint: CheckpointFiles)
     return f"{models_folder.rstrip('/')}/{name}/1/checkpoint", files
 
 
-def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Mapping[str, str]) -> None:
+def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: CheckpointEngine) -> None:
     """Raise SpecError for a task or an option that an engine which runs the whole checkpoint does not have."""
     flag = f"--engine {spec.engine}"
     if checkpoint.task.name != TASK:
         raise SpecError(f"{flag} serves {TASK}; this checkpoint is for {checkpoint.task.name} (--task)")
-    if spec.precision not in precisions:
+    if spec.precision not in engine.dtypes:
         raise SpecError(
-            f"{flag} has {', '.join(precisions)}, not --precision {spec.precision}; a quantised checkpoint is read "
+            f"{flag} has {', '.join(engine.dtypes)}, not --precision {spec.precision}; a quantised checkpoint is read "
             "as it is: leave --precision out"
         )
-    section = str(spec.engine).replace("-", "_")
     stated = {
         "--prune": spec.prune is not None,
         "--graph": spec.graph is not None,
@@ -56,7 +54,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
         "--cache": spec.cache != "fp32",
         "--cache-gb": spec.cache_gb is not None,
         "--executor": spec.executor != "in-process",
-        f"--instances (use {section}.tensor_parallel_size)": spec.instances > 1,
+        f"--instances (use {engine.section}.tensor_parallel_size)": spec.instances > 1,
         "--truncate": spec.truncate,
         "--pooling": spec.pooling is not None,
     }
@@ -65,41 +63,42 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
         raise SpecError(f"{', '.join(unusable)} cannot be used with {flag}, which runs the checkpoint as it is")
 
 
-def front(
-    name: str,
-    backend: str,
-    group: InstanceGroup,
-    fields: tuple[Sequence[Field], Sequence[Field]],
-    serving: Serving,
-    files: Mapping[str, bytes | Path],
-) -> RepositoryEntry:
-    """Return the one model of the repository, which streams; its engine batches by itself.
+def checkpoint_entry(spec: BuildSpec, checkpoint: CheckpointFiles, engine: CheckpointEngine) -> RepositoryEntry:
+    """Return the one model of the repository, which streams; its engine batches by itself. Raises SpecError.
 
     With max_batch_size 0 the backends of vLLM and TensorRT-LLM accept a dynamic batcher: both are Python models, whose
     auto_complete_config sets only max_batch_size and decoupled, and whose execute starts each request by itself.
     """
+    name, options = spec.entry_name, getattr(spec, engine.section)
+    model, files = _placed(name, options.models_folder, checkpoint)
+    files.update(engine.files(options, spec.whole_checkpoint, model, checkpoint.revision))
     config = Config(
         name=name,
-        backend=backend,
+        backend=engine.backend,
         max_batch_size=0,
-        inputs=fields[0],
-        outputs=fields[1],
-        groups=(group,),
-        serving=serving,
+        inputs=engine.inputs,
+        outputs=engine.outputs,
+        groups=(engine.group,),
+        serving=spec.serving,
         dynamic_batching=True,  # a queue, no batches: docs/deployment.md, "Bursts of requests"
         decoupled=True,
-        parameters=dict(sorted(serving.metadata.items())),
+        parameters=dict(sorted(spec.serving.metadata.items())),
     )
     return RepositoryEntry(name, config, files)
 
 
 def unverified(
-    about: Mapping[str, Any], engine: str, checkpoint: CheckpointFiles, name: str, entry: RepositoryEntry
+    about: Mapping[str, Any],
+    spec: BuildSpec,
+    checkpoint: CheckpointFiles,
+    engine: CheckpointEngine,
+    entry: RepositoryEntry,
 ) -> Unverified:
     """Return the entry with its report, which says that its answers were compared with nothing.
 
     `about`: what every report begins with.
     """
+    name = f"{engine.dtypes[spec.precision]} {engine.facts.title}"
     measured = MeasuredVariant(name, sum(file.stat().st_size for file in checkpoint.weights), {})
     report = BuildReport(
         **about,
@@ -111,9 +110,11 @@ def unverified(
         threshold=0.0,
         samples=0,
         padding=0.0,
-        warnings=(f"nothing was run: {engine} serves the checkpoint as it is; its answers were compared with nothing",),
+        warnings=(
+            f"nothing was run: {engine.name} serves the checkpoint as it is; its answers were compared with nothing",
+        ),
         files=file_hashes([entry]),
         chosen=measured.name,
-        engine=engine,
+        engine=engine.name,
     )
     return Unverified((entry,), report)

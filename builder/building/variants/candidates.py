@@ -148,7 +148,7 @@ class VariantMaker:
         elif variant.precision in BITS:
             quantised = quantise_weights(source, variant.precision, spec.weight_options, self.folder)
             check_release(quantised.graph, spec.triton, spec.in_process)
-        elif variant.precision in HALVES and not engine.halves_itself:
+        elif variant.precision in HALVES and not engine.converts_to_half:
             in_float = engine.without_half(source.operators, variant.precision, variant.target, spec.triton)
             half = to_half(source, path, variant.precision, in_float)
             on_gpu = variant.target != "cpu" and variant.precision == "fp16"
@@ -175,7 +175,7 @@ class VariantMaker:
         quantised = quantise_statically(
             source, real, calibration, self.feeds, left_alone, False, variant.precision == "fp8"
         )
-        if not encoding_engine(variant.engine).half_beside_bytes:
+        if not encoding_engine(variant.engine).runs_rest_in_half:
             return quantised
         return replace(quantised, graph=to_half(quantised.graph, path))
 

@@ -6,7 +6,6 @@ Knows graphs and emitted executors; the engine's package repeats the calls, buil
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import onnx
 
 from builder.building.verify.replay import kept
 from builder.common.folders import PACKAGE
-from builder.engines import Infer, engine, infer_with
+from builder.engines import Infer, graph_engine, infer_with
 from builder.engines.decoding import session_here
 from builder.graphs.onnx.graph import Graph, nodes_of
 from builder.runtime.generation.executors.base import Executor, Part
@@ -54,7 +53,7 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
     infer = infer_with(graph, threads)
     job = {
         "way": "graph",
-        "opener": _replay_file(graph.engine),
+        "opener": str(graph_engine(graph.engine).replay_file),
         "model": str(graph.path),
         "arithmetic": graph.arithmetic,
         "outputs": list(graph.outputs),
@@ -65,13 +64,6 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
     if any(graph.operators[name] for name in ROUNDS_ACTIVATIONS):
         return Case(graph.path.name, job, answers, ROUNDED_ACTIVATIONS, by_norm=True)
     return Case(graph.path.name, job, answers, tolerance(graph))
-
-
-def _replay_file(engine: str) -> str:
-    """Return the file of the engine's package that opens its graphs for replay.py."""
-    spec = importlib.util.find_spec(f"builder.engines.{engine}.replay")
-    assert spec is not None
-    return str(spec.origin)
 
 
 def _rows(call: Mapping[str, np.ndarray]) -> int:
@@ -86,7 +78,7 @@ def tolerance(graph: Graph) -> float:
     """Return how far two versions may be apart, as a share of the largest value."""
     if graph.arithmetic != "fp32" or any(graph.operators[name] for name in ROUNDING):
         return ROUNDED
-    return ROUNDED if engine(graph.engine).half_constants(graph) else TOLERANCE
+    return ROUNDED if graph_engine(graph.engine).half_constants(graph) else TOLERANCE
 
 
 class Recorder:
@@ -121,7 +113,7 @@ class Recorder:
         job = {
             "way": "loop",
             "builder": str(PACKAGE),
-            "opener": _replay_file(graphs[0].engine),
+            "opener": str(graph_engine(graphs[0].engine).replay_file),
             "remote": remote,
             "session": asdict(session_here(graphs[0].engine, executor.geometry.cache, threads)),
             "models": [str(graph.path) for graph in graphs],

@@ -24,7 +24,7 @@ from builder.building.verify.recording import Case
 from builder.common.cache.fetched import ENGINES, fetched
 from builder.common.errors import VerificationError
 from builder.common.progress import Stage
-from builder.engines import engine
+from builder.engines import graph_engine
 from builder.repository.report.record import EngineCheck
 
 INSTALLING_S = 300
@@ -160,13 +160,13 @@ def _python() -> str:
 
 def verify_where_it_runs(triton: str, replay: Replay, stage: Stage) -> tuple[EngineCheck, ...]:
     """Check the build on the CPU engine of a Triton release, as a stage. Raises VerificationError."""
-    room = engine(replay.engine)
-    where = f"the {room.NAME} of Triton {triton}"
+    engine = graph_engine(replay.engine)
+    where = f"the {engine.facts.title} of Triton {triton}"
     if replay.in_process:
         where = f"what its requirements pin for Triton {triton}"
-    version = room.served_version(triton, replay.in_process)
+    version = engine.served_version(triton, replay.in_process)
     with stage(f"verify on {where}, {version}"):
-        return (compare(room.PACKAGE, version, where, replay.cases),)
+        return (compare(str(engine.facts.package), version, where, replay.cases),)
 
 
 def main() -> None:

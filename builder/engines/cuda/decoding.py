@@ -20,10 +20,10 @@ from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_si
 from builder.engines.cuda.blocks import block_bytes, page_attention
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.cuda.on_cpu import on_cpu
-from builder.engines.cuda.weights import EightBit
+from builder.engines.cuda.weights import CudaEightBit
 from builder.engines.decoding import Executors, Lowered, let_go
 from builder.engines.gpu import refuse_size
-from builder.engines.onnxruntime.decoding import Decoding as OnnxRuntime
+from builder.engines.onnxruntime.decoding import OnnxRuntimeDecoding
 from builder.engines.optimise.half_precision import HALVES
 from builder.engines.optimise.weights import BITS, quantise_weights
 from builder.graphs.onnx.candidates import with_candidates
@@ -36,7 +36,7 @@ from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks, block_tokens
 from builder.runtime.generation.executors.paged import OPERATOR
 
-ROOM = "cuda"
+ENGINE = "cuda"
 CACHE_TYPES: Mapping[str, CacheType] = {"fp16": "float16", "bf16": "bfloat16", **dict.fromkeys(BITS, "float16")}
 JUDGED = (
     "its attention over blocks was judged on this machine's CPU by what ONNX Runtime's PagedAttention means, for that "
@@ -45,7 +45,7 @@ JUDGED = (
 SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than fp32: the scales of a block come on top
 
 
-class Decoding(OnnxRuntime):
+class CudaDecoding(OnnxRuntimeDecoding):
     timed: ClassVar[bool] = False
     cache_tensor: ClassVar[str] = "TYPE_FP16"
 
@@ -57,9 +57,9 @@ class Decoding(OnnxRuntime):
                 f"CUDA's attention over a cache has {' and '.join(HALVES)}, not {spec.precision}: use --precision "
                 f"fp16, or {' or '.join(BITS)} for smaller weights beside activations in fp16"
             )
-        if spec.precision in BITS and spec.block_size > EightBit.largest_block:
+        if spec.precision in BITS and spec.block_size > CudaEightBit.largest_block:
             raise SpecError(
-                f"--block-size {spec.block_size}: CUDA's kernel takes blocks of up to {EightBit.largest_block}"
+                f"--block-size {spec.block_size}: CUDA's kernel takes blocks of up to {CudaEightBit.largest_block}"
             )
         if spec.cache != "fp32":
             raise SpecError("on a GPU the cache is in the graph's own precision: leave --cache out")
@@ -132,14 +132,14 @@ class Decoding(OnnxRuntime):
         if precision in HALVES:
             half, judged = decoder_for_cuda(fused, precision, self.spec.triton, folder)
             return Lowered(half, self._judging(judged, folder))
-        small = quantise_weights(fused, precision, self.spec.weight_options, folder, grids, ROOM)
+        small = quantise_weights(fused, precision, self.spec.weight_options, folder, grids, ENGINE)
         half, judged = decoder_for_cuda(small.graph, "fp16", self.spec.triton, folder)
         return Lowered(half, self._judging(judged, folder), quantised=(replace(small, graph=half),))
 
     def _judging(self, judged: Graph, folder: Path) -> Graph:
         if not self._in_blocks:
             return judged
-        return replace(on_cpu(page_attention(judged, folder / "judged"), folder), engine=ROOM)
+        return replace(on_cpu(page_attention(judged, folder / "judged"), folder), engine=ENGINE)
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
         """Return the graphs, from which the highest logits alone leave the GPU, where those are enough.

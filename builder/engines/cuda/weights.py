@@ -25,7 +25,7 @@ from builder.graphs.onnx.nodes import add_constant, eight_bit_scales, eight_bits
 SIZES = (128, 64, 32, 16)  # of a block, the fewest scales first
 
 
-class EightBit(EightBitProducts):
+class CudaEightBit(EightBitProducts):
     """Products by matrices of few bits on CUDA.
 
     A lookup table is stored as a product takes it, and so once where it is the output matrix too.

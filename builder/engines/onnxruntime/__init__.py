@@ -1,4 +1,4 @@
-"""ONNX Runtime as an engine: its sessions, its fused operators, its name in Triton.
+"""ONNX Runtime: its sessions, and what its graphs are read for.
 
 Knows files and threads; knows nothing about checkpoints or tasks.
 """
@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from builder.common.releases import runtime_of
 from builder.common.workplace import scratch
 from builder.engines import Infer
 from builder.engines.stock import Signature, Tensor
@@ -23,9 +22,6 @@ from builder.graphs.onnx.rounding import rounded
 from builder.runtime.contract import Session
 
 BACKEND = "onnxruntime"
-NAME = "ONNX Runtime"
-PACKAGE = "onnxruntime"
-ROWS_ARE_AN_AXIS = False
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
 # Fusions that ONNX Runtime 1.31 runs slower than the operators they replace (MiniLM in int8: 1.36x with it left out,
 # `scripts/bench fusions`). They are neither saved in a graph nor made at load here; 1.19 gains from this one, and
@@ -120,20 +116,6 @@ def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
     return {"intra_op_thread_count": str(threads), "inter_op_thread_count": "1"}
 
 
-def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
-    """Return no shapes: it runs any shape as it comes."""
-    return ()
-
-
-def session(graph: Graph, threads: int, spinning: bool) -> Session:
-    """Return the session of an encoder in process. Its threads spin within a call and rest after it.
-
-    Left alone, each spins for many times as long as a short text takes, on the cores that carry the answer to its
-    client (`scripts/bench spinning`).
-    """
-    return resting(loop_session(threads, spinning))
-
-
 def resting(session: Session) -> Session:
     """Return `session`, whose threads spin within a call at most.
 
@@ -142,20 +124,10 @@ def resting(session: Session) -> Session:
     return replace(session, entries={**session.entries, REST: "1"}) if session.entries[SPIN] == "1" else session
 
 
-def served_version(triton: str, in_process: bool) -> str:
-    """Return the release's version, or what the emitted requirements pin for it."""
-    return runtime_of(triton, in_process)
-
-
 def half_constants(graph: Graph) -> bool:
     """Return True if a weight is in fp16."""
     constants = onnx.load(str(graph.path), load_external_data=False).graph.initializer
     return any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in constants)
-
-
-def wrong_cpus(graph: Graph) -> tuple[str, ...]:
-    """Return none: fp32 is fp32 everywhere."""
-    return ()
 
 
 def signature(path: Path) -> Signature:

@@ -40,7 +40,7 @@ HEAD_MULTIPLE = 8
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
 
 
-class Decoding(DecodingEngine):
+class OnnxRuntimeDecoding(DecodingEngine):
     maps: ClassVar[bool] = True
     cache_tensor: ClassVar[str] = "TYPE_FP32"  # keys and values, between Triton models
 

@@ -14,10 +14,9 @@ from builder.engines.tensorrt.lowering import for_tensorrt
 from builder.graphs.onnx.graph import Graph
 
 
-class Encoding(EncodingEngine):
+class OnnxRuntimeEncoding(EncodingEngine):
     name = BACKEND
-    called: ClassVar = {"cpu": "", "cuda": "CUDA", "tensorrt": "TensorRT by ONNX Runtime"}
-    preference = 0
+    titles: ClassVar = {"cpu": "", "cuda": "CUDA", "tensorrt": "TensorRT by ONNX Runtime"}
     variants = (
         Variant("fp32", BACKEND),
         Variant("fp16", BACKEND),

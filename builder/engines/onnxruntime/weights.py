@@ -18,7 +18,7 @@ from builder.graphs.onnx.nodes import add_constant
 from builder.graphs.onnx.operators import DOMAIN
 
 
-class EightBit(EightBitProducts):
+class OnnxRuntimeEightBit(EightBitProducts):
     """Products of the form x's scale * (int8(x) . int8(W)) * W's scales."""
 
     operator: ClassVar[str] = "MatMulIntegerToFloat"

@@ -1,4 +1,4 @@
-"""OpenVINO as an engine: its intermediate representation, its sessions, its parameters in Triton.
+"""OpenVINO: its intermediate representation, its sessions, its parameters in Triton.
 
 It takes standard ONNX operators only and fuses attention itself. On a CPU with AVX512_BF16 or AMX it multiplies in
 bfloat16 unless told otherwise, and no parameter of Triton's backend tells it otherwise: HINT_BF16 is YES or absent.
@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from builder.common.engines import ENGINES
 from builder.common.errors import ExportError
-from builder.common.releases import RELEASES
 from builder.engines import Infer
 from builder.engines.stock import Signature, Tensor
-from builder.runtime.contract import CacheType, OpenVinoSession
+from builder.runtime.contract import CacheType
 
 if TYPE_CHECKING:
     from builder.graphs.onnx.graph import Graph
 
 BACKEND = "openvino"
-NAME = "OpenVINO"
-PACKAGE = "openvino"
-ROWS_ARE_AN_AXIS = True  # it would set the batch to max_batch_size and refuse calls of fewer rows: openvino.cc
-MODEL_FILE = "model.xml"
+MODEL_FILE = ENGINES[BACKEND].model_file
 TYPES = {"i64": "TYPE_INT64", "i32": "TYPE_INT32", "f32": "TYPE_FP32", "f16": "TYPE_FP16", "boolean": "TYPE_BOOL"}
 ACTIVATIONS = 128  # inputs of a product with small weights that are rounded to 8 bits with one scale
 BF16 = ("avx512_bf16", "amx_bf16")  # a CPU with one of these multiplies in bfloat16
@@ -52,8 +49,8 @@ def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Gr
     return replace(graph, path=path, engine=BACKEND, arithmetic=arithmetic, size=size)
 
 
-def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
-    """Open `graph`, an .xml of `convert`. OpenVINO's threads do not spin: `spinning` has no effect."""
+def infer(graph: Graph, threads: int) -> Infer:
+    """Open `graph`, an .xml of `convert`."""
     request = compiled(graph.path, threads, graph.arithmetic).create_infer_request()
     outputs = list(graph.outputs)
 
@@ -84,49 +81,6 @@ def compiled(path: Path, threads: int, arithmetic: str) -> Any:
             "be told: build it on a CPU like this one, or with --engine onnxruntime"
         )
     return model
-
-
-def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
-    """Return the shapes, (rows, tokens of a row), that calls are padded to.
-
-    OpenVINO makes its primitives anew for each shape. Both go up in steps of a quarter to an eighth: lengths 8, 16 ..
-    64, 80 .. 128, 160 and so on, rows 1, 2, 3, 4, 6, 8, 12 and so on. In order of their size.
-    """
-    lengths = _steps(8, 8, max_length)
-    rows = _steps(1, 4, max_rows)
-    shapes = [(count, length) for length in lengths for count in rows if count == 1 or count * length <= token_budget]
-    return tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)))
-
-
-def _steps(first: int, each: int, last: int) -> list[int]:
-    """Return `first` to `last` in steps that double: `each` values of the first, half as many of each other."""
-    steps, step = [first], first
-    while steps[-1] < last:
-        if steps[-1] == each * step:
-            step *= 2
-        steps.append(min(steps[-1] + step, last))
-    return steps
-
-
-def session(graph: Graph, threads: int, spinning: bool) -> OpenVinoSession:
-    """Return the session of an encoder in process. OpenVINO's threads do not spin: `spinning` has no effect."""
-    return OpenVinoSession("bf16" if graph.arithmetic == "bf16" else "fp32", threads)
-
-
-def served_version(triton: str, in_process: bool) -> str:
-    """Return the release's version, or what the emitted requirements pin for it."""
-    release = RELEASES[triton]
-    return release.openvino_in_process if in_process else release.openvino
-
-
-def half_constants(graph: Graph) -> bool:
-    """Return False: constants are multiplied as they were in fp32 unless `graph.arithmetic` says otherwise."""
-    return False
-
-
-def wrong_cpus(graph: Graph) -> tuple[str, ...]:
-    """Return the CPUs with bf16 for a graph in fp32: Triton's backend has no option to multiply in fp32 there."""
-    return BF16 if graph.arithmetic == "fp32" else ()
 
 
 def decoder_properties(cache: CacheType) -> dict[str, str]:

@@ -21,7 +21,7 @@ from builder.runtime.generation.executors.paged import OPERATOR
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}
 
 
-class Decoding(DecodingEngine):
+class OpenVinoDecoding(DecodingEngine):
     paged: ClassVar[bool] = True
 
     @property
@@ -31,6 +31,8 @@ class Decoding(DecodingEngine):
     def refuse(self) -> None:
         if self.spec.executor == "bls":
             raise SpecError("--executor bls is not for decoders with --engine openvino, which run in process")
+        if self.spec.draft is not None and self.spec.cache == "int8":
+            raise SpecError("--draft is not for --cache int8 of OpenVINO, which guesses nothing")
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
         """Plan whole blocks, as many as fit into --cache-gb, or as --slots full texts need in half of the memory."""

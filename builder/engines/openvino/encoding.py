@@ -14,12 +14,11 @@ from builder.engines.optimise.quantised import Quantised
 from builder.graphs.onnx.graph import Graph, remove_graph
 
 
-class Encoding(EncodingEngine):
+class OpenVinoEncoding(EncodingEngine):
     name = BACKEND
-    called: ClassVar = {"cpu": "OpenVINO"}
-    preference = 1
+    titles: ClassVar = {"cpu": "OpenVINO"}
     prepares_shapes = True
-    halves_itself = True
+    converts_to_half = True
     variants = (
         Variant("fp32", BACKEND),
         Variant("bf16", BACKEND, BF16),  # ONNX Runtime has no bf16 on a CPU

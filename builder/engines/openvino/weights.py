@@ -16,7 +16,7 @@ from onnx import helper
 from builder.engines.eight_bit import EightBitProducts
 
 
-class EightBit(EightBitProducts):
+class OpenVinoEightBit(EightBitProducts):
     """Products of the form MatMul(x, int8(W) * W's scales)."""
 
     operator: ClassVar[str] = "DequantizeLinear"

@@ -21,7 +21,7 @@ from onnx import helper
 
 from builder.checkpoints.grids import Grids
 from builder.common.errors import VerificationError
-from builder.engines.eight_bit import eight_bit_products
+from builder.engines import graph_engine
 from builder.engines.optimise.quantised import Quantised
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
@@ -40,11 +40,11 @@ def quantise_weights(
     options: WeightOptions,
     folder: Path,
     grids: Grids | None = None,
-    room: str | None = None,
+    products_of: str | None = None,
 ) -> Quantised:
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed.
 
-    `room`: the engine whose products it gets, if that is not the graph's own.
+    `products_of`: the engine whose products it gets, if that is not the graph's own.
     `grids`: those that a checkpoint of as many bits has its matrices on. Such a matrix is stored as it is, and a matrix
     that the checkpoint leaves real, as a rule its output matrix, in 8 bits.
     """
@@ -53,7 +53,7 @@ def quantise_weights(
     heads = {node.output[0] for node in tied_heads(model.graph)}
     products = {node.output[0] for node in constant_products(model.graph)}
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    small = eight_bit_products(room or graph.engine, model.graph)
+    small = graph_engine(products_of or graph.engine).eight_bit(model.graph)
     stored = grids if grids is not None and not grids.scattered and BITS.get(precision) == grids.bits else None
     nodes: list[onnx.NodeProto] = []
     embeddings = 0

@@ -18,11 +18,10 @@ from builder.options import LayoutOptions
 from builder.runtime.contract import EncoderServing
 
 
-class Encoding(EncodingEngine):
+class TensorRtEncoding(EncodingEngine):
     name = BACKEND
-    called: ClassVar = {"tensorrt": "TensorRT"}
-    preference = 2
-    half_beside_bytes = True  # ONNX Runtime's TensorRT allows one lower precision, which is int8
+    titles: ClassVar = {"tensorrt": "TensorRT"}
+    runs_rest_in_half = True  # ONNX Runtime's TensorRT allows one lower precision, which is int8
     variants = tuple(
         Variant(precision, BACKEND, target="tensorrt") for precision in ("fp32", "fp16", "bf16", "int8-static", "fp8")
     )

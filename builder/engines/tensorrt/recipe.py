@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from builder.common.releases import RELEASES
+from builder.engines import onnxruntime
 from builder.engines.gpu import least_capability
 from builder.engines.placement import OF_TOKENS
 from builder.engines.profiles import Calls, Shape, input_shapes, largest_calls
-from builder.engines.tensorrt import infer
 from builder.engines.tensorrt.placement import profiles_of
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.options import LayoutOptions
@@ -41,7 +41,7 @@ def recipe_files(
 
     taken = Calls(options.max_batch_size, serving.max_length, serving.batching.token_budget)
     profiles = profiles_of(options.tensorrt.profiles, taken, plan=True)
-    run = infer(graph, options.build_threads)
+    run = onnxruntime.infer(graph, options.build_threads)
     step = max(1, len(feeds) // CALLS)
     shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]
     calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]

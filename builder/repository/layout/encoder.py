@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from builder.common.releases import SENDERS_SINCE, version_tuple
-from builder.engines import engine
+from builder.engines import graph_engine
 from builder.engines.placement import InstanceGroup, Placement, graph_buckets, place
 from builder.engines.profiles import Calls
 from builder.graphs.onnx.graph import Graph
@@ -95,7 +95,7 @@ def lay_out(
     if options.in_process:
         serving = in_process(options, serving, graph, warm_up_rows if options.serving.warm_up else ())
     else:
-        serving = replace(serving, not_on_cpus_with=engine(graph.engine).wrong_cpus(graph))
+        serving = replace(serving, not_on_cpus_with=graph_engine(graph.engine).wrong_cpus(graph))
     files: dict[str, bytes | Path] = {**encoder_files(serving)}
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
@@ -150,7 +150,7 @@ def _answers_at_once(options: LayoutOptions) -> bool:
 def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
     """Return `serving` with calls padded to a few shapes, if the engine of `graph` needs that."""
     batching = serving.batching
-    shapes = engine(graph.engine).buckets(batching.max_rows, serving.max_length, batching.token_budget)
+    shapes = graph_engine(graph.engine).buckets(batching.max_rows, serving.max_length, batching.token_budget)
     if not shapes or batching.alike == "length":
         return serving
     return replace(serving, batching=replace(batching, buckets=shapes))
@@ -160,10 +160,10 @@ def in_process(
     options: LayoutOptions, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
 ) -> EncoderServing:
     """Return `serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
-    room = engine(graph.engine)
-    session = room.session(graph, options.session_threads, options.serving.spinning)
+    engine = graph_engine(graph.engine)
+    session = engine.session(graph, options.session_threads, options.serving.spinning)
     warm_up = [{name: row[name] for name in graph.inputs} for row in rows]
-    return replace(serving, executor=graph.engine, model=room.MODEL_FILE, session=session, warm_up=warm_up)
+    return replace(serving, executor=graph.engine, model=engine.facts.model_file, session=session, warm_up=warm_up)
 
 
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:
@@ -188,7 +188,7 @@ def _engine_entry(
     rows: Sequence[Mapping[str, Sequence[int]]],
 ) -> RepositoryEntry:
     files = dict(graph_files)
-    any_rows = engine(graph.engine).ROWS_ARE_AN_AXIS
+    any_rows = graph_engine(graph.engine).rows_are_an_axis
     rows_dim = (-1,) if any_rows else ()
     placement = place(options, graph, serving.batching.token_budget, serving.max_length)
     texts = rows if options.serving.warm_up else ()
@@ -209,7 +209,7 @@ def _engine_entry(
         groups=placement.groups,
         serving=options.serving,
         dynamic_batching=False,  # rows of one call have one length: the front model has already batched them
-        default_model_filename=engine(graph.engine).MODEL_FILE,
+        default_model_filename=graph_engine(graph.engine).facts.model_file,
         rate_limited=True,
         graph_level=options.serving.optimization_level,
         accelerators=placement.accelerators,

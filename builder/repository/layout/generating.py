@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from builder.engines import engine
+from builder.engines import graph_engine
 from builder.engines.placement import InstanceGroup, place, version_files
 from builder.graphs.onnx.graph import Graph
 from builder.options import LayoutOptions
@@ -71,7 +71,7 @@ def _step(options: LayoutOptions, serving: GenerationServing, graph: Graph, inpu
         groups=placement.groups,
         serving=options.serving,
         dynamic_batching=False,
-        default_model_filename=engine(graph.engine).MODEL_FILE,
+        default_model_filename=graph_engine(graph.engine).facts.model_file,
         parameters=placement.parameters,
     )
 

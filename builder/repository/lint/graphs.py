@@ -7,7 +7,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from builder.engines import onnxruntime, openvino, stock, tensorrt
+from builder.engines import graph_engine, stock
+from builder.graphs.onnx.graph import MODEL_FILE
 from builder.repository.lint.repository import ModelVersion
 
 
@@ -20,25 +21,23 @@ def signature_of(version: ModelVersion) -> stock.Signature | None:
 
     For a plan, return those of the graph that it was compiled from, if that lies beside it.
     """
-    backend = version.model.config.backend
-    path = version.graph if backend != tensorrt.BACKEND else version.recipe / "model.onnx"
-    if not path.is_file() or (backend == openvino.BACKEND and not path.with_suffix(".bin").is_file()):
+    facts = version.model.engine
+    if facts is None or facts.runs_checkpoint:
         return None
-    return _signature(backend, path, path.stat().st_mtime_ns)
+    path = version.recipe / MODEL_FILE if facts.compiles_where_served else version.graph
+    if not all(file.is_file() for file in graph_engine(facts.name).files(path)):
+        return None
+    return _signature(facts.name, path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=64)
-def _signature(backend: str, path: Path, changed_ns: int) -> stock.Signature | None:
+def _signature(engine: str, path: Path, changed_ns: int) -> stock.Signature | None:
     """Read a graph once for all rules: it may have gigabytes of weights."""
     try:
-        if backend == openvino.BACKEND:
-            return openvino.signature(path)
-        if backend not in (onnxruntime.BACKEND, tensorrt.BACKEND):
-            return None
-        signature = onnxruntime.signature(path)
+        signature = graph_engine(engine).signature(path)
     except (DecodeError, OSError, RuntimeError, ValueError) as error:
         raise Unreadable((str(error).strip().splitlines() or [repr(error)])[-1]) from error
-    if not signature.outputs:
+    if signature is not None and not signature.outputs:
         raise Unreadable("it has no outputs")
     return signature
 

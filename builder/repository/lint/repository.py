@@ -18,12 +18,13 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import model_config_pb2
 
+from builder.common.engines import DETECTED, ENGINES, EngineFacts
 from builder.common.errors import RepositoryError
 from builder.common.hashing import Digests
 from builder.common.releases import RELEASES
 from builder.repository.config.render import parse
 from builder.repository.lint.pbtxt import FieldSpan, field_spans
-from builder.runtime.contract import DRAFT, FILE, ContractError, GenerationServing, Serving, load
+from builder.runtime.contract import DRAFT, FILE, ContractError, Serving, load
 from builder.runtime.recipe import compile as program
 
 CONFIG = "config.pbtxt"
@@ -32,20 +33,14 @@ BESIDE_VERSIONS = ("warmup", "initial_state", CONFIGS)  # core, model_lifecycle.
 ENSEMBLE = "ensemble"
 # core, model_config_utils.cc, AutoCompleteBackendFields: the backend that a platform, or a file that exists, implies.
 PLATFORMS = {
-    "tensorrt_plan": "tensorrt",
-    "onnxruntime_onnx": "onnxruntime",
+    **{platform: facts.name for facts in DETECTED for platform in facts.platforms},
     "pytorch_libtorch": "pytorch",
     "tensorflow_graphdef": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
 }
-FILES = {
-    "tensorrt": "model.plan",
-    "onnxruntime": "model.onnx",
-    "openvino": "model.xml",
-    "pytorch": "model.pt",
-    "python": "model.py",
-}
-TWO_ON_CPU = ("onnxruntime", "tensorflow")  # two instances unless the configuration gives a count
+FILES = {**{facts.name: facts.model_file for facts in DETECTED}, "pytorch": "model.pt", "python": "model.py"}
+# Instances on a CPU, if a configuration does not say how many and there is not one.
+CPU_INSTANCES = {**{name: facts.cpu_instances for name, facts in ENGINES.items()}, "tensorflow": 2}
 NUMBER = re.compile(r"\s*[+-]?\d+")  # as much of a folder's name as std::stoll reads
 
 
@@ -158,10 +153,15 @@ class RepositoryModel:
         return release if isinstance(release, str) and release in RELEASES else None
 
     @property
+    def engine(self) -> EngineFacts | None:
+        """Facts about the engine of the model's backend; None for a backend that is not a known engine's."""
+        return ENGINES.get(self.config.backend)
+
+    @property
     def instances(self) -> int:
         """Number of instances that Triton creates per machine: core, model_config_utils.cc, SetDefaultInstanceCount."""
         groups = self.config.instance_group
-        default = 2 if self.config.backend in TWO_ON_CPU else 1
+        default = CPU_INSTANCES.get(self.config.backend, 1)
         return sum((group.count or default) * max(1, len(group.gpus)) for group in groups) if groups else default
 
     @property
@@ -211,8 +211,8 @@ class ModelVersion:
     def graph(self) -> Path:
         """File that the model's backend opens; it may be absent."""
         config = self.model.config
-        path = self.path / (config.default_model_filename or FILES.get(config.backend, ""))
-        return path / path.name if config.backend == "onnxruntime" and path.is_dir() else path
+        path, engine = self.path / (config.default_model_filename or FILES.get(config.backend, "")), self.model.engine
+        return path / path.name if engine is not None and engine.opens_folders and path.is_dir() else path
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -255,11 +255,6 @@ def _serving(folder: Path) -> Serving | None:
         return load(folder) if (folder / FILE).is_file() else None
     except ContractError:
         return None
-
-
-def is_paged(serving: Serving) -> bool:
-    """Return True if a front runs its graph, of ONNX operators and our own, in OpenVINO."""
-    return isinstance(serving, GenerationServing) and serving.session.engine == "openvino"
 
 
 def _configurations(path: Path) -> list[str]:

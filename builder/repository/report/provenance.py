@@ -8,12 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.common.engines import ENGINES
 from builder.common.hashing import WRITTEN, sha256_of
 
 if TYPE_CHECKING:
     from builder.repository.config.entries import RepositoryEntry
 
-PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "optimum", "numpy")
+_ENGINES = tuple(facts.package for facts in ENGINES.values() if facts.is_installed and facts.package)
+PACKAGES = ("torch", "transformers", "tokenizers", "onnx", *_ENGINES, "optimum", "numpy")
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from builder.common.memory import WIDTHS, cache_bytes
-from builder.engines.openvino.lowering import block_bytes
+from builder.engines import graph_engine
 from builder.options import Capacity, Load
 from builder.runtime.contract import LayerShape
-from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.serving.plan.lines import Line, Plan, megabytes, number
 from builder.serving.plan.needs import Needs
 from builder.serving.plan.process import PROCESS, memory_line, shared_memory_line
@@ -225,10 +224,11 @@ def _values(layers: Sequence[LayerShape]) -> int:
 
 def _shared_cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
     """Return the bytes of a cache of shared blocks: the average of all sequences, and one of the greatest length."""
-    block = block_bytes(needs.layers, needs.cache)
-    average, longest = (-(-tokens // BLOCK) for tokens in (load.tokens + load.answer_tokens, length))
+    engine = graph_engine(needs.engine)
+    block, size = engine.block_bytes(needs.layers, needs.cache), engine.block_tokens(needs.layers)
+    average, longest = (-(-tokens // size) for tokens in (load.tokens + load.answer_tokens, length))
     blocks = slots * average + longest
-    formula = f"{slots} x {average} blocks + {longest} of the longest text, {BLOCK} tokens each, x {megabytes(block)}"
+    formula = f"{slots} x {average} blocks + {longest} of the longest text, {size} tokens each, x {megabytes(block)}"
     return blocks * block, [Line("cache", formula, megabytes(blocks * block))]
 
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 
 from builder.common.errors import SpecError
 from builder.common.memory import WIDTHS, cache_bytes
-from builder.engines.cuda.blocks import block_bytes
+from builder.engines import graph_engine
 from builder.engines.gpu import HEADROOM, refuse_card
 from builder.options import BuildSpec, Card, Load
-from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.onnxruntime_cuda_blocks import block_tokens
 from builder.serving.plan.encoder import response_cache
 from builder.serving.plan.generating import slot_length
 from builder.serving.plan.lines import Line, Plan, megabytes
@@ -90,7 +88,7 @@ def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Lin
         cache, cache_lines = _slots(spec, needs, length, rest)
         settings: dict[str, object] = {"slots": spec.slots, "max_length": length}
     else:
-        cache, cache_lines = _blocks(spec.cache_gb, needs, length)
+        cache, cache_lines = _blocks(spec.target, spec.cache_gb, needs, length)
         settings = {"slots": spec.slots, "cache_gb": spec.cache_gb}
     lines = [_weights(needs), _activations(needs), *cache_lines]
     lines += [Line("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
@@ -109,9 +107,10 @@ def _slots(spec: BuildSpec, needs: Needs, length: int, rest: int) -> tuple[int, 
     return spec.slots * of_slot, lines
 
 
-def _blocks(cache_gb: float, needs: Needs, length: int) -> tuple[int, list[Line]]:
+def _blocks(target: str, cache_gb: float, needs: Needs, length: int) -> tuple[int, list[Line]]:
     """Return the bytes of a cache in shared blocks, and lines with the number of longest texts that fit."""
-    block, tokens = block_bytes(needs.layers, needs.cache), block_tokens(Geometry.pairs(needs.layers))
+    engine = graph_engine(target)
+    block, tokens = engine.block_bytes(needs.layers, needs.cache), engine.block_tokens(needs.layers)
     blocks, of_text = int(cache_gb * 1e9 // block), -(-length // tokens)
     lines = [
         Line("cache", f"{blocks} blocks of {tokens} tokens x {megabytes(block)}", megabytes(blocks * block)),

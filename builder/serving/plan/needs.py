@@ -9,6 +9,7 @@ from typing import Literal
 
 from builder.common.errors import RepositoryError, SpecError
 from builder.common.speed import Latencies
+from builder.engines import session_engine
 from builder.options import BuildSpec
 from builder.repository.config.render import parse
 from builder.repository.publish import existing_source
@@ -36,6 +37,7 @@ class Needs:
     source: int = 0
     cache: CacheType = "float32"
     paged: bool = False  # sequences share the blocks of the cache
+    engine: str = ""  # of a decode loop
     latency: Latencies | None = None
     measured: str = ""
     faster: str = ""
@@ -97,6 +99,7 @@ def _with_cache(needs: Needs, serving: GenerationServing) -> Needs:
         layers=arena.layers,
         cache=arena.dtype,
         paged=arena.blocks is not None,
+        engine=session_engine(serving.session).name,
         cross=() if source is None else source.layers,
         source=0 if source is None else source.max_length,
     )

@@ -11,6 +11,7 @@ from builder.building.families.seq2seq.settings import read_settings
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
 from builder.common.memory import WIDTHS, cache_bytes
+from builder.engines import session_engine
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.seq2seq import seq2seq_shapes
@@ -48,7 +49,7 @@ def unbuilt(spec: BuildSpec) -> Needs:
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(draft_spec(spec, checkpoint.task.name, length))
             needs = Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
-            return replace(needs, draft=draft)
+            return replace(needs, engine=session_engine(engine.session()).name, draft=draft)
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
     return Needs("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)

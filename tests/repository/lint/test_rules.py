@@ -20,7 +20,7 @@ from builder.repository.lint import lint, repository
 from builder.repository.lint.findings import Finding, Severity
 from builder.repository.lint.rule import all_rules
 from builder.repository.lint.rules import instances, memory, provenance
-from builder.runtime.contract import Arena, LayerShape, dump
+from builder.runtime.contract import Arena, LayerShape, Session, dump
 from tests.repository.lint.cases import CASES, ONNX, WHOLE, Case
 from tests.servings import decoder_serving
 
@@ -99,7 +99,10 @@ def test_weights_of_all_instances_need_memory(tmp_path: Path, monkeypatch: pytes
 
 def test_a_cache_in_blocks_is_what_its_slots_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arena = Arena(slots=100, length=64, dtype="float32", layers=(LayerShape(2, 8),), blocks=3)
-    files = {**CASES["whole"].files, "1/serving.json": dump(decoder_serving(arena=arena))}
+    files = {
+        **CASES["whole"].files,
+        "1/serving.json": dump(decoder_serving(arena=arena, session=Session(engine="openvino"))),
+    }
     _write(tmp_path / "m", WHOLE, files)
     size = 3 * 32 * 2 * 2 * 8 * 4  # blocks, their tokens, keys and values, heads, numbers, bytes
     monkeypatch.setattr(memory, "total_memory", lambda: size)

@@ -40,7 +40,6 @@ def refuse_draft(spec: BuildSpec) -> None:
         "--engine auto (name the engine)": spec.engine == "auto",
         f"--executor {spec.executor}": spec.executor != "in-process",
         f"--target {spec.target}": spec.target != "cpu",
-        "--cache int8 of OpenVINO, which guesses nothing": spec.engine == "openvino" and spec.cache == "int8",
     }
     stated = [name for name, used in unable.items() if used]
     if spec.draft is not None and stated:

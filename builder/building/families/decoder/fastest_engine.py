@@ -21,9 +21,9 @@ from builder.building.variants.traffic import Rates, Traffic, fastest, in_words,
 from builder.building.verify.emitted import generate
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.runtimes import Replay
+from builder.common.engines import ENGINES
 from builder.common.errors import BuilderError, ExportError, SpecError, VerificationError
 from builder.common.progress import Stage
-from builder.engines import title
 from builder.engines.decoding import opened
 from builder.graphs.export.decoder import DecoderExport
 from builder.repository.report.record import MeasuredVariant
@@ -160,7 +160,7 @@ def of_each(
 
 
 def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[SelectedDecoder]) -> str:
-    words = f"chose {title(fastest)}"
+    words = f"chose {ENGINES[fastest].title}"
     if rates:
         named = {chosen.by_engine[engine].measured.name: rate for engine, rate in rates.items()}
         words += f": answers of {ANSWER} tokens a second as served, {in_words(named)}{remark_on_noise(rates, 'engine')}"
@@ -168,8 +168,8 @@ def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[SelectedDe
 
 
 def _reasons(refused: Mapping[str, str]) -> str:
-    return ", ".join(f"{title(engine)} ({reason})" for engine, reason in refused.items())
+    return ", ".join(f"{ENGINES[engine].title} ({reason})" for engine, reason in refused.items())
 
 
 def _named(measured: MeasuredVariant, engine: str) -> MeasuredVariant:
-    return replace(measured, name=f"{measured.name} {title(engine)}")
+    return replace(measured, name=f"{measured.name} {ENGINES[engine].title}")

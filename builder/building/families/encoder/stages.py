@@ -27,7 +27,7 @@ from builder.common.errors import VerificationError
 from builder.common.memory import weights_bytes
 from builder.common.progress import Stage
 from builder.common.workplace import refuse_without_room
-from builder.engines import left_in_file
+from builder.engines import stays_in_file
 from builder.engines.encoding import Variant, encoding_engine
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import BACKEND
@@ -184,7 +184,7 @@ class Encoder:
         return Fp32Judging(
             any(variant.precision == "fp32" and variant.engine == BACKEND for variant in self.variants),
             self.spec.chooses_by_time,
-            lambda graph, is_served: left_in_file(graph.size, is_served),
+            lambda graph, is_served: stays_in_file(graph.size, is_served),
         )
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from builder.common.errors import RepositoryError
 from builder.common.releases import RELEASES
-from builder.engines import openvino
+from builder.engines import graph_engine
 from builder.repository.lint.calls import CLASS, PythonSource, read_source, syntax_error
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import ModelVersion, RepositoryModel, is_paged
+from builder.repository.lint.repository import ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, rule
 from builder.repository.sharing.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
-from builder.runtime.contract import FILE, HOSTED, ContractError, GenerationServing, Session, read
+from builder.runtime.contract import FILE, HOSTED, ContractError, GenerationServing, Serving, read
 from builder.runtime.generation.chat import ChatTemplate
 
 OLDEST = "3.10"  # in the containers
@@ -102,28 +102,20 @@ def has_the_graph_that_it_runs(version: ModelVersion) -> Iterator[Problem]:
     """
     for folder, served in version.documents:
         if served.model is not None:
-            yield from _not_opened(version, folder / served.model, is_paged(served))
+            yield from _not_opened(version, folder / served.model, served)
 
 
-def _not_opened(version: ModelVersion, model: Path, paged: bool) -> Iterator[Problem]:
-    files = [model, model.with_suffix(".bin")] if model.suffix == Path(openvino.MODEL_FILE).suffix else [model]
-    missing = [file for file in files if not file.is_file()]
+def _not_opened(version: ModelVersion, model: Path, served: Serving) -> Iterator[Problem]:
+    generates = isinstance(served, GenerationServing)
+    engine = graph_engine(served.session.engine if isinstance(served, GenerationServing) else served.executor)
+    missing = [file for file in engine.files(model) if not file.is_file()]
     if missing:
         yield Problem(f"{version.file(missing[0])} is missing", "build it again", file=version.file(missing[0]))
-    elif paged:
-        yield from _refused_by_openvino(version, model)
-
-
-def _refused_by_openvino(version: ModelVersion, model: Path) -> Iterator[Problem]:
-    """Yield why the OpenVINO that the emitted requirements pin would not open the graph of a decode loop."""
-    from builder.runtime.generation.executors.openvino import compile_paged  # loads OpenVINO
-
-    try:
-        compile_paged(model, Session(engine="openvino", entries=openvino.decoder_properties("float32")))
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
-        file = version.file(model)
-        yield Problem(f"{file} cannot be opened by OpenVINO: {reason}", "build it again", file=file)
+        return
+    refused = engine.refused_loop(model) if generates else None
+    if refused is not None:
+        problem = f"{version.file(model)} cannot be opened by {engine.facts.title}: {refused}"
+        yield Problem(problem, "build it again", file=version.file(model))
 
 
 def _entry(version: ModelVersion) -> PythonSource | None:

@@ -13,12 +13,11 @@ from tritonclient.grpc import model_config_pb2
 
 from builder.common.machine import total_memory
 from builder.common.memory import WIDTHS
-from builder.engines import onnxruntime, openvino
+from builder.engines import onnxruntime, openvino, session_engine
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, Repository
 from builder.repository.lint.rule import WARNING, rule
-from builder.runtime.contract import Arena, GenerationServing, Serving
-from builder.runtime.generation.executors.openvino_graph import BLOCK
+from builder.runtime.contract import GenerationServing, Serving
 
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 SHARED_MEMORY = Path("/dev/shm")
@@ -67,7 +66,7 @@ def _bytes(version: ModelVersion) -> int:
 def _loaded(folder: Path, served: Serving) -> int:
     """Return the bytes of the graph that a process opens, and of its cache."""
     graph = 0 if served.model is None else _size(folder / served.model)
-    return graph + (_cache(served.arena) if isinstance(served, GenerationServing) else 0)
+    return graph + (_cache(served) if isinstance(served, GenerationServing) else 0)
 
 
 def _size(graph: Path) -> int:
@@ -75,10 +74,13 @@ def _size(graph: Path) -> int:
     return sum(file.stat().st_size for file in graph.parent.glob(f"{graph.stem}.*") if file.is_file())
 
 
-def _cache(arena: Arena) -> int:
-    """Return the bytes of the keys and values of all slots, or of the blocks that they share (on a CPU OpenVINO's)."""
+def _cache(served: GenerationServing) -> int:
+    """Return the bytes of the keys and values of all slots, or of the blocks that they share."""
+    arena = served.arena
     a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * WIDTHS[arena.dtype]
-    return a_token * (arena.slots * arena.length if arena.blocks is None else arena.blocks * BLOCK)
+    if arena.blocks is None:
+        return a_token * arena.slots * arena.length
+    return a_token * arena.blocks * session_engine(served.session).block_tokens(arena.layers)
 
 
 @rule(

@@ -100,7 +100,7 @@ def says_what_it_runs(version: ModelVersion) -> Iterator[Problem]:
     ERROR,
     wrong="""{"model": "/models/writer/1/checkpoint", "max_num_seq": 64}""",
     right="""{"model": "/models/writer/1/checkpoint", "max_num_seqs": 64}""",
-    source="builder/engines/vllm.toml, the fields of AsyncEngineArgs in each vLLM",
+    source="builder/engines/vllm/arguments.toml, the fields of AsyncEngineArgs in each vLLM",
 )
 def gives_vllm_arguments_that_it_has(version: ModelVersion) -> Iterator[Problem]:
     """Check that the arguments in model.json are those that the vLLM of the release has.

@@ -13,14 +13,15 @@ from google.protobuf.message import DecodeError
 
 from builder.common.errors import BuilderError, first_line
 from builder.common.releases import RELEASES, version_tuple
-from builder.engines import onnxruntime, openvino, stock
+from builder.engines import onnxruntime, stock
 from builder.engines.cuda import without_kernel
 from builder.engines.onnxruntime import older
 from builder.graphs.onnx.graph import check_release, read_graph
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.graphs import readable
-from builder.repository.lint.repository import ModelVersion, RepositoryModel, is_paged
+from builder.repository.lint.repository import ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.runtime.contract import GenerationServing, Serving
 
 
 @rule(
@@ -40,8 +41,15 @@ def runs_in_its_release(version: ModelVersion) -> Iterator[Problem]:
     served = version.serving
     if version.model.config.backend == onnxruntime.BACKEND and readable(version) is not None:
         yield from _refused(version, version.graph, in_process=False)
-    elif served is not None and served.model is not None and served.model.endswith(".onnx") and not is_paged(served):
+    elif served is not None and served.model is not None and _opens_onnx(served):
         yield from _refused(version, version.path / served.model, in_process=True)
+
+
+def _opens_onnx(served: Serving) -> bool:
+    """Return True if ONNX Runtime opens the graph of a front, not an engine that translates its own operators."""
+    if isinstance(served, GenerationServing):
+        return served.session.engine == onnxruntime.BACKEND
+    return str(served.model).endswith(".onnx")
 
 
 def _refused(version: ModelVersion, graph: Path, in_process: bool) -> Iterator[Problem]:
@@ -66,7 +74,7 @@ def _refused(version: ModelVersion, graph: Path, in_process: bool) -> Iterator[P
     ERROR,
     wrong='parameters { key: "PERFORMANCE_HINT" value { string_value: "FAST" } }',
     right='parameters { key: "PERFORMANCE_HINT" value { string_value: "LATENCY" } }',
-    source="builder/engines/stock.toml, which names the file of each backend",
+    source="builder/engines/*/backend.toml, which names the file of each backend",
 )
 def has_values_that_its_backend_takes(model: RepositoryModel) -> Iterator[Problem]:
     """Check that parameters, accelerators and kinds of instances are those that the backend of the release takes.
@@ -82,7 +90,7 @@ def has_values_that_its_backend_takes(model: RepositoryModel) -> Iterator[Proble
     WARNING,
     wrong='parameters { key: "session.intra_op.allow_spinning" value { string_value: "0" } }',
     right='parameters { key: "intra_op_thread_count" value { string_value: "1" } }',
-    source="builder/engines/stock.toml, which names the file of each backend",
+    source="builder/engines/*/backend.toml, which names the file of each backend",
 )
 def has_no_parameters_without_effect(model: RepositoryModel) -> Iterator[Problem]:
     """Check that every parameter is one that the backend of the release reads.
@@ -90,7 +98,7 @@ def has_no_parameters_without_effect(model: RepositoryModel) -> Iterator[Problem
     A backend silently ignores other parameters: a misspelt number of threads leaves the default, which is every core of
     the machine.
     """
-    if model.config.backend not in (onnxruntime.BACKEND, openvino.BACKEND):
+    if model.config.backend not in stock.STOCK_BACKENDS:
         return  # any other backend may read any parameter
     for name in sorted(stock.without_effect(model.document, model.release)):
         yield Problem(

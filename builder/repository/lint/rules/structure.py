@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from builder.common.engines import DETECTED
 from builder.common.errors import RepositoryError
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.repository import CONFIG, PLATFORMS, Repository, RepositoryModel
@@ -15,8 +16,9 @@ from builder.repository.lint.rule import ERROR, WARNING, rule
 CORE = "core, src/model_config_utils.cc"
 OWN_PLATFORM = {  # their backends have platforms of their own in Triton; GetBackendType
     backend: {platform for platform, other in PLATFORMS.items() if other == backend}
-    for backend in ("tensorrt", "onnxruntime", "tensorflow")
+    for backend in {*PLATFORMS.values()} - {"pytorch"}
 }
+COMPLETING = {facts.name for facts in DETECTED}  # their backends complete a configuration by the model's file
 LABELS = "label_filename"
 
 
@@ -82,11 +84,8 @@ def is_complete(model: RepositoryModel) -> Iterator[Problem]:
     written = "write down what Triton made of it: GET v2/models/NAME/config"
     if not model.text:
         yield Problem(f"has no config.pbtxt; Triton would take it for a model of {model.config.backend}", written)
-    elif not model.config.input and not model.config.output and model.config.backend in _COMPLETING:
+    elif not model.config.input and not model.config.output and model.config.backend in COMPLETING:
         yield Problem("config.pbtxt declares no inputs and no outputs", written)
-
-
-_COMPLETING = ("onnxruntime", "openvino", "tensorrt")
 
 
 @rule(

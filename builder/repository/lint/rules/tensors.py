@@ -10,7 +10,7 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from builder.engines import openvino, stock, tensorrt
+from builder.engines import graph_engine, stock, tensorrt
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.graphs import Unreadable, readable, signature_of
 from builder.repository.lint.repository import ModelVersion, RepositoryModel
@@ -28,9 +28,11 @@ def can_be_read(version: ModelVersion) -> Iterator[Problem]:
 
     A download that was cut, or a pointer of git-lfs, has the right name and is not a graph.
     """
-    weights = version.graph.with_suffix(".bin")
-    if version.model.config.backend == openvino.BACKEND and version.graph.is_file() and not weights.is_file():
-        yield Problem(f"{version.file(weights)} is missing", file=version.file(weights))
+    facts = version.model.engine
+    if facts is not None and not facts.runs_checkpoint and version.graph.is_file():
+        for part in graph_engine(facts.name).files(version.graph):
+            if not part.is_file():
+                yield Problem(f"{version.file(part)} is missing", file=version.file(part))
     try:
         signature_of(version)
     except Unreadable as error:

@@ -134,11 +134,13 @@ def has_the_file_that_its_backend_opens(version: ModelVersion) -> Iterator[Probl
         return
     if config.backend == "pytorch" and any((version.path / name).exists() for name in ("model.py", "model.pt2")):
         return
-    if config.backend == "tensorrt" and version.recipe.is_dir():
+    engine = version.model.engine
+    compiled = engine is not None and engine.compiles_where_served
+    if compiled and version.recipe.is_dir():
         return  # TR653 says what to do
     again = f"; compile it again: build-repo compile {version.model.repository.path}"
     yield Problem(
-        f"{version.file(version.graph)} is missing" + (again if config.backend == "tensorrt" else ""),
+        f"{version.file(version.graph)} is missing" + (again if compiled else ""),
         file=version.file(version.graph),
     )
 

@@ -10,18 +10,15 @@ from builder.engines.encoding import Encoders, EncodingEngine, Variant
 from builder.engines.optimise.quantised import Quantised
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 
-from . import MODEL_FILE
 
-
-class Encoding(EncodingEngine):
+class EchoEncoding(EncodingEngine):
     name = "echo"
-    called: ClassVar = {"cpu": "Echo"}
-    preference = 9
+    titles: ClassVar = {"cpu": "Echo"}
     variants = (Variant("fp32", "echo"),)
 
     def source(self, encoders: Encoders, target: str) -> Graph:
         return encoders.plain
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
-        saved = save_graph(load_graph(quantised.graph.path), path.with_name(MODEL_FILE))
+        saved = save_graph(load_graph(quantised.graph.path), path.with_name("model.echo"))
         return replace(quantised, graph=replace(saved, engine=self.name))

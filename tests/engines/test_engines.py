@@ -11,11 +11,11 @@ import pytest
 from builder import engines
 from builder.building.families import decoder
 from builder.building.families.decoder.drafted import draft_spec
-from builder.building.variants import candidates
+from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.memory import Memory
-from builder.engines.decoding import ROOM, DecodingEngine, engine_of
-from builder.engines.encoding import all_variants, encoding_engine
+from builder.engines.decoding import DecodingEngine, decoding_engines, engine_of
+from builder.engines.encoding import all_variants
 from builder.graphs.export.decoder import export_decoder
 from builder.graphs.onnx.likeliest import OUTPUTS
 from builder.options import make_spec
@@ -35,42 +35,41 @@ def engine(name: str, **options: Any) -> DecodingEngine:
     return engine_of(make_spec(model="x", slots=4, machine={"memory_gb": 1}, **OPTIONS[name], **options))
 
 
-def test_the_rooms_are_the_registry() -> None:
-    assert engines.rooms(ROOM) == sorted(OPTIONS)
-    for name in engines.rooms(ROOM):
-        room = engine(name)  # an abstract method that is left out is a TypeError
-        room.refuse()
-        assert type(room).__module__ == f"builder.engines.{name}.decoding"
+def test_each_engine_is_one_folder_with_facts_and_a_class() -> None:
+    folders = {file.parent.name for file in Path(engines.__file__).parent.glob("*/engine.py")}
+    assert {name.replace("-", "_") for name in ENGINES} == folders
+    for one in (*engines.graph_engines(), *engines.checkpoint_engines()):
+        assert one.facts is ENGINES[one.name]
+        assert type(one).__module__ == f"builder.engines.{one.name.replace('-', '_')}.engine"
 
 
-def test_the_family_of_decoders_names_no_engine() -> None:
+def test_decoding_engines_are_those_whose_folder_decodes() -> None:
+    assert sorted(decoding_engines()) == sorted(OPTIONS)
+    for name in decoding_engines():
+        decoding = engine(name)  # an abstract method that is left out is a TypeError
+        decoding.refuse()
+        assert type(decoding).__module__ == f"builder.engines.{name}.decoding"
+
+
+def test_decoder_family_imports_no_engine() -> None:
     for file in Path(decoder.__file__).parent.glob("*.py"):
         imported = [node.module for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
         engines_of = {module for module in imported if module and module.startswith("builder.engines")}
         assert engines_of <= {"builder.engines", "builder.engines.decoding", "builder.engines.optimise.quantised"}
 
 
-def test_the_rooms_of_encoders_say_all_that_can_be_made_of_one() -> None:
+def test_encoding_engines_have_a_title_for_each_target_of_their_variants() -> None:
     folders = {file.parent.name for file in Path(engines.__file__).parent.glob("*/encoding.py")}
     assert {variant.engine for variant in all_variants()} == folders
-    for name in folders:
-        room = encoding_engine(name)
-        assert room.name == name
-        assert {variant.target for variant in room.variants} == set(room.called)
+    for one in engines.graph_engines():
+        if one.encoding is not None:
+            assert one.encoding.name == one.name
+            assert {variant.target for variant in one.encoding.variants} == set(one.encoding.titles)
     names = [variant.name for variant in all_variants()]
-    assert len(names) == len(set(names)), "a variant is known by its name"
+    assert len(names) == len(set(names)), "a variant is identified by its name"
 
 
-def test_the_variants_of_encoders_name_no_engine() -> None:
-    words = {
-        node.value
-        for node in ast.walk(ast.parse(Path(candidates.__file__).read_text()))
-        if isinstance(node, ast.Constant)
-    }
-    assert not words & {variant.engine for variant in all_variants()}
-
-
-def test_an_engine_without_a_cache_is_refused() -> None:
+def test_engine_of_refuses_an_engine_without_a_cache() -> None:
     with pytest.raises(SpecError, match="TensorRT has no attention over a cache"):
         engine_of(make_spec(model="x", target="tensorrt"))
 
@@ -85,7 +84,7 @@ def test_an_engine_without_a_cache_is_refused() -> None:
         ("openvino", {"cache_gb": 0.000_1}, 8 * 32 * 2 * 2 * (8 + 16) * 4),
     ],
 )
-def test_memory_of_a_cache(name: str, options: dict[str, Any], cache: int) -> None:
+def test_plan_memory_counts_the_bytes_of_the_cache(name: str, options: dict[str, Any], cache: int) -> None:
     """Two numbers a channel, of 2 heads in two layers; OpenVINO's in whole blocks of 32 tokens."""
     assert engine(name, **options).plan_memory(LAYERS, 1000, 128) == Memory(cache, 1000)
 
@@ -95,11 +94,12 @@ def test_memory_of_a_cache(name: str, options: dict[str, Any], cache: int) -> No
     [
         ("onnxruntime", {"cache_gb": 1}, "--cache-gb is for --engine openvino"),
         ("openvino", {"executor": "bls"}, "--executor bls is not for decoders with --engine openvino"),
+        ("openvino", {"draft": "y", "cache": "int8"}, "--draft is not for --cache int8 of OpenVINO"),
         ("cuda", {"cache": "int8"}, "leave --cache out"),
         ("cuda", {"gpu": {"devices": [0, 1]}}, "one of gpu.devices"),
     ],
 )
-def test_an_engine_refuses_the_options_that_it_does_not_have(name: str, options: dict[str, Any], problem: str) -> None:
+def test_decoding_engine_refuses_options_that_it_lacks(name: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
         engine(name, **options).refuse()
 
@@ -115,15 +115,15 @@ def test_an_engine_refuses_the_options_that_it_does_not_have(name: str, options:
         ("openvino", {}, False),
     ],
 )
-def test_a_graph_finds_what_searches_read_where_the_loop_runs_it_on_a_cpu(
+def test_graph_finds_the_likeliest_tokens_if_the_loop_runs_it_on_a_cpu(
     name: str, options: dict[str, Any], found: bool, tmp_path: Path
 ) -> None:
-    """Slots are no matter: stages that are kept are for any number of them."""
+    """The number of slots does not matter: cached stages are for any number of them."""
     exported = export_decoder(make_decoder("gpt2", num_hidden_layers=1), tmp_path, 64).graph
     graph = engine(name, **options).fuse(exported, tmp_path)
     assert (TOP_COUNT in graph.inputs, set(OUTPUTS) <= set(graph.outputs)) == (found, found)
 
 
-def test_a_draft_searches_nothing() -> None:
+def test_draft_has_one_beam() -> None:
     target = make_spec(model="x", draft="y", slots=8)
     assert draft_spec(target, "text-generation", 64).beams == 1

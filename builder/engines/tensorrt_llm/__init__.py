@@ -1,4 +1,4 @@
-"""TensorRT-LLM as an engine: its own Triton model, which its container carries, reads model.yaml.
+"""TensorRT-LLM: its own Triton model, which its container carries, reads model.yaml.
 
 Template: NVIDIA/TensorRT-LLM, triton_backend/all_models/llmapi (config.pbtxt, 1/model.yaml, 1/helpers.py); how it is
 used: triton-inference-server/tensorrtllm_backend, docs/llmapi.md. Nothing is exported for it, and it
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.releases import version_tuple
 from builder.options import TensorRTLLM, WholeCheckpoint
 from builder.runtime.fields import Field
 
 NAME = "tensorrt-llm"
-MODEL_FILE = "model.yaml"
+MODEL_FILE = ENGINES[NAME].model_file
 SINCE = "25.05"  # the first release whose backend documents it
 DTYPES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16"}  # auto: the checkpoint's own
 

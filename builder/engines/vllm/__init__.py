@@ -1,4 +1,4 @@
-"""vLLM as an engine: Triton's backend of that name reads model.json, the fields of vLLM's AsyncEngineArgs.
+"""vLLM: Triton's backend of that name reads model.json, the fields of vLLM's AsyncEngineArgs.
 
 Backend: triton-inference-server/vllm_backend, README.md and src/model.py. Nothing is exported for it and nothing of it
 runs here. Knows fields; knows nothing about checkpoints.
@@ -12,15 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.releases import RELEASES, version_tuple
 from builder.options import VLLM, WholeCheckpoint
 from builder.runtime.fields import Field
 
 BACKEND = "vllm"
-MODEL_FILE = "model.json"
+MODEL_FILE = ENGINES[BACKEND].model_file
 DTYPES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16", "fp8": "auto"}  # auto: the checkpoint's own
-ARGUMENTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+ARGUMENTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("arguments.toml").read_text("utf-8"))
 
 # Tensors that the backend declares in every release; newer ones add theirs by themselves.
 INPUTS = (

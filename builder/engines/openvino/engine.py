@@ -1,0 +1,112 @@
+"""OpenVINO as an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from builder.common.releases import RELEASES
+from builder.engines import GraphEngine, Infer, Shapes, openvino
+from builder.engines.placement import on_cpu
+from builder.runtime.contract import CacheType, LayerShape, OpenVinoSession, Session
+from builder.runtime.generation.executors.openvino_graph import BLOCK
+
+if TYPE_CHECKING:
+    from builder.engines.decoding import DecodingEngine
+    from builder.engines.eight_bit import EightBitProducts
+    from builder.engines.encoding import EncodingEngine
+    from builder.engines.placement import Placement
+    from builder.engines.profiles import Calls
+    from builder.engines.stock import Signature
+    from builder.graphs.onnx.graph import Graph
+    from builder.options import LayoutOptions
+
+
+class OpenVino(GraphEngine):
+    rows_are_an_axis: ClassVar[bool] = True  # its backend refuses calls of fewer rows than max_batch_size: openvino.cc
+
+    def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
+        """Open `graph`. OpenVINO's threads do not spin: `spinning` has no effect."""
+        return openvino.infer(graph, threads)
+
+    def place(self, options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
+        return on_cpu(options, openvino.parameters(graph, options.threads, options.instances))
+
+    def session(self, graph: Graph, threads: int, spinning: bool) -> OpenVinoSession:
+        return OpenVinoSession("bf16" if graph.arithmetic == "bf16" else "fp32", threads)
+
+    def served_version(self, triton: str, in_process: bool) -> str:
+        release = RELEASES[triton]
+        return release.openvino_in_process if in_process else release.openvino
+
+    def buckets(self, max_rows: int, max_length: int, token_budget: int) -> Shapes:
+        """Return the shapes that calls are padded to: OpenVINO makes its primitives anew for each shape.
+
+        Both dimensions go up in steps of a quarter to an eighth: lengths 8, 16 .. 64, 80 .. 128, 160 and so on, rows 1,
+        2, 3, 4, 6, 8, 12 and so on.
+        """
+        lengths = _steps(8, 8, max_length)
+        rows = _steps(1, 4, max_rows)
+        shapes = [
+            (count, length) for length in lengths for count in rows if count == 1 or count * length <= token_budget
+        ]
+        return tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)))
+
+    def wrong_cpus(self, graph: Graph) -> tuple[str, ...]:
+        """Return the CPUs with bf16 for a graph in fp32: Triton's backend has no option to multiply in fp32 there."""
+        return openvino.BF16 if graph.arithmetic == "fp32" else ()
+
+    def files(self, model: Path) -> tuple[Path, ...]:
+        return (model, model.with_suffix(".bin")) if model.suffix == ".xml" else (model,)
+
+    def signature(self, model: Path) -> Signature:
+        return openvino.signature(model)
+
+    def block_tokens(self, layers: Sequence[LayerShape]) -> int:
+        return BLOCK
+
+    def block_bytes(self, layers: Sequence[LayerShape], cache: CacheType) -> int:
+        from builder.engines.openvino.lowering import block_bytes
+
+        return block_bytes(layers, cache)
+
+    def refused_loop(self, model: Path) -> str | None:
+        from builder.runtime.generation.executors.openvino import compile_paged  # loads OpenVINO
+
+        try:
+            compile_paged(model, Session(engine=self.name, entries=openvino.decoder_properties("float32")))
+        except RuntimeError as error:
+            return str(error).strip().splitlines()[-1]
+        return None
+
+    @property
+    def encoding(self) -> EncodingEngine:
+        from builder.engines.openvino.encoding import OpenVinoEncoding
+
+        return OpenVinoEncoding()
+
+    @property
+    def decoding(self) -> type[DecodingEngine]:
+        from builder.engines.openvino.decoding import OpenVinoDecoding
+
+        return OpenVinoDecoding
+
+    @property
+    def eight_bit(self) -> type[EightBitProducts]:
+        from builder.engines.openvino.weights import OpenVinoEightBit
+
+        return OpenVinoEightBit
+
+
+def _steps(first: int, each: int, last: int) -> list[int]:
+    """Return `first` to `last` in steps that double: `each` values of the first, half as many of each other."""
+    steps, step = [first], first
+    while steps[-1] < last:
+        if steps[-1] == each * step:
+            step *= 2
+        steps.append(min(steps[-1] + step, last))
+    return steps
+
+
+ENGINE = OpenVino()
