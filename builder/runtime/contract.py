@@ -113,7 +113,7 @@ class Arena:
     """Keys and values of all running sequences."""
 
     slots: int
-    length: int  # tokens that a slot has room for
+    length: int  # tokens of a slot
     dtype: CacheType
     layers: Sequence[LayerShape]
     blocks: int | None = None  # blocks that slots share, if the engine has them; None: each slot has its own memory

@@ -23,7 +23,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .fields import CANCEL, InputError, id_to_cancel, read_parameters, readable
 from .generation.errors import DeadlineExceeded, QueueFull
-from .generation.memory import MemoryTrimmer
+from .generation.memory_trimmer import MemoryTrimmer
 from .generation.responses import Answer
 from .generation.sequences import Request
 from .generation.service import Service
@@ -122,7 +122,7 @@ class TritonPythonModel:
                 work()
             except BaseException as error:  # of one response, even a panic: the others wait
                 pb_utils.Logger.log_error(f"a response could not be made: {error!r}")
-            del work  # Triton ends its request when the last reference to the sender is gone
+            del work  # Triton ends its request with the last reference to the sender
 
     def _respond(self, sender: Any, answer: "Answer | BaseException", last: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0

@@ -24,7 +24,7 @@ from .cores import cores
 from .encoder.request_queue import QueuedRequest, RequestQueue
 from .fields import InputError, option, readable, refuse_parameters
 from .metrics import Metrics
-from .shared import memory
+from .process_memory import resident, trim
 from .shared.emitted import open_emitted
 from .shared.host import Host, LoadedModel
 from .shared.listing import Listing
@@ -53,7 +53,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.inputs = [field["name"] for field in config["input"]]
         self.listing = Listing(folder.parent / serving.repository)
-        self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, memory.resident, memory.trim)
+        self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, resident, trim)
         self.pool = ThreadPoolExecutor(cores())  # models of one batch are answered in parallel
         self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]

@@ -43,7 +43,7 @@ def test_highest_selects_across_rows(size: int, beams: int) -> None:
 
 
 @pytest.mark.parametrize("best", [-1000, -40, -31, 0, 31, 40, 1000])
-def test_log_sum_exp_equals_pytorchs(best: float) -> None:
+def test_log_sum_exp_is_exact_for_scores_of_any_size(best: float) -> None:
     """Scores have any size; many that are far below the best count as well."""
     row = np.full(70_000, best - 12, np.float32)
     row[::9] = best - 200

@@ -338,7 +338,7 @@ def test_emitted_python_is_imported_once_for_equal_models(tmp_path: Path) -> Non
 def test_memory_is_measured_and_trimmed() -> None:
     """In a process of its own: of one that holds much, the system takes pages of files back meanwhile."""
     program = """
-from builder.runtime.shared import memory
+from builder.runtime import process_memory as memory
 before = memory.resident()
 block = b"1" * (256 << 20)
 held = memory.resident() - before

@@ -60,7 +60,11 @@ def lay_out_generating(
 def _step(options: LayoutOptions, serving: GenerationServing, graph: Graph, inputs: Sequence[Field]) -> Config:
     """Return the configuration of the model that BLS calls for each step."""
     logits = [field for name, field in _logit_outputs(serving.vocabulary).items() if name in graph.outputs]
-    presents = [_present(field) for field in inputs if field.name.startswith("past_")]
+    presents = [
+        Field(field.name.replace("past_", "present_"), field.data_type, field.dims)
+        for field in inputs
+        if field.name.startswith("past_")
+    ]
     placement = place(options, graph, options.serving.prefill_tokens, serving.arena.length)
     return Config(
         name=options.engine_name,
@@ -85,10 +89,6 @@ def _logit_outputs(vocabulary: int) -> dict[str, Field]:
         Field(TOP_TOKENS, "TYPE_INT64", candidates),
     )
     return {field.name: field for field in fields}
-
-
-def _present(past: Field) -> Field:
-    return Field(past.name.replace("past_", "present_"), past.data_type, past.dims)
 
 
 def _generating_parameters(serving: GenerationServing) -> dict[str, str]:

@@ -57,7 +57,7 @@ def _round_up(values: np.ndarray, steps: "Sequence[int]") -> np.ndarray:
 
 
 def smallest_bucket(call: "tuple[int, int]", buckets: "Sequence[Sequence[int]]") -> "tuple[int, int]":
-    """Return the smallest bucket, (rows, tokens of a row), with room for `call`; `call` itself if there is none.
+    """Return the smallest bucket, (rows, tokens of a row), that holds `call`; `call` itself if none does.
 
     A CUDA graph runs on the one shape that it was captured on; OpenVINO prepares itself for each new shape.
     `buckets` are in order of their size.

@@ -89,7 +89,8 @@ class RequestQueue:
             if not self._is_idle() and self._is_draining(arrived):
                 return True
             self.drain_started = arrived
-            answered = self.changed.wait_for(self._is_idle, None if self.failure else self._until_next_drain(arrived))
+            until_drain = max(0.0, self.drained_at + self.drain_interval_s - arrived)
+            answered = self.changed.wait_for(self._is_idle, None if self.failure else until_drain)
             return self.failure is None and (not answered or self._should_drain(arrived, rows))
 
     def record_answered(self) -> None:
@@ -146,9 +147,6 @@ class RequestQueue:
         if 2 * rows > self.rows:
             return since > self.drain_interval_s
         return since > SPARSE_FACTOR * self.drain_interval_s and arrived - self.answered_at < MAX_GAP_S
-
-    def _until_next_drain(self, arrived: float) -> float:
-        return max(0.0, self.drained_at + self.drain_interval_s - arrived)
 
     def _work(self) -> None:
         try:

@@ -39,12 +39,12 @@ class DecoderPrompts:
             self.chat = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
 
     def __call__(self, options: Options) -> Prompt:
-        """Return the prompt. Raises InputError if it has a gap or leaves no room, or for a chat without a template."""
+        """Return the prompt. Raises InputError for a gap, too many tokens, or a chat without a template."""
         if options.input_ids:  # their text is needed only where it is repeated
             return self._fitting(self._decoded(options, False) if options.echo else "", options.input_ids)
         text, special = self._text(options)
         prompt = self._fitting(text, token_ids(self.tokenizer, [text], special)[0])
-        return replace(prompt, thinking=self._ends_in_thought(text, options))
+        return replace(prompt, thinking=self._ends_in_reasoning(text, options))
 
     def tokens(self, options: Options) -> "tuple[str, str]":
         """Return the text of a prompt of any length, and its tokens as JSON. Raises InputError without a template."""
@@ -76,14 +76,14 @@ class DecoderPrompts:
             variables = {**self.chat.without_thinking, **variables}
         text = self.chat(options.messages, options.tools, variables, continues=options.continue_final_message)
         refuse_half_characters("messages", text)
-        if options.guide and self.thinking is not None and self._ends_in_thought(text, options):
+        if options.guide and self.thinking is not None and self._ends_in_reasoning(text, options):
             text = (
                 f"{text.rstrip()}\n\n{self.thinking.end}\n\n"  # a guide says what comes first, which is not reasoning
             )
         return text, False
 
-    def _ends_in_thought(self, text: str, options: Options) -> bool:
-        """Return whether a rendered chat ends within reasoning: begun by the template, or by a message that goes on."""
+    def _ends_in_reasoning(self, text: str, options: Options) -> bool:
+        """Return True if a rendered chat ends within reasoning, which the template or a continued message began."""
         if self.thinking is None or options.messages is None:
             return False
         if not options.continue_final_message:

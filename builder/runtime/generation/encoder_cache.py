@@ -31,8 +31,12 @@ class EncoderCache:
 
     def next_batch(self, unencoded: "list[Request]") -> "list[Request]":
         """Mark the first request and others of similar length as encoding, up to the token budget, and return them."""
-        batch = [request for request in unencoded if _similar(len(request.source), len(unencoded[0].source))]
-        longest = max((len(request.source) for request in batch), default=0)
+        if not unencoded:
+            return []
+        length = len(unencoded[0].source)
+        limit = MAX_LENGTH_RATIO * length + 8
+        batch = [r for r in unencoded if len(r.source) <= limit and length <= MAX_LENGTH_RATIO * len(r.source) + 8]
+        longest = max(len(request.source) for request in batch)
         batch = batch[: max(1, self.token_budget // max(longest, 1))]
         for request in batch:
             request.encoding = True
@@ -63,7 +67,3 @@ class EncoderCache:
         self.allocated[sequence.source] = False
         for slot in sequence.slots:
             self.executor.assign(slot, -1, 0)
-
-
-def _similar(length: int, other: int) -> bool:
-    return max(length, other) <= MAX_LENGTH_RATIO * min(length, other) + 8

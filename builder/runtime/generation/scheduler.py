@@ -189,7 +189,7 @@ class Scheduler:
                 elif not self.cache.can_allocate(sequence.tokens, sequence.width):
                     skipped.append(entry)  # freed memory is kept for it
                     break
-                elif self._is_ready(sequence) and not self._sibling_prefills(sequence):
+                elif self._is_ready(sequence) and not self._has_prefilling_sibling(sequence):
                     self._start(sequence)
                     spare -= sequence.width if skipped else 0
                 else:
@@ -204,7 +204,7 @@ class Scheduler:
         later = sum(running.width for running in self.running if _queue_order(running) > _queue_order(waiting))
         return max(0, len(self.cache.allocated) - waiting.width - later)
 
-    def _sibling_prefills(self, sequence: Running) -> bool:
+    def _has_prefilling_sibling(self, sequence: Running) -> bool:
         return any(other.request is sequence.request for other in self._active(SequenceStatus.PREFILLING))
 
     def _start(self, sequence: Running) -> None:

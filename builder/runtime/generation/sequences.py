@@ -173,8 +173,8 @@ class GeneratedSequence:
     def max_speculative(self, max_length: int) -> int:
         """Return how many speculative tokens may follow its `inputs`; 0 with a guide."""
         request = self.request
-        left = min(request.max_tokens, max_length - len(request.prompt)) - self.generated - 1
-        return 0 if self.sampler.guide is not None else max(0, left)
+        remaining = min(request.max_tokens, max_length - len(request.prompt)) - self.generated - 1
+        return 0 if self.sampler.guide is not None else max(0, remaining)
 
     @cached_property
     def lookup(self) -> PromptLookup:

@@ -99,7 +99,7 @@ class Service:
 
     def _max_tokens(self, options: Options, prompt: Prompt) -> int:
         longest = self.serving.arena.length
-        room = longest - len(prompt.tokens)
+        remaining = longest - len(prompt.tokens)
         if options.max_tokens is None:
             total = self.serving.total_length or longest
             if total <= len(prompt.tokens) < longest:  # transformers' generate refuses this as well
@@ -108,11 +108,11 @@ class Service:
                     "prompt and answer together; send max_tokens or a shorter prompt"
                 )
             total = min(total, self._held(options.num_beams))
-            return max(1, min(self.serving.max_tokens, room, total - len(prompt.tokens)))
-        if not 1 <= options.max_tokens <= room:
+            return max(1, min(self.serving.max_tokens, remaining, total - len(prompt.tokens)))
+        if not 1 <= options.max_tokens <= remaining:
             raise InputError(
                 f"max_tokens is {options.max_tokens}; after a prompt of {len(prompt.tokens)} tokens it can be 1 to "
-                f"{room} (this model holds {longest} tokens)"
+                f"{remaining} (this model holds {longest} tokens)"
             )
         if options.min_tokens > options.max_tokens:
             raise InputError(

@@ -30,16 +30,16 @@ class SourceTexts:
         """Return the prompt. Raises InputError if it exceeds the encoder's limit or names an unknown language."""
         source = self.source
         target: "Language | None" = None
-        spoken = options.source_language or source.source_language
-        wanted = options.target_language or source.target_language
+        source_code = options.source_language or source.source_language
+        target_code = options.target_language or source.target_language
         text = source.prefix + options.prompt
         if source.pairs:
-            text = self._pair(spoken, wanted) + options.prompt
+            text = self._pair(source_code, target_code) + options.prompt
         if source.languages:
-            language = self._language("source_language", spoken)
+            language = self._language("source_language", source_code)
             ids = token_ids(self.tokenizer, [text], special=False)[0]
             tokens = [*language.before, *ids, *language.after]
-            target = self._language("target_language", wanted)
+            target = self._language("target_language", target_code)
         else:
             tokens = token_ids(self.tokenizer, [text], special=True)[0]
         if len(tokens) > source.max_length:
@@ -57,17 +57,19 @@ class SourceTexts:
             raise InputError(f"{reason}; this model knows {', '.join(known)}")
         return known[code]
 
-    def _pair(self, spoken: "str | None", wanted: "str | None") -> str:
+    def _pair(self, source_code: "str | None", target_code: "str | None") -> str:
         """Return the instruction for a pair of languages. Raises InputError for a pair that the model lacks."""
         pairs = self.source.pairs
-        pair = f"{spoken} to {wanted}"
+        pair = f"{source_code} to {target_code}"
         if pair in pairs:
             return pairs[pair]
-        missing = [name for name, code in (("source_language", spoken), ("target_language", wanted)) if code is None]
+        missing = [
+            name for name, code in (("source_language", source_code), ("target_language", target_code)) if code is None
+        ]
         found = (
             f"{missing[0]} is missing"
             if missing
-            else f"source_language is {spoken!r} and target_language is {wanted!r}"
+            else f"source_language is {source_code!r} and target_language is {target_code!r}"
         )
         raise InputError(f"{found}; this model knows {', '.join(pairs)}")
 

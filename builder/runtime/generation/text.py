@@ -44,7 +44,7 @@ class Detokenizer:
         return text if self.cleaner is None else self.cleaner.push(text)
 
     def flush(self) -> str:
-        """Return what is left when no token follows; bytes that never became a character show as U+FFFD."""
+        """Return the text of the last tokens; bytes that never became a character show as U+FFFD."""
         text = self._new(self._decode(self.start, self.read), self._decode(self.start, len(self.tokens)))
         self.start = self.read = len(self.tokens)
         return text if self.cleaner is None else self.cleaner.push(text) + self.cleaner.flush()

@@ -161,10 +161,10 @@ def name_of(recipe: Path) -> str:
     return recipe.parent.parent.name
 
 
-def _compiled(version: Path, wanted: "dict[str, str]") -> bool:
+def _compiled(version: Path, expected: "dict[str, str]") -> bool:
     """Return True if `version` has the recorded plan, compiled from this graph, for this TensorRT and GPU."""
     recorded = json.loads((version / "build.json").read_text("utf-8")).get("plan") or {}
-    if not (version / PLAN).is_file() or any(recorded.get(key) != value for key, value in wanted.items()):
+    if not (version / PLAN).is_file() or any(recorded.get(key) != value for key, value in expected.items()):
         return False
     return recorded.get("sha256") == sha256(version / PLAN)
 

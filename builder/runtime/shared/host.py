@@ -50,7 +50,7 @@ class HostCounters:
 
 
 class Host:
-    """Models of one process. `limit`: bytes; `resident`, `trim`: of memory.py; `opened`: opens a front."""
+    """Models of one process. `limit`: bytes; `resident`, `trim`: of process_memory.py; `opened`: opens a front."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class Host:
         hosted = self.listing.get(name)
         folder = self.listing.folder / name / str(hosted.version)
         key = f"{name} {hosted.build}"
-        self._free_memory(name, self.sizes.get(key) or MEMORY_PER_FILE_BYTE * _files_size(folder))
+        files = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        self._free_memory(name, self.sizes.get(key) or MEMORY_PER_FILE_BYTE * files)
         before, started = self.resident(), time.monotonic()
         model = LoadedModel(name, hosted.build, self.opened(folder))
         model.size = max(1, self.resident() - before)
@@ -150,7 +151,3 @@ class Host:
                     self.evicted_at = time.monotonic()
             self.counters.evictions += len(evicted)
         return len(evicted)
-
-
-def _files_size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

@@ -23,22 +23,22 @@ class Executor:
         session = serving.session
         if serving.model is None or not isinstance(session, OpenVinoSession):
             raise ContractError("serving.json names no model for OpenVINO in process. Build the model again")
-        wanted = PRECISIONS[session.precision]
+        precision = PRECISIONS[session.precision]
         settings = {
             "INFERENCE_NUM_THREADS": session.threads or cores(),
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": wanted,
+            "INFERENCE_PRECISION_HINT": precision,
         }
         core = openvino.Core()
         compiled = core.compile_model(core.read_model(str(folder / serving.model)), "CPU", settings)
         multiplied = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        if wanted == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             multiplied = "f32"  # whatever the hint says: 2026.4 returns it unchanged
-        if multiplied != wanted:
+        if multiplied != precision:
             raise RuntimeError(
-                f"OpenVINO multiplies in {multiplied} on this CPU and the model was verified in {wanted}: build it on "
-                "a CPU like this one, or with --engine onnxruntime"
+                f"OpenVINO multiplies in {multiplied} on this CPU and the model was verified in {precision}: build it "
+                "on a CPU like this one, or with --engine onnxruntime"
             )
         self.request = compiled.create_infer_request()
         self.outputs = list(serving.outputs)

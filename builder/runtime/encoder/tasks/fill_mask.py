@@ -61,8 +61,8 @@ class Task(task.Task):
                 where = "after the cut" if row.truncated else "in it"
                 raise InputError(f"text_input, row {row.source}, has no {self.parameters['mask']} {where}; put one in")
             row.feeds["positions"] = positions
-        wanted = job.options["top_k"] * sum(len(row.feeds["positions"]) for row in rows)
-        refuse_long("predictions, top_k for each mask,", wanted, self.limits)
+        predictions = job.options["top_k"] * sum(len(row.feeds["positions"]) for row in rows)
+        refuse_long("predictions, top_k for each mask,", predictions, self.limits)
         return rows
 
     def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:

@@ -50,13 +50,13 @@ class Task(task.Task):
         if len(questions) != len(contexts):
             raise InputError(f"context has {len(contexts)} rows and question {len(questions)}; send one a question")
         stride = count(tensors, "doc_stride", min(self.max_length // 2, 128), minimum=0)
-        room = self.max_length - self.parameters["special_tokens"] - stride
+        limit = self.max_length - self.parameters["special_tokens"] - stride
         for row, question in enumerate(self.text(questions)):
             tokens = len(question) - sum(question.special_tokens_mask)
-            if tokens >= room:
+            if tokens >= limit:
                 raise InputError(
                     f"question, row {row}, has {tokens} tokens; with doc_stride {stride} and windows of "
-                    f"{self.max_length} tokens fewer than {room} leave room for the context: shorten the question "
+                    f"{self.max_length} tokens fewer than {limit} leave room for the context: shorten the question "
                     "or send a smaller doc_stride"
                 )
         options = {
@@ -124,9 +124,9 @@ class Task(task.Task):
         null_score = float(start[0] * end[0])
         start[0] = end[0] = 0.0
         scores = np.tril(np.triu(np.outer(start, end)), options["max_answer_len"] - 1).ravel()
-        wanted = options["top_k"] * 2 + 10  # aligning to words makes some of them equal
-        if len(scores) > wanted:
-            best = np.argpartition(-scores, wanted)[:wanted]
+        limit = options["top_k"] * 2 + 10  # aligning to words makes some of them equal
+        if len(scores) > limit:
+            best = np.argpartition(-scores, limit)[:limit]
             best = best[np.argsort(-scores[best])]
         else:
             best = np.argsort(-scores)
