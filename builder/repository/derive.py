@@ -21,7 +21,7 @@ from builder.repository.check import check
 from builder.repository.config.entries import numbered
 from builder.repository.config.render import parse, quote
 from builder.repository.locks import sync
-from builder.repository.publish import move_in, tidy
+from builder.repository.publish import move_in, remove_old_versions
 from builder.repository.report.bom import BOM, bom
 from builder.repository.report.page import PAGE, page
 from builder.repository.report.record import BuildReport, read_report
@@ -56,20 +56,20 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
     entry = repository / name
     with changing(repository, name) as change:
         adopt(change, entry)
-        now, number = served_number(entry), max(version_numbers(entry)) + 1
-        if now is None:
+        before, number = served_number(entry), max(version_numbers(entry)) + 1
+        if before is None:
             raise RepositoryError(
                 f"{name} has no version that is served; build-repo versions {name} shows those it has"
             )
-        changed = with_settings(entry / str(now), settings)
-        report = _report(read_report(entry, str(now)), changed, settings, reason, (now, number))
+        changed = with_settings(entry / str(before), settings)
+        report = _report(read_report(entry, str(before)), changed, settings, reason, (before, number))
         if report.memory is not None and "slots" in settings:
-            slots = read_settings(entry / str(now))["slots"]
+            slots = read_settings(entry / str(before))["slots"]
             cache = report.memory["cache"] // slots * settings["slots"]
             report = replace(report, memory={**report.memory, "cache": cache})
             changed = {**changed, CONFIG: _with_new_memory(changed[CONFIG].decode(), report).encode()}
         staged = change.staging / "new" / name
-        _write(staged, entry, changed, report, now)
+        _write(staged, entry, changed, report, before)
         problems = check(staged.parent)
         if problems:
             raise RepositoryError(
@@ -78,7 +78,7 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
         move_in(change, staged, entry, number)
         activate(change, repository, [name], number)
         change.commit()
-        tidy(repository, name, change.staging / "removed", keep, [number, now])
+        remove_old_versions(repository, name, change.staging / "removed", keep, [number, before])
     return number
 
 
@@ -88,8 +88,8 @@ def _with_new_memory(config: str, report: BuildReport) -> str:
     if SUMMARY not in parameters or report.memory is None:
         return config
     summary = parameters[SUMMARY].string_value
-    now = {**json.loads(summary), "memory": sum(report.memory.values())}
-    return config.replace(quote(summary), quote(json.dumps(now, ensure_ascii=False, separators=(",", ":"))))
+    changed = {**json.loads(summary), "memory": sum(report.memory.values())}
+    return config.replace(quote(summary), quote(json.dumps(changed, ensure_ascii=False, separators=(",", ":"))))
 
 
 def _report(
@@ -103,12 +103,12 @@ def _report(
     return replace(report, version=number, files={**report.files, report.name: own}, settings=changes)
 
 
-def _write(staged: Path, entry: Path, changed: Mapping[str, bytes], report: BuildReport, now: int) -> None:
+def _write(staged: Path, entry: Path, changed: Mapping[str, bytes], report: BuildReport, before: int) -> None:
     """Write the entry with its new version alone; copies of the files in BESIDE lie beside the version folder too."""
     folder = staged / str(report.version)
-    shutil.copytree(entry / str(now), folder, copy_function=os.link, ignore=shutil.ignore_patterns(SIGNATURE))
+    shutil.copytree(entry / str(before), folder, copy_function=os.link, ignore=shutil.ignore_patterns(SIGNATURE))
     own = {
-        FILE: changed[f"{now}/{FILE}"],
+        FILE: changed[f"{before}/{FILE}"],
         CONFIG: _with_version(changed[CONFIG].decode(), report.version).encode(),
         REPORT: json.dumps(report.document(), indent=1, ensure_ascii=False).encode(),
         PAGE: page(report).encode(),

@@ -18,7 +18,7 @@ import filecmp
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -62,12 +62,12 @@ def publish(
     """
     if not isinstance(outcome, Verified | Unverified):
         raise TypeError(f"only Verified or Unverified entries are published, not {type(outcome).__name__}")
-    _make(repository)
+    _create(repository)
     names = [entry.name for entry in outcome.entries]
     with changing(repository, names[0]) as change:
-        made = _made_since(repository / names[0], since, outcome.report.build_key)
-        if made is not None:
-            return made
+        later = _published_since(repository / names[0], since, outcome.report.build_key)
+        if later is not None:
+            return later
         number = max([first, *(1 + n for name in names for n in version_numbers(repository / name))])
         entries, report = _as_version(outcome, number)
         published = Published(repository)
@@ -76,18 +76,20 @@ def publish(
         problems = check(change.staging / "new", digests=WRITTEN)
         if problems:
             raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
-        before = _served(repository / names[0])
+        before = _served_number(repository / names[0])
         for entry in reversed(entries):
             move_in(change, change.staging / "new" / entry.name, repository / entry.name, number)
-        if before is None or not _waits(entries[-1]):
+        if before is None or not _needs_compiling(entries[-1]):
             activate(change, repository, names, number)
         change.commit()
-        _note(repository, report, published)
-        tidy(repository, names[0], change.staging / "removed", keep, [number, before])
+        for name, files in report.files.items():
+            for path, digest in files.items():
+                published.note(digest, repository / name / path)
+        remove_old_versions(repository, names[0], change.staging / "removed", keep, [number, before])
     return report
 
 
-def _made_since(entry: Path, since: int | None, key: str | None) -> BuildReport | None:
+def _published_since(entry: Path, since: int | None, key: str | None) -> BuildReport | None:
     """Return the report of the newest version if it is later than `since` and of the same checkpoint and options."""
     number = max(version_numbers(entry), default=0)
     if since is None or key is None or number <= since:
@@ -98,14 +100,8 @@ def _made_since(entry: Path, since: int | None, key: str | None) -> BuildReport 
     return None
 
 
-def _note(repository: Path, report: BuildReport, published: Published) -> None:
-    """Remember where the files of a version are, for later builds that publish the same files."""
-    for name, files in report.files.items():
-        for path, digest in files.items():
-            published.note(digest, repository / name / path)
-
-
-def tidy(repository: Path, name: str, staging: Path, keep: int, also: Sequence[int | None]) -> None:
+def remove_old_versions(repository: Path, name: str, staging: Path, keep: int, also: Sequence[int | None]) -> None:
+    """Move the versions of a model to `staging`, except `keep` of them: `also`, then the newest."""
     try:
         staging.mkdir()
         prune(repository, name, staging, keep, also)
@@ -116,7 +112,7 @@ def tidy(repository: Path, name: str, staging: Path, keep: int, also: Sequence[i
         ) from error
 
 
-def _make(repository: Path) -> None:
+def _create(repository: Path) -> None:
     try:
         repository.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -147,24 +143,29 @@ def _as_version(outcome: Verified | Unverified, number: int) -> tuple[list[Repos
     return entries, replace(outcome.report, version=number, files=files)
 
 
-def _served(entry: Path) -> int | None:
+def _served_number(entry: Path) -> int | None:
     try:
         return served_number(entry)
     except RepositoryError:  # the config.pbtxt is damaged: this build replaces it
         return None
 
 
-def _waits(engine: RepositoryEntry) -> bool:
+def _needs_compiling(engine: RepositoryEntry) -> bool:
     """Return True if a version cannot be served before its plan is compiled."""
     return any(path.split("/")[1] == RECIPE for path in engine.files)
 
 
 def _write(
-    folder: Path, entry: RepositoryEntry, report: BuildReport, there: Path, published: Published, workplace: Path | None
+    folder: Path,
+    entry: RepositoryEntry,
+    report: BuildReport,
+    existing: Path,
+    published: Published,
+    workplace: Path | None,
 ) -> None:
     """Write one entry without its other versions.
 
-    Files that earlier versions (in `there`), other models or `workplace` have already become links to those.
+    A file that an earlier version (in `existing`), another model or `workplace` already has becomes a link to it.
     """
     version, digests = entry.config.version, report.files[entry.name]
     own: dict[str, bytes | Path] = {
@@ -177,7 +178,7 @@ def _write(
     for name, content in own.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        earlier = [there / numbered(name, n, of=version) for n in reversed(version_numbers(there))]
+        earlier = [existing / numbered(name, n, of=version) for n in reversed(version_numbers(existing))]
         digest = digests.get(name, "")
         if not _linked(target, content, [*earlier, *published.find(digest)]):
             if isinstance(content, Path) and workplace is not None and content.is_relative_to(workplace):
@@ -202,9 +203,9 @@ def _copy(content: bytes | Path, target: Path) -> None:
 
 
 def _linked(target: Path, content: bytes | Path, earlier: Sequence[Path]) -> bool:
-    """Link `target` to the first of `earlier` that has this content; return False if none has it or links fail."""
+    """Link `target` to the first file of `earlier` with this content; return False without one, or if links fail."""
     for path in earlier:
-        if path.is_file() and _holds(path, content):
+        if path.is_file() and _has_content(path, content):
             try:
                 os.link(path, target)
             except OSError:
@@ -213,22 +214,19 @@ def _linked(target: Path, content: bytes | Path, earlier: Sequence[Path]) -> boo
     return False
 
 
-def _holds(path: Path, content: bytes | Path) -> bool:
+def _has_content(path: Path, content: bytes | Path) -> bool:
     if isinstance(content, Path):
         return filecmp.cmp(path, content, shallow=False)
     return path.stat().st_size == len(content) and path.read_bytes() == content
 
 
 def move_in(change: RepositoryChange, staged: Path, entry: Path, number: int) -> None:
-    """Move a version in beside the others, where Triton does not look yet; without others, move the whole entry."""
+    """Move a staged version beside the others, where Triton does not load it yet; the first with its whole entry."""
     if not entry.exists():
         change.move(staged, entry)
         return
-    if _served(entry) is not None:
+    if _served_number(entry) is not None:
         adopt(change, entry)
-    for part in _parts(staged, number):
-        change.move(staged / part, entry / part)
-
-
-def _parts(staged: Path, number: int) -> Iterator[str]:
-    return (part for part in (f"warmup/{number}", str(number)) if (staged / part).is_dir())
+    for part in (f"warmup/{number}", str(number)):
+        if (staged / part).is_dir():
+            change.move(staged / part, entry / part)

@@ -1,7 +1,4 @@
-"""Results that can be published: entries whose answers were compared with PyTorch's, or that say they were not.
-
-Knows numbers and bounds; knows nothing about graphs.
-"""
+"""Results that can be published: entries whose answers were compared with PyTorch's, or that say they were not."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _PASSED = object()  # only `Verified.after` uses it
 
 @dataclass(frozen=True)
 class ParityBound:
-    """Number that came of a comparison with PyTorch, and the range that it must be in."""
+    """Result of a comparison with PyTorch, and the range that it must be in."""
 
     name: str
     value: float
@@ -27,12 +24,12 @@ class ParityBound:
 
     @property
     def is_met(self) -> bool:
-        """True if it is in its range; NaN is in none."""
+        """True if the value is in its range; NaN is in none."""
         return self.at_least <= self.value <= self.at_most
 
     def __str__(self) -> str:
-        wanted = f"at most {self.at_most:.4g}" if math.isfinite(self.at_most) else f"at least {self.at_least:.4g}"
-        return f"{self.name} is {self.value:.4g}, {wanted} is right"
+        bound = f"at most {self.at_most:.4g}" if math.isfinite(self.at_most) else f"at least {self.at_least:.4g}"
+        return f"{self.name} is {self.value:.4g}, {bound} is right"
 
 
 @dataclass(frozen=True)

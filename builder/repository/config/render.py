@@ -32,7 +32,7 @@ def render(config: Config) -> str:
     try:
         text = _template(templates()).render({field.name: getattr(config, field.name) for field in fields(config)})
     except jinja2.UndefinedError as error:
-        raise RepositoryError(f"config.pbtxt.j2 needs a value nobody gave: {error}") from error
+        raise RepositoryError(f"config.pbtxt.j2 needs a value that is missing: {error}") from error
     parsed = parse(text, config.name)
     names = ([f.name for f in parsed.input], [f.name for f in parsed.output])
     if parsed.name != config.name or names != ([f.name for f in config.inputs], [f.name for f in config.outputs]):

@@ -1,6 +1,7 @@
 """Bill of materials of a model: CycloneDX 1.6, type machine-learning-model (ECMA-424; cyclonedx.org/docs/1.6/json).
 
-It says what a model was made of, not when: the same build has the same bytes.
+It has no time of its own: the same build has the same bytes. Written without cyclonedx-python-lib, whose components have
+no model card.
 """
 
 from __future__ import annotations
@@ -155,11 +156,11 @@ def _emitted(python: str, target: str) -> Mapping[str, str]:
     """Return the emitted requirements of an interpreter, each with its version."""
     name = "requirements.txt" if target == "cpu" else "requirements-gpu.txt"
     lines: Sequence[str] = (RUNTIME / name).read_text("utf-8").splitlines()
-    wanted = [Requirement(line.split("#")[0].strip()) for line in lines if line.split("#")[0].strip()]
+    requirements = [Requirement(text) for line in lines if (text := line.split("#")[0].strip())]
     return {
-        one.name: next(iter(one.specifier)).version
-        for one in wanted
-        if one.marker is None or one.marker.evaluate({"python_version": python})
+        requirement.name: next(iter(requirement.specifier)).version
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": python})
     }
 
 

@@ -18,7 +18,7 @@ LABEL_WIDTH = 300  # at most; a longer label is shortened, and shows itself whol
 def bars(values: Mapping[str, float], form: str, chosen: str | None) -> str:
     """Draw one bar for each label, from zero; `form` formats the numbers."""
     most = max(values.values(), default=0) or 1
-    left, right = _bar_room(values, [form.format(value) for value in values.values()])
+    left, right = _bar_extent(values, [form.format(value) for value in values.values()])
     parts = []
     for row, (label, value) in enumerate(values.items()):
         y, width = row * BAR, (right - left) * value / most
@@ -35,7 +35,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], form: str) -> str:
     """Draw one bar for each label, its parts side by side, and a legend of the parts; `form` formats the sums."""
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     most = max((sum(parts.values()) for parts in rows.values()), default=0) or 1
-    left, right = _bar_room(rows, [form.format(sum(parts.values())) for parts in rows.values()])
+    left, right = _bar_extent(rows, [form.format(sum(parts.values())) for parts in rows.values()])
     drawn, x, top = [], 0.0, 0
     for index, name in enumerate(names):
         if x and x + 17 + _width(name) > WIDTH:
@@ -61,10 +61,10 @@ def points(places: Mapping[str, tuple[float, float]], axes: tuple[str, str], cho
     plot = _Plot([x for x, _ in places.values()], [y for _, y in places.values()], WIDTH - 110, axes)
     parts = plot.grid()
     centres = {label: (plot.x(x), plot.y(y)) for label, (x, y) in places.items()}
-    taken = [_Box(x - 6, y - 6, 12, 12) for x, y in centres.values()]
+    occupied = [_Box(x - 6, y - 6, 12, 12) for x, y in centres.values()]
     for label, (x, y) in sorted(centres.items(), key=lambda item: item[1]):
-        box = _free_box(x, y, _width(label), taken, plot.bottom)
-        taken.append(box)
+        box = _free_box(x, y, _width(label), occupied, plot.bottom)
+        occupied.append(box)
         kind = "point chosen" if label == chosen else "point"
         parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>')
         parts.append(_text(box.x, box.y + LINE - 2, label))
@@ -102,14 +102,14 @@ def _spread(ends: Mapping[str, float], bottom: float) -> dict[str, float]:
     return places
 
 
-def _bar_room(labels: Mapping[str, object], numbers: Sequence[str]) -> tuple[float, float]:
+def _bar_extent(labels: Mapping[str, object], numbers: Sequence[str]) -> tuple[float, float]:
     """Return where bars begin, after the widest label, and where the longest may end, before the widest number."""
     return max(map(_width, labels), default=0.0) + 8, WIDTH - max(map(_width, numbers), default=0.0) - 6
 
 
 @dataclass(frozen=True)
 class _Box:
-    """Rectangle that a text or a mark takes."""
+    """Rectangle of a text or a mark."""
 
     x: float
     y: float
@@ -125,7 +125,7 @@ class _Box:
         )
 
 
-def _free_box(x: float, y: float, width: float, taken: Sequence[_Box], bottom: float) -> _Box:
+def _free_box(x: float, y: float, width: float, occupied: Sequence[_Box], bottom: float) -> _Box:
     """Return the free place for a label that is nearest to the point's right, inside the picture."""
 
     def boxes() -> Iterator[_Box]:
@@ -134,7 +134,7 @@ def _free_box(x: float, y: float, width: float, taken: Sequence[_Box], bottom: f
             if 0 <= top <= bottom - LINE:
                 yield _Box(min(x + 9, WIDTH - width), top, width, LINE)
 
-    free = (box for box in boxes() if not any(box.overlaps(other) for other in taken))
+    free = (box for box in boxes() if not any(box.overlaps(other) for other in occupied))
     return next(free, _Box(min(x + 9, WIDTH - width), y - LINE / 2, width, LINE))
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from builder.common.errors import RepositoryError, first_line
 
-LOUD = ("gcsfs", "google", "azure")  # they also log what they raise, as tracebacks and as advice of twenty lines
+LOGGERS = ("gcsfs", "google", "azure")  # they also log what they raise, as tracebacks and as advice of twenty lines
 SILENT = logging.NullHandler()  # a program's own handlers still show their logs
-NO_ENTRY = (401, 403)  # HTTP statuses
-PLAIN = re.compile(r"(Forbidden|Bad Request): \S+\n(?P<reason>.+)")  # gcsfs/retry.py: the second line is the reason
+REFUSED_STATUSES = (401, 403)
+GCSFS_MESSAGE = re.compile(r"(Forbidden|Bad Request): \S+\n(?P<reason>.+)")  # gcsfs/retry.py
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile in ~/.aws, or the machine's role",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS=FILE, gcloud's application-default login, or the machine's service account",
@@ -24,7 +24,7 @@ CREDENTIALS["abfs"] = CREDENTIALS["az"]
 
 def silence() -> None:
     """Silence the libraries' logs, except for handlers that a program sets itself."""
-    for name in LOUD:
+    for name in LOGGERS:
         logging.getLogger(name).addHandler(SILENT)
 
 
@@ -40,20 +40,20 @@ def credentials_for(url: str) -> str:
 
 def reason(error: Exception) -> str:
     """Return what a library reported, in one line."""
-    match = PLAIN.match(str(error))
+    match = GCSFS_MESSAGE.match(str(error))
     return (match["reason"] if match else first_line(error))[:300]
 
 
-def says_absent(error: Exception) -> bool:
+def is_absent(error: Exception) -> bool:
     """Return True if a store reports that an object is absent; for a write, that its bucket is."""
     return isinstance(error, FileNotFoundError) or getattr(error, "status_code", None) == 404
 
 
 @contextlib.contextmanager
-def in_a_line(url: str, what: str) -> Iterator[None]:
+def one_line_errors(url: str, operation: str) -> Iterator[None]:
     """Raise RepositoryError for every error of a store's libraries except FileExistsError.
 
-    `what`: the past participle of the operation, for the message.
+    `operation`: its past participle, for the message.
     """
     try:
         yield
@@ -61,7 +61,7 @@ def in_a_line(url: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # credentials, names, connections
         advice = f"; {credentials_for(url)}" if scheme_of(url) in CREDENTIALS and _is_refusal(error) else ""
-        raise RepositoryError(f"{url} could not be {what}: {reason(error)}{advice}") from error
+        raise RepositoryError(f"{url} could not be {operation}: {reason(error)}{advice}") from error
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -69,7 +69,7 @@ def _is_refusal(error: Exception) -> bool:
     status = getattr(error, "status_code", getattr(error, "code", None))
     return (
         isinstance(error, PermissionError)
-        or status in NO_ENTRY
+        or status in REFUSED_STATUSES
         or str(error).startswith("Forbidden")
         or type(error).__name__ in ("NoCredentialsError", "ClientAuthenticationError")
     )

@@ -1,4 +1,4 @@
-"""Publishes a build to an object store, from a temporary folder."""
+"""Publish a build to an object store, from a temporary folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def publish_to(store: Store, outcome: Verified | Unverified, folder: Path) -> Bu
         report = publish(repository, outcome, first=number, workplace=folder)
         try:
             push(repository, report.name, store)
-        except VersionTakenError:  # another process was faster: take the number after its version
+        except VersionTakenError:  # by another process meanwhile: take the next number
             continue
         return report
 

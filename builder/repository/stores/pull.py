@@ -1,4 +1,4 @@
-"""Pulls a version from an object store: fetches it beside the repository, verifies it, and publishes it in one change.
+"""Pull a version from an object store: fetch it beside the repository, verify it, and publish it in one change.
 
 Triton reads the folder and never the store: its polling would reload models for nothing, and can load half of one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from builder.common.errors import RepositoryError
 from builder.options.choices import KEEP
 from builder.repository.check import check
 from builder.repository.locks import locked, sync
-from builder.repository.publish import move_in, tidy
+from builder.repository.publish import move_in, remove_old_versions
 from builder.repository.sharing.hosting import refuse_hosted
 from builder.repository.signatures import unsigned
 from builder.repository.stores.manifest import Blob, Manifest
@@ -53,18 +53,19 @@ def pull(
     staging = repository.parent / f".{repository.name}.pull"
     with locked(staging):
         staging.mkdir(exist_ok=True)
-        here = _blobs_here(manifest, repository)
-        wanted = {blob for blob in manifest.files.values() if blob not in here and not (staging / blob.sha256).exists()}
+        local = _local_blobs(manifest, repository)
+        missing = {blob for blob in manifest.files.values() if blob not in local}
+        to_fetch = {blob for blob in missing if not (staging / blob.sha256).exists()}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for done in [pool.submit(store.get, blob, staging / blob.sha256) for blob in wanted]:
-                done.result()
-        fetched = {blob: staging / blob.sha256 for blob in manifest.files.values() if blob not in here}
-        _publish(manifest, {**here, **fetched}, repository, keep, verify_key)
+            for future in [pool.submit(store.get, blob, staging / blob.sha256) for blob in to_fetch]:
+                future.result()
+        fetched = {blob: staging / blob.sha256 for blob in missing}
+        _publish(manifest, {**local, **fetched}, repository, keep, verify_key)
         shutil.rmtree(staging)
-    return Pulled(manifest, sum(blob.size for blob in wanted))
+    return Pulled(manifest, sum(blob.size for blob in to_fetch))
 
 
-def _blobs_here(manifest: Manifest, repository: Path) -> dict[Blob, Path]:
+def _local_blobs(manifest: Manifest, repository: Path) -> dict[Blob, Path]:
     """Return the blobs of a version that the repository already has, in files of any version."""
     sizes = {blob.size for blob in manifest.files.values()}
     folders = (repository / entry for entry in manifest.entries())
@@ -83,9 +84,9 @@ def _publish(
     with changing(repository, manifest.name) as change:
         new = change.staging / "new"
         for path, blob in manifest.files.items():
-            _place(blobs[blob], new / path)
+            _link_or_copy(blobs[blob], new / path)
         for entry in names:
-            _put_beside(new / entry, number)
+            _copy_beside(new / entry, number)
         if sorted(entry_names(new, manifest.name, number)) != sorted(names):
             raise RepositoryError(
                 f"{manifest.name}: its manifest has files of {', '.join(names)}, and its build.json says "
@@ -99,12 +100,17 @@ def _publish(
                 move_in(change, new / entry, repository / entry, number)
         activate(change, repository, names, number)
         change.commit()
-        tidy(repository, manifest.name, change.staging / "removed", keep, [number, before])
+        remove_old_versions(repository, manifest.name, change.staging / "removed", keep, [number, before])
 
 
 def _refuse_another(manifest: Manifest, repository: Path) -> None:
     """Raise RepositoryError if the repository has a different version with that number."""
-    other = [path for path, blob in manifest.files.items() if not _is(repository / path, blob)]
+    files = {path: repository / path for path in manifest.files}
+    other = [
+        path
+        for path, blob in manifest.files.items()
+        if not (files[path].is_file() and files[path].stat().st_size == blob.size and blob_of(files[path]) == blob)
+    ]
     if other:
         raise RepositoryError(
             f"{repository} has another version {manifest.version} of {manifest.name}: {other[0]} is not the file of "
@@ -112,11 +118,7 @@ def _refuse_another(manifest: Manifest, repository: Path) -> None:
         )
 
 
-def _is(path: Path, blob: Blob) -> bool:
-    return path.is_file() and path.stat().st_size == blob.size and blob_of(path) == blob
-
-
-def _place(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """Create `target` as a hard link to `source`, or as a copy if linking fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -126,15 +128,10 @@ def _place(source: Path, target: Path) -> None:
     sync(target)
 
 
-def _put_beside(entry: Path, number: int) -> None:
+def _copy_beside(entry: Path, number: int) -> None:
     """Copy the files that a repository has beside the version folders."""
     for name in BESIDE:
         if (entry / str(number) / name).is_file():
             shutil.copyfile(entry / str(number) / name, entry / name)
-    for folder in _folders(entry):
+    for folder in (entry, *(path for path in entry.rglob("*") if path.is_dir())):
         sync(folder)
-
-
-def _folders(entry: Path) -> Iterator[Path]:
-    yield entry
-    yield from (path for path in entry.rglob("*") if path.is_dir())

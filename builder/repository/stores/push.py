@@ -1,9 +1,8 @@
-"""Pushes a version to an object store: the blobs that it lacks, then the manifest."""
+"""Push a version to an object store: the blobs that it lacks, then the manifest."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,8 @@ def push(repository: Path, name: str, store: Store, version: int | None = None) 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         blobs = dict(zip(files, pool.map(blob_of, files.values()), strict=True))
         sources = {blob: files[path] for path, blob in blobs.items()}
-        sent = sum(pool.map(_sender(store), sources.values(), sources))
+        was_sent = pool.map(store.put, sources.values(), sources)
+        sent = sum(blob.size for blob, new in zip(sources, was_sent, strict=True) if new)
     manifest = Manifest(name, number, _source(repository / name, number), blobs)
     store.publish(manifest)
     return Pushed(manifest, sent)
@@ -58,10 +58,6 @@ PARTS = (".", "warmup")  # where a version has files: see builder/repository/pub
 def blob_of(file: Path) -> Blob:
     """Return the blob of a file: its hash and size."""
     return Blob(sha256_of(file), file.stat().st_size)
-
-
-def _sender(store: Store) -> Callable[[Path, Blob], int]:
-    return lambda source, blob: blob.size if store.put(source, blob) else 0
 
 
 def _source(entry: Path, number: int) -> str | None:

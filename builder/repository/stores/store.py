@@ -20,7 +20,7 @@ from builder.common.distribution import installing
 from builder.common.errors import RepositoryError, SpecError
 from builder.common.hashing import sha256_of
 from builder.repository.stores.manifest import Blob, Manifest, dump, load
-from builder.repository.stores.problems import credentials_for, in_a_line, reason, says_absent, scheme_of, silence
+from builder.repository.stores.problems import credentials_for, is_absent, one_line_errors, reason, scheme_of, silence
 
 URL = re.compile(r"(s3|gs|az|abfs|file)://.+")
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "abfs": "azure", "file": "s3"}
@@ -48,26 +48,30 @@ class Store:
 
     def models(self) -> list[str]:
         """Return the models that have a version."""
-        return sorted(Path(path).name for path in self._list(f"{self.root}/models"))
+        listing = partial(self.files.ls, f"{self.root}/models", detail=False)
+        return sorted(Path(path).name for path in self._listed(listing))
 
     def versions(self, name: str) -> list[int]:
         """Return the versions of a model, in order."""
-        files = (PurePosixPath(path) for path in self._find(f"{self.root}/models/{name}"))
+        # find, not ls: adlfs' ls would first list each folder whose name begins with this one's
+        listing = partial(self.files.find, f"{self.root}/models/{name}")
+        files = (PurePosixPath(path) for path in self._listed(listing))
         own = (file.name for file in files if file.parent.name == name)
         return sorted(int(match[1]) for text in own if (match := re.fullmatch(r"([1-9]\d*)\.json", text)))
 
     def manifest(self, name: str, version: int | None = None) -> Manifest:
         """Return the manifest of a version of a model, by default the newest. Raises RepositoryError if none exists."""
-        there = self.versions(name)
-        if not there:
+        versions = self.versions(name)
+        if not versions:
             raise RepositoryError(f"{self.url} has no model {name}; it has {', '.join(self.models()) or 'none'}")
-        wanted = there[-1] if version is None else version
-        if wanted not in there:
-            raise RepositoryError(f"{self.url} has no version {wanted} of {name}; it has {', '.join(map(str, there))}")
-        path = self._manifest(name, wanted)
-        with in_a_line(self.url, "read"):
+        number = versions[-1] if version is None else version
+        if number not in versions:
+            has = ", ".join(map(str, versions))
+            raise RepositoryError(f"{self.url} has no version {number} of {name}; it has {has}")
+        path = self._manifest(name, number)
+        with one_line_errors(self.url, "read"):
             manifest = load(self.files.cat_file(path), path)
-        if (manifest.name, manifest.version) != (name, wanted):
+        if (manifest.name, manifest.version) != (name, number):
             raise RepositoryError(
                 f"{path} is the manifest of version {manifest.version} of {manifest.name}; push it again"
             )
@@ -80,7 +84,7 @@ class Store:
             with self._writing():
                 self._create(path, content)
         except FileExistsError as error:
-            if self._holds(path, content):  # this manifest: the store's answer was lost, and the write was retried
+            if self._has_content(path, content):  # written by a retry: the answer to the first was lost
                 return
             raise VersionTakenError(
                 f"{self.url} has a version {manifest.version} of {manifest.name} already; nothing of it was changed"
@@ -100,7 +104,7 @@ class Store:
 
     def read(self, blob: Blob) -> bytes:
         """Return the content of a small blob. Raises RepositoryError if it does not match its hash."""
-        with in_a_line(self.url, "read"):
+        with one_line_errors(self.url, "read"):
             content: bytes = self.files.cat_file(self._blob(blob))
         if hashlib.sha256(content).hexdigest() != blob.sha256:
             raise RepositoryError(
@@ -144,7 +148,7 @@ class Store:
 
     def _size(self, path: str) -> int | None:
         """Return the bytes of an object; None if it does not exist."""
-        with in_a_line(self.url, "read"):
+        with one_line_errors(self.url, "read"):
             try:
                 return int(self.files.info(path)["size"])
             except FileNotFoundError:
@@ -160,35 +164,24 @@ class Store:
     def _manifest(self, name: str, version: int) -> str:
         return f"{self.root}/models/{name}/{version}.json"
 
-    def _holds(self, path: str, content: bytes) -> bool:
-        with in_a_line(self.url, "read"):
-            there: bytes = self.files.cat_file(path)
-        return there == content
+    def _has_content(self, path: str, content: bytes) -> bool:
+        with one_line_errors(self.url, "read"):
+            return bool(self.files.cat_file(path) == content)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with in_a_line(self.url, "written"):
+        with one_line_errors(self.url, "written"):
             try:
                 yield
             except Exception as error:
-                if says_absent(error):
+                if is_absent(error):
                     self._require_bucket()
                 raise
 
-    def _list(self, path: str) -> list[str]:
-        """Return the paths directly under `path`."""
-        return self._found(partial(self.files.ls, path, detail=False))
-
-    def _find(self, path: str) -> list[str]:
-        """Return all files under `path`.
-
-        With adlfs, listing what is directly under `path` first lists each folder whose name begins like that of `path`.
-        """
-        return self._found(partial(self.files.find, path))
-
-    def _found(self, listing: Callable[[], Sequence[str]]) -> list[str]:
+    def _listed(self, listing: Callable[[], Sequence[str]]) -> list[str]:
+        """Return the paths of a listing; empty if its folder does not exist."""
         self.files.invalidate_cache()
-        with in_a_line(self.url, "read"):
+        with one_line_errors(self.url, "read"):
             try:
                 found = list(listing())
             except FileNotFoundError:
@@ -246,6 +239,6 @@ def open_store(url: str) -> Store:
         raise SpecError(
             f"{url} needs a package that is not here ({reason(error)}): {installing(EXTRAS[scheme_of(url)])}"
         ) from error
-    except ValueError as error:  # adlfs, if the account is not stated, or stated incorrectly
+    except ValueError as error:  # of adlfs, if the account is missing or malformed
         raise SpecError(f"{url} could not be opened: {reason(error)}; {credentials_for(url)}") from error
     return Store(url.rstrip("/"), files, root.rstrip("/"))
