@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from builder.common.errors import BuilderError
     from builder.options import BuildSpec, load_specs, make_spec
     from builder.repository.check import check
-    from builder.repository.signatures import Signer, sign, unsigned
+    from builder.repository.signatures import sign, unsigned
+    from builder.repository.signing_keys import Signer
     from builder.repository.stores.pull import pull
     from builder.repository.stores.push import push
     from builder.repository.stores.store import open_store
@@ -32,7 +33,7 @@ _HOMES = {
     "BuilderError": "builder.common.errors",
     "Client": "builder.serving.client.client",
     "Level": "builder.serving.load.traffic",
-    "Signer": "builder.repository.signatures",
+    "Signer": "builder.repository.signing_keys",
     "Target": "builder.serving.load.traffic",
     "build": "builder.building.pipeline",
     "check": "builder.repository.check",

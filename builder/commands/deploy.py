@@ -128,7 +128,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     from builder.clusters.deploy.contents import contents
     from builder.clusters.deploy.deployment import Deployment, Scaling, Secrets, check
     from builder.clusters.deploy.sizing import as_built, as_planned
-    from builder.repository.signatures import trusted_text
+    from builder.repository.signing_keys import trusted_text
     from builder.repository.stores.store import is_store
 
     if (options.max_replicas is None) != (options.prometheus is None):

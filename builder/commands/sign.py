@@ -7,7 +7,8 @@ from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 from builder.common.errors import SpecError
-from builder.repository.signatures import Signer, sign
+from builder.repository.signatures import sign
+from builder.repository.signing_keys import Signer
 from builder.repository.transaction import recover
 
 

@@ -27,7 +27,7 @@ from builder.repository.report.page import PAGE, page
 from builder.repository.report.record import BuildReport, read_report
 from builder.repository.report.summary import REPORT as SUMMARY
 from builder.repository.settings import Settings, read_settings, with_settings
-from builder.repository.signatures import SIGNATURE
+from builder.repository.signing_keys import SIGNATURE
 from builder.repository.transaction import changing
 from builder.repository.versions import (
     BESIDE,

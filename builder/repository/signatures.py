@@ -11,36 +11,21 @@ import base64
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builder.common.distribution import installing
-from builder.common.errors import RepositoryError, SpecError, first_line
+from builder.common.errors import RepositoryError, first_line
 from builder.common.hashing import sha256_of
 from builder.repository.config.render import parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
+from builder.repository.signing_keys import SIGNATURE, Signer, signing_configuration, verifying_configuration
 from builder.repository.versions import CONFIG, REPORT, entry_names, loaded_numbers, version_numbers
 from builder.runtime.contract import HOSTED, ContractError
 
-SIGNATURE = "model.sig"  # the file name that model-signing uses
 WARM_UP = "warmup"  # a folder of each version in it
-HOW = "build-repo sign --key FILE"
+SIGN_COMMAND = "build-repo sign --key FILE"
 
-Which = Callable[[Path], Sequence[int]]  # selects some versions of the model in a folder
-
-
-@dataclass(frozen=True)
-class Signer:
-    """Signer of models.
-
-    `key`: a private key (PEM; an elliptic curve's). `certificate`: its certificate, and `chain` those between it and
-    the trusted one; None if the key itself is trusted.
-    """
-
-    key: Path
-    certificate: Path | None = None
-    chain: tuple[Path, ...] = ()
+VersionSelector = Callable[[Path], Sequence[int]]  # of the versions of the model in a folder
 
 
 def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[str]:
@@ -48,38 +33,44 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
 
     Raises SpecError for a key that cannot be used, RepositoryError for a model that is not there or has links in it.
     """
-    wanted = _named_folders(repository, names)
-    configuration = _signing(signer)
+    folders = _named_folders(repository, names)
+    configuration = signing_configuration(signer)
     signed = []
-    for version in [folder / str(number) for folder in wanted.values() for number in version_numbers(folder)]:
-        called, unfinished = f"{version.parent.name}/{version.name}", repository / f".{version.parent.name}.{SIGNATURE}"
+    for version in [folder / str(number) for folder in folders.values() for number in version_numbers(folder)]:
+        label, unfinished = f"{version.parent.name}/{version.name}", repository / f".{version.parent.name}.{SIGNATURE}"
         if not (version / CONFIG).is_file():
-            raise RepositoryError(f"{called} has no {CONFIG} of its own, which is to be signed; build it again")
+            raise RepositoryError(f"{label} has no {CONFIG} of its own, which is to be signed; build it again")
         try:
             configuration.sign(version, unfinished)
         except (OSError, ValueError) as error:
-            raise RepositoryError(f"{called} cannot be signed: {error}") from error
+            raise RepositoryError(f"{label} cannot be signed: {error}") from error
         os.replace(unfinished, version / SIGNATURE)
-        signed.append(called)
+        signed.append(label)
     for hosted in hosted_repositories(repository):
-        if hosted.parent.name in wanted and read_hosted(hosted):
-            signed += [f"{hosted.parent.name}/{MODELS}/{called}" for called in sign(hosted, signer)]
+        if hosted.parent.name in folders and read_hosted(hosted):
+            signed += [f"{hosted.parent.name}/{MODELS}/{label}" for label in sign(hosted, signer)]
     return signed
 
 
-def unsigned(repository: Path, trusted: Path, names: Sequence[str] = (), which: Which = version_numbers) -> list[str]:
-    """Return why each model is not the one that was signed, as sentences with its name; empty if all signatures hold.
+def unsigned(
+    repository: Path, trusted: Path, names: Sequence[str] = (), which: VersionSelector = version_numbers
+) -> list[str]:
+    """Return why models are not those that were signed, as sentences with their names; empty if none.
 
     `trusted`: a public key, or the certificates (PEM) that a signer's own must lead to; `names`: check only these
     models and their engines; `which`: check only these versions. Raises SpecError if `trusted` is neither,
     RepositoryError for a model that is not there.
     """
-    configuration, wanted = _verifying(trusted), _named_folders(repository, names, which)
-    hosting = [hosted for hosted in hosted_repositories(repository) if hosted.parent.name in wanted]
-    problems = {name: _unsigned(folder, which(folder), configuration, trusted) for name, folder in wanted.items()}
-    return [f"{name}: {problem}" for name, each in problems.items() for problem in each] + [
-        sentence for hosted in hosting for sentence in _unsigned_hosted(hosted, trusted)
+    configuration, folders = verifying_configuration(trusted), _named_folders(repository, names, which)
+    problems = [
+        f"{name}: {problem}"
+        for name, folder in folders.items()
+        for problem in _unsigned(folder, which(folder), configuration, trusted)
     ]
+    for hosted in hosted_repositories(repository):
+        if hosted.parent.name in folders:
+            problems += _unsigned_hosted(hosted, trusted)
+    return problems
 
 
 def to_be_loaded(folder: Path) -> list[int]:
@@ -88,18 +79,6 @@ def to_be_loaded(folder: Path) -> list[int]:
         return loaded_numbers(folder) or version_numbers(folder)
     except (RepositoryError, OSError, ValueError):
         return version_numbers(folder)
-
-
-def trusted_text(trusted: Path) -> str:
-    """Return the trusted key or certificates as text to hand to others (PEM).
-
-    Raises SpecError if the file has neither, or a private key beside them.
-    """
-    _verifying(trusted)
-    text = trusted.read_text("ascii", "replace")
-    if "PRIVATE KEY" in text:
-        raise SpecError(f"{trusted} has a private key in it, which nobody else may have: give the public one alone")
-    return text
 
 
 def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
@@ -114,32 +93,33 @@ def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
         except (RepositoryError, ContractError) as error:
             yield f"{prefix}/{name}: {error}"
         except (OSError, ValueError) as error:
-            yield f"{prefix}/{name}: {_not_read(error)}"
+            yield f"{prefix}/{name}: {_unreadable(error)}"
 
 
-def _unsigned(folder: Path, there: Sequence[int], configuration: Any, trusted: Path) -> list[str]:
-    """Return why versions of one model are not what was signed; also that they cannot be read, or are just removed."""
+def _unsigned(folder: Path, numbers: Sequence[int], configuration: Any, trusted: Path) -> list[str]:
+    """Return why versions of one model are not what was signed, or that they cannot be read or are being removed."""
     try:
-        return [*_unsigned_versions(folder, there, configuration, trusted), *_beside(folder, there)]
+        return [*_unsigned_versions(folder, numbers, configuration, trusted), *_beside(folder, numbers)]
     except (OSError, ValueError) as error:
-        return [_not_read(error)]
+        return [_unreadable(error)]
 
 
-def _not_read(error: Exception) -> str:
+def _unreadable(error: Exception) -> str:
     return f"it cannot be verified, for it cannot be read ({first_line(error)}); where it is being changed, try again"
 
 
-def _unsigned_versions(folder: Path, there: Sequence[int], configuration: Any, trusted: Path) -> Iterator[str]:
-    if not there:
-        yield f"it has no version that was signed; whoever published it can sign it: {HOW}"
-    for number in there:
+def _unsigned_versions(folder: Path, numbers: Sequence[int], configuration: Any, trusted: Path) -> Iterator[str]:
+    if not numbers:
+        yield f"it has no version that was signed; whoever published it can sign it: {SIGN_COMMAND}"
+    for number in numbers:
         yield from _problems(folder / str(number), configuration, trusted)
         yield from _mixed(folder / str(number))
 
 
 def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]:
     if not (version / SIGNATURE).is_file():
-        yield f"version {version.name} is not signed (no {version.name}/{SIGNATURE}); whoever published it can: {HOW}"
+        missing = f"version {version.name} is not signed (no {version.name}/{SIGNATURE})"
+        yield f"{missing}; whoever published it can: {SIGN_COMMAND}"
         return
     try:
         configuration.verify(version, version / SIGNATURE)
@@ -147,10 +127,10 @@ def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]
         if str(error).startswith("Signature mismatch"):  # the signature itself is good
             yield from (f"{version.name}/{problem}" for problem in _changes(version))
         else:
-            yield _not_held(version, error, trusted)
+            yield _invalid(version, error, trusted)
         return
     except Exception as error:  # a damaged signature makes the libraries raise many types
-        yield _not_held(version, error, trusted)
+        yield _invalid(version, error, trusted)
         return
     yield from _moved(version)
 
@@ -160,11 +140,11 @@ def _mixed(version: Path) -> Iterator[str]:
 
     The report of each lists the files of both.
     """
-    own = _files(version)
-    for mate in own if version.parent.name in own else ():
-        other = version.parent.parent / mate / version.name
-        if mate != version.parent.name and other.is_dir() and _files(other).get(mate) != own[mate]:
-            yield f"version {version.name} of {mate} beside it is of another build"
+    files = _files(version)
+    for entry in files if version.parent.name in files else ():
+        other = version.parent.parent / entry / version.name
+        if entry != version.parent.name and other.is_dir() and _files(other).get(entry) != files[entry]:
+            yield f"version {version.name} of {entry} beside it is of another build"
 
 
 def _files(version: Path) -> dict[str, Any]:
@@ -184,13 +164,13 @@ def _moved(version: Path) -> Iterator[str]:
         yield f"version {version.name} was signed as version {number} of {name or 'a model without a name'}"
 
 
-def _beside(folder: Path, there: Sequence[int]) -> Iterator[str]:
-    """Yield the files beside the version folders that differ from those of every version in `there`, or are missing."""
-    versions = {str(number): folder / str(number) for number in there}
+def _beside(folder: Path, numbers: Sequence[int]) -> Iterator[str]:
+    """Yield the files beside the version folders that are missing, or in none of the versions `numbers`."""
+    versions = {str(number): folder / str(number) for number in numbers}
     others = set(map(str, version_numbers(folder))) - set(versions)
-    for wanted in (CONFIG, REPORT):
-        if not (folder / wanted).exists() and any((version / wanted).is_file() for version in versions.values()):
-            yield f"{wanted} is missing beside its versions"
+    for file in (CONFIG, REPORT):
+        if not (folder / file).exists() and any((version / file).is_file() for version in versions.values()):
+            yield f"{file} is missing beside its versions"
     for path in sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink()):
         name = path.relative_to(folder)
         if name.parts[0] in versions or (name.parts[0] == MODELS and (folder / MODELS / HOSTED).is_file()):
@@ -225,7 +205,7 @@ def _without_policy(config: Path) -> Any:
     return parsed
 
 
-def _not_held(version: Path, error: Exception, trusted: Path) -> str:
+def _invalid(version: Path, error: Exception, trusted: Path) -> str:
     reason = first_line(error)[:200]
     return f"the signature of version {version.name} does not hold: {reason}; expected one by {trusted.name}"
 
@@ -256,7 +236,7 @@ def _folders(repository: Path) -> dict[str, Path]:
     return folders
 
 
-def _named_folders(repository: Path, names: Sequence[str], which: Which = version_numbers) -> dict[str, Path]:
+def _named_folders(repository: Path, names: Sequence[str], which: VersionSelector = version_numbers) -> dict[str, Path]:
     """Return the folders of `names` and of their engines; all if none are named."""
     try:
         folders = _folders(repository)
@@ -266,57 +246,12 @@ def _named_folders(repository: Path, names: Sequence[str], which: Which = versio
     return {name: folders[name] for name in named} or folders
 
 
-def _with_engine(folders: Mapping[str, Path], repository: Path, name: str, which: Which) -> list[str]:
-    """Return the folders of a model: its own, and those of the engines that its versions `which` load.
+def _with_engine(folders: Mapping[str, Path], repository: Path, name: str, which: VersionSelector) -> list[str]:
+    """Return the folders of a model: its own, and those of the engines of the versions that `which` selects.
 
-    The versions say which, for they are signed. Raises RepositoryError if the model is not there.
+    The signed versions name their engines. Raises RepositoryError if the model is not there.
     """
     if name not in folders:
         raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(folders)}")
     built = [entry for number in which(folders[name]) for entry in entry_names(repository, name, number)]
     return [name, *(entry for entry in built if entry in folders)]
-
-
-def _signing(signer: Signer) -> Any:
-    package = _package()
-    configuration = package.signing.Config().set_hashing_config(_all_files(package))
-    try:
-        if signer.certificate is None:
-            return configuration.use_elliptic_key_signer(private_key=signer.key)
-        return configuration.use_certificate_signer(
-            private_key=signer.key,
-            signing_certificate=signer.certificate,
-            certificate_chain=signer.chain or (signer.certificate,),  # model-signing takes no empty chain
-        )
-    except (OSError, TypeError, ValueError, AttributeError) as error:
-        raise SpecError(
-            f"{signer.key} cannot sign: {first_line(error)}. Expected a private key of the curve P-256, P-384 or "
-            "P-521 as PEM without a password, and with --certificate the one that belongs to it"
-        ) from error
-
-
-def _verifying(trusted: Path) -> Any:
-    package = _package()
-    configuration = package.verifying.Config().set_hashing_config(_all_files(package))
-    try:
-        if b"BEGIN CERTIFICATE" in trusted.read_bytes():
-            return configuration.use_certificate_verifier(certificate_chain=[trusted])
-        return configuration.use_elliptic_key_verifier(public_key=trusted)
-    except (OSError, TypeError, ValueError, AttributeError) as error:
-        raise SpecError(
-            f"{trusted} cannot verify: {first_line(error)}. Expected a public key of the curve P-256, P-384 or P-521, "
-            "or certificates, as PEM"
-        ) from error
-
-
-def _all_files(package: Any) -> Any:
-    """Return options that hash every file but the signature; model-signing would leave out those of git as well."""
-    return package.hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
-
-
-def _package() -> Any:
-    try:
-        import model_signing
-    except ModuleNotFoundError as error:
-        raise SpecError(f"signatures need {error.name}: {installing('sign')}") from error
-    return model_signing

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from builder.cli import main
 from builder.common.errors import RepositoryError, ServeError, SpecError
 from builder.repository import signatures
-from builder.repository.signatures import SIGNATURE, Signer, sign, to_be_loaded, trusted_text, unsigned
+from builder.repository.signatures import sign, to_be_loaded, unsigned
+from builder.repository.signing_keys import SIGNATURE, Signer, trusted_text
 from builder.serving.server.refusals import refuse_unsigned
 from builder.serving.server.triton import running
 

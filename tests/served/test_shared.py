@@ -26,7 +26,8 @@ from builder.repository.lint.findings import Finding, Severity
 from builder.repository.publish import publish
 from builder.repository.sharing.hosting import hosted_model, read_hosted
 from builder.repository.sharing.share import share, unshare
-from builder.repository.signatures import Signer, sign, unsigned
+from builder.repository.signatures import sign, unsigned
+from builder.repository.signing_keys import Signer
 from builder.repository.verdict import Verified
 from builder.repository.versions import remove, rollback, served_number
 from builder.runtime.contract import FILE, HOSTED, dump_hosted

@@ -52,15 +52,12 @@ def command(watched: bool = False) -> list[str]:
 
 def arguments(release: str, response_cache: int = RESPONSE_CACHE) -> list[str]:
     """Return the arguments of a server on /models that the Triton `release` knows. `response_cache`: bytes."""
+    pool_since = version_tuple(OPTIONS["grpc-max-response-pool-size"])
     return [
         "--model-repository=/models",
         f"--model-repository={LIVENESS_FOLDER}",
         "--model-control-mode=none",  # no model is loaded or unloaded while it runs
         "--disable-auto-complete-config",
-        *(["--grpc-max-response-pool-size=128"] if _knows(release, "grpc-max-response-pool-size") else []),
+        *(["--grpc-max-response-pool-size=128"] if version_tuple(release) >= pool_since else []),
         f"--cache-config=local,size={response_cache}",
     ]
-
-
-def _knows(release: str, option: str) -> bool:
-    return version_tuple(release) >= version_tuple(OPTIONS[option])

@@ -1,7 +1,7 @@
-"""Lint a repository: check that a stock Triton would load it, and that it would do what was meant.
+"""Lint a repository: check that a stock Triton loads it and serves it as intended.
 
-A rule is a function in rules/, which yields what it finds; it knows files and starts nothing.
-`builder/repository/check.py` asks for the errors alone, before anything is published.
+A rule is a function in rules/ that yields problems; it reads files and starts nothing. Publishing runs the errors among
+them first (builder/repository/check.py).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def lint(
     every model must have been signed with, as builder/repository/signatures.py takes it. `digests`: of files that the
     caller has just written; None: every file is read. Raises SpecError if the key is not one.
     """
-    looked_at = Repository(repository, triton, verify_key, digests or Digests())
-    findings = [finding for rule in all_rules() for finding in rule.findings(looked_at)]
+    linted = Repository(repository, triton, verify_key, digests or Digests())
+    findings = [finding for rule in all_rules() for finding in rule.findings(linted)]
     for hosted in hosted_repositories(repository):
-        findings += _of_hosted(Repository(hosted, triton, digests=looked_at.digests))
+        findings += _hosted_findings(Repository(hosted, triton, digests=linted.digests))
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
 
 
-def _of_hosted(repository: Repository) -> Iterator[Finding]:
+def _hosted_findings(repository: Repository) -> Iterator[Finding]:
     """Yield the findings on the models of a shared front, one by one: no server loads all of them."""
     prefix = f"{repository.path.parent.name}/{repository.path.name}"
     for rule in all_rules():

@@ -1,4 +1,4 @@
-"""Findings of rules: the place, the severity, what to write instead, and an edit that writes it where that is safe."""
+"""Findings of rules: location, severity, advice, and an edit of config.pbtxt where one is safe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 class Severity(StrEnum):
     """Severity of a finding.
 
-    An error does not load, or is not what was built; a warning loads, and does something else than was meant.
+    With an error the model does not load, or is not what was built. With a warning it loads, but not as intended.
     """
 
     ERROR = "error"
@@ -18,7 +18,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """Change of config.pbtxt that removes nothing in use.
+    """Change of a field of config.pbtxt that has no effect, or a wrong one.
 
     `field`: a field of the configuration, or one of its parameters as `parameters[NAME]`. `value`: the new text of the
     field; None: the field is left out.
@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Finding:
-    """Problem with its rule and its place.
+    """Problem with its rule and its location.
 
     `file`: relative to the repository; `line`: in it, from 1, or None if unknown.
     """
@@ -66,7 +66,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """Sentence that says what was found and what to write instead."""
+        """Problem and advice in one sentence."""
         return f"{self.found}; {self.instead}" if self.instead else self.found
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ def as_sarif(repository: Path, findings: Sequence[Finding]) -> str:
     driver = {
         "name": "build-repo check",
         "version": own_version(),
-        "rules": [_sarif_rule(r) for r in all_rules()],
+        "rules": [_sarif_rule(rule) for rule in all_rules()],
     }
     run = {
         "tool": {"driver": driver},

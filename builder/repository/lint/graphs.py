@@ -1,4 +1,4 @@
-"""Graph of a version, as far as it can be read here. Knows engines; knows no rule."""
+"""Graph of a version, as far as an engine of this machine can read it."""
 
 from __future__ import annotations
 

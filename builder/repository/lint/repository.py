@@ -1,7 +1,6 @@
-"""A repository as Triton sees it: models with their configurations as Triton completes them, and their versions.
+"""Repository as Triton sees it: models with their configurations as Triton completes them, and their versions.
 
-The repository may come from any tool: what cannot be read is None or empty here, and a rule reports it. Knows files and
-Triton's rules of names; knows no rule of the linter.
+The repository may come from any tool: what cannot be read is None or empty here, and a rule reports it.
 """
 
 from __future__ import annotations

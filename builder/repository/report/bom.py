@@ -1,7 +1,7 @@
 """Bill of materials of a model: CycloneDX 1.6, type machine-learning-model (ECMA-424; cyclonedx.org/docs/1.6/json).
 
-It has no time of its own: the same build has the same bytes. Written without cyclonedx-python-lib, whose components have
-no model card.
+It has no time of its own: the same build has the same bytes. cyclonedx-python-lib cannot write it: its components
+have no model card.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""hosted.json: the models that a shared front hosts, and in which version. It lies in the repository of those models.
+"""hosted.json: the models that a shared front hosts, and their versions. It lies in the repository of those models.
 
 The folder `models` of a shared front is a repository like any other, which Triton does not look into: the same commands
 build models into it, roll them back and remove them. Each change of what answers ends by replacing hosted.json in one
-rename; the shared front reads it then. Knows files; knows nothing of how they are published.
+rename; the shared front then reads it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read_hosted(repository: Path) -> Hosted:
 
 
 def hosted_model(entry: Path, version: int) -> HostedModel:
-    """Return what hosted.json says of a version. Raises RepositoryError for one that no shared front can host."""
+    """Return the entry of a version in hosted.json. Raises RepositoryError for one that no shared front can host."""
     name, folder = entry.name, entry / str(version)
     try:
         serving = load(folder)
@@ -126,9 +126,9 @@ def refuse_misfit(front: Any, model: Any) -> None:
             "--name"
         )
     sides = (("input", front.input, model.input), ("output", front.output, model.output))
-    for side, there, wanted in sides:
-        known = {field.name: field for field in there}
-        for field in wanted:
+    for side, of_front, of_model in sides:
+        known = {field.name: field for field in of_front}
+        for field in of_model:
             if field.name not in known or not _fits(known[field.name], field):
                 raise RepositoryError(
                     f"{model.name} has the {side} {_shown(field)}, and the shared front {front.name} "
@@ -143,9 +143,9 @@ def refuse_misfit(front: Any, model: Any) -> None:
         )
 
 
-def _fits(there: Any, wanted: Any) -> bool:
-    same = there.data_type == wanted.data_type and len(there.dims) == len(wanted.dims)
-    return same and all(a in (-1, b) for a, b in zip(there.dims, wanted.dims, strict=True))
+def _fits(of_front: Any, of_model: Any) -> bool:
+    same = of_front.data_type == of_model.data_type and len(of_front.dims) == len(of_model.dims)
+    return same and all(a in (-1, b) for a, b in zip(of_front.dims, of_model.dims, strict=True))
 
 
 def _shown(field: Any) -> str:

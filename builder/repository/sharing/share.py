@@ -1,7 +1,7 @@
-"""Share a front: move built encoders from fronts of their own into one process that answers for all of them, and back.
+"""Share a front: move built encoders from their own fronts into one process that serves all of them, and back.
 
 NAME/            the shared front, all that Triton sees
-  config.pbtxt   the tensors of its task, and `model`, which says whose request it is
+  config.pbtxt   the tensors of its task, and `model`, which names the model of a request
   1/             its emitted Python and serving.json
   models/        a repository: the models as they were built, each with its versions, and hosted.json
 """
@@ -56,7 +56,7 @@ MEMORY_MB = 2048
 
 
 def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | None = None) -> list[str]:
-    """Have the shared front `name` answer for `models` of `repository` as well; return all models that it hosts.
+    """Move `models` of `repository` into the shared front `name`; return all models that it hosts.
 
     `memory_mb`: the most memory of its process, in 2^20 bytes; by default what it had, or MEMORY_MB. Raises
     RepositoryError; the repository is then as before.
@@ -69,7 +69,7 @@ def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | N
     front = repository / name
     hosted = {model: _hosted_as(repository, name, model) for model in dict.fromkeys(models)}
     entry = _entry(front, [config_of(repository / model, hosted[model].version) for model in hosted], memory_mb)
-    with _alone(front), changing(repository) as change:
+    with _locked_models(front), changing(repository) as change:
         _serve_as(change, repository, entry)
         entries = dict(read_hosted(front / MODELS).entries)
         for model in hosted:
@@ -80,14 +80,14 @@ def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | N
 
 
 def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
-    """Take `models` from the shared front `name`, give each a front of its own again, and return those that stay.
+    """Move `models` out of the shared front `name`, each to a front of its own; return those that it still hosts.
 
     Raises RepositoryError; the repository is then as before.
     """
     front = repository / name
     if not (front / MODELS / HOSTED).is_file():
         raise RepositoryError(f"{name} is not a shared front of {repository}; `build-repo share` makes one")
-    with _alone(front), changing(repository) as change:
+    with _locked_models(front), changing(repository) as change:
         entries = dict(read_hosted(front / MODELS).entries)
         for model in dict.fromkeys(models):
             if model not in entries:
@@ -102,14 +102,14 @@ def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _alone(front: Path) -> Iterator[None]:
-    """Lock what a shared front hosts against other changes. A new front has nothing to lock."""
+def _locked_models(front: Path) -> Iterator[None]:
+    """Lock the models of a shared front against other changes. A new front has none."""
     with locked(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext():
         yield
 
 
 def _hosted_as(repository: Path, front: str, name: str) -> HostedModel:
-    """Return what hosted.json will say of a model that moves in. Raises RepositoryError for one that cannot."""
+    """Return the entry in hosted.json of a model that moves in. Raises RepositoryError if it cannot."""
     if (repository / front / MODELS / name).exists():
         raise RepositoryError(
             f"{front} hosts {name} already; build its next version there: build-repo MODEL --name {name} "
@@ -146,7 +146,7 @@ def _entry(front: Path, configs: Sequence[Any], memory_mb: int | None) -> Reposi
     else:
         memory, task = MEMORY_MB, configs[0].parameters["task"].string_value
         config = _config(front.name, task, configs, max(config.max_batch_size for config in configs))
-        parsed = _parsed(config)
+        parsed = parse(render(config), config.name)
         for other in configs:
             refuse_misfit(parsed, other)
     queue = config.serving.queue
@@ -163,11 +163,14 @@ def _shared(front: Path) -> SharedServing:
 
 
 def _config(name: str, task: str, configs: Sequence[Any], batch: int) -> Config:
-    """Return a configuration that takes what any of `configs` takes and answers what the first does; sizes are open."""
+    """Return a configuration with the inputs of all `configs`, and the outputs of the first, of any size."""
     inputs = {
         field.name: replace(_field(field), optional=True) for config in reversed(configs) for field in config.input
     }
-    outputs = {field.name: _open(_field(field)) for field in configs[0].output}
+    outputs = {
+        field.name: replace(_field(field), dims=tuple(size if size == 1 else -1 for size in field.dims))
+        for field in configs[0].output
+    }
     return Config(
         name=name,
         backend="python",
@@ -192,23 +195,15 @@ def _field(entry: Any) -> Field:
     return Field(entry.name, kind, tuple(entry.dims))
 
 
-def _open(field: Field) -> Field:
-    return replace(field, dims=tuple(size if size == 1 else -1 for size in field.dims))
-
-
-def _parsed(config: Config) -> Any:
-    return parse(render(config), config.name)
-
-
 def _serve_as(change: RepositoryChange, repository: Path, entry: RepositoryEntry) -> None:
     """Serve a shared front as `entry` describes it: as a new version, unless the served version is already the same."""
     front = repository / entry.name
-    now = served_number(front) if front.exists() else None
-    if now is not None and _is(front, entry.at(now)):
+    served = served_number(front) if front.exists() else None
+    if served is not None and _has_files_of(front, entry.at(served)):
         return
     number = 1 + max(version_numbers(front), default=0)
     staged = change.staging / "new" / entry.name
-    _write(staged, entry.at(number), hosts=now is None)
+    _write(staged, entry.at(number), hosts=served is None)
     problems = check(staged.parent)
     if problems:
         raise RepositoryError(f"the shared front would not load: {problems[0]}. Nothing was changed")
@@ -216,7 +211,7 @@ def _serve_as(change: RepositoryChange, repository: Path, entry: RepositoryEntry
     activate(change, repository, [entry.name], number)
 
 
-def _is(front: Path, entry: RepositoryEntry) -> bool:
+def _has_files_of(front: Path, entry: RepositoryEntry) -> bool:
     files = {**entry.files, CONFIG: render(entry.config).encode()}
     return all((front / path).is_file() and (front / path).read_bytes() == _bytes(files[path]) for path in files)
 

@@ -23,7 +23,8 @@ from builder.cli import main
 from builder.clusters.fleet.published import newest
 from builder.common.errors import RepositoryError, SpecError
 from builder.options import make_spec
-from builder.repository.signatures import Signer, sign, unsigned
+from builder.repository.signatures import sign, unsigned
+from builder.repository.signing_keys import Signer
 from builder.repository.stores.manifest import Blob, Manifest
 from builder.repository.stores.publish import publish_to
 from builder.repository.stores.pull import pull

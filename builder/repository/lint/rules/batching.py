@@ -6,7 +6,6 @@ Settings that Triton's schedulers refuse, and batchers that never build a batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from builder.common.releases import version_tuple
 from builder.engines import vllm
@@ -18,7 +17,7 @@ VALIDATE = "core, src/model_config_utils.cc, ValidateModelConfig"
 LONG_DELAY_US = 1_000_000
 PAYLOADS_FIXED = "26.11"  # the first release whose dynamic batcher does not free a payload that it holds
 PYTHON_BACKENDS = ("python", vllm.BACKEND)
-DELAY = 1  # of ModelQueuePolicy.TimeoutAction
+DELAY = 1  # ModelQueuePolicy.TimeoutAction
 
 
 @rule("TR301", ERROR, wrong="max_batch_size: -1", right="max_batch_size: 0", source=VALIDATE)
@@ -45,20 +44,18 @@ def preferred_batches_are_possible(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton refuses others, for dynamic batching and for sequences alike.
     """
-    most = model.config.max_batch_size
-    for field, sizes in _preferred(model.config):
-        for size in sizes:
-            if not 1 <= size <= most:
+    config, limit = model.config, model.config.max_batch_size
+    for field, batching in {
+        "dynamic_batching": config.dynamic_batching,
+        "sequence_batching.oldest": config.sequence_batching.oldest,
+    }.items():
+        for size in batching.preferred_batch_size:
+            if not 1 <= size <= limit:
                 yield Problem(
-                    f"a preferred batch has {size} rows and max_batch_size is {most}",
-                    f"write sizes from 1 to {most}" if most > 0 else "raise max_batch_size, or leave them out",
+                    f"a preferred batch has {size} rows and max_batch_size is {limit}",
+                    f"write sizes from 1 to {limit}" if limit > 0 else "raise max_batch_size, or leave them out",
                     f"{field}.preferred_batch_size",
                 )
-
-
-def _preferred(config: Any) -> Iterator[tuple[str, list[int]]]:
-    yield "dynamic_batching", config.dynamic_batching.preferred_batch_size
-    yield "sequence_batching.oldest", config.sequence_batching.oldest.preferred_batch_size
 
 
 @rule(
@@ -81,12 +78,11 @@ def dynamic_batching_can_batch(model: RepositoryModel) -> Iterator[Problem]:
         return
     if config.model_transaction_policy.decoupled:
         return
-    used = {field.name for field, _ in config.dynamic_batching.ListFields()}
     yield Problem(
         f"dynamic_batching never makes a batch: max_batch_size is {config.max_batch_size}",
         "raise max_batch_size, or leave dynamic_batching out",
         "dynamic_batching",
-        fix=Edit("dynamic_batching") if not used else None,
+        fix=None if config.dynamic_batching.ListFields() else Edit("dynamic_batching"),
     )
 
 

@@ -5,7 +5,7 @@ Tensors that flow from step to step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -183,14 +183,15 @@ def ensembles_do_not_call_each_other(model: RepositoryModel) -> Iterator[Problem
 
     Each would wait for the other to load.
     """
-    if model.name in _reached(model, {}):
+    if model.name in _reached(model, set()):
         yield Problem("the ensemble is a step of its own steps", "take one of the steps out", "ensemble_scheduling")
 
 
-def _reached(model: RepositoryModel, seen: dict[str, None]) -> Mapping[str, None]:
+def _reached(model: RepositoryModel, seen: set[str]) -> set[str]:
+    """Add to `seen` the models that `model` calls, directly or through others, and return it."""
     for _, _, target in _called(model):
         if target.name not in seen:
-            seen[target.name] = None
+            seen.add(target.name)
             _reached(target, seen)
     return seen
 
@@ -299,11 +300,11 @@ def an_ensemble_batches_as_its_steps(model: RepositoryModel) -> Iterator[Problem
     A batch goes from step to step as it is.
     """
     for field, step, target in _called(model):
-        most = target.config.max_batch_size
-        if 0 < most < model.config.max_batch_size:
+        limit = target.config.max_batch_size
+        if 0 < limit < model.config.max_batch_size:
             yield Problem(
-                f"it takes {model.config.max_batch_size} rows and its step {step.model_name} {most}",
-                f"write max_batch_size: {most}",
+                f"it takes {model.config.max_batch_size} rows and its step {step.model_name} {limit}",
+                f"write max_batch_size: {limit}",
                 "max_batch_size" if model.spans.get("max_batch_size") else field,
             )
 

@@ -19,7 +19,7 @@ from builder.repository.sharing.hosting import MODELS, config_of, read_hosted, r
 from builder.runtime.contract import FILE, HOSTED, ContractError, GenerationServing, Serving, read
 from builder.runtime.generation.chat import ChatTemplate
 
-OLDEST = "3.10"  # in the containers
+OLDEST_PYTHON = "3.10"  # of the containers
 PYTHON = "python"
 
 
@@ -38,16 +38,12 @@ def is_python_of_its_release(version: ModelVersion) -> Iterator[Problem]:
     if version.model.config.backend != PYTHON:
         return
     release = version.model.release
-    python = RELEASES[release].python if release is not None else OLDEST
+    python = RELEASES[release].python if release is not None else OLDEST_PYTHON
     for source in sorted(path for path in version.path.rglob("*.py") if path.is_file()):
-        error = syntax_error(source.read_bytes(), _feature(python))
+        major, minor = python.split(".")
+        error = syntax_error(source.read_bytes(), (int(major), int(minor)))
         if error is not None:
             yield Problem(f"{version.file(source)} is not valid Python {python}: {error}", file=version.file(source))
-
-
-def _feature(python: str) -> tuple[int, int]:
-    major, minor = python.split(".")
-    return int(major), int(minor)
 
 
 @rule(

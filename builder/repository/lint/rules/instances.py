@@ -18,6 +18,7 @@ from builder.repository.lint.rule import ERROR, WARNING, rule
 
 GROUPS = "core, src/model_config_utils.cc, ValidateInstanceGroup"
 Group = model_config_pb2.ModelInstanceGroup
+THREADS = "intra_op_thread_count"
 
 
 @rule(
@@ -119,15 +120,11 @@ def _threads(version: ModelVersion, cores: int) -> int | None:
     """Return the threads of one instance; None if they are unknown, or if instances share them."""
     config, served = version.model.config, version.serving
     if config.backend == onnxruntime.BACKEND:
-        count = config.parameters["intra_op_thread_count"].string_value if _has_threads(version) else "0"
+        count = config.parameters[THREADS].string_value if THREADS in config.parameters else "0"
         return (int(count) if count.isdigit() else 0) or cores
     if served is not None and served.session is not None:
         return served.session.threads or cores
     return None
-
-
-def _has_threads(version: ModelVersion) -> bool:
-    return "intra_op_thread_count" in version.model.config.parameters
 
 
 @rule(

@@ -21,8 +21,8 @@ from builder.runtime.contract import GenerationServing, Serving
 
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 SHARED_MEMORY = Path("/dev/shm")
-OF_A_PROCESS = 1 << 20  # bytes that the Python backend takes for each instance at its start
-DOCKERS_OWN = 64 << 20  # bytes of /dev/shm in a container by default (--shm-size)
+SHM_PER_PROCESS = 1 << 20  # bytes that the Python backend takes for each instance at its start
+DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default (--shm-size)
 
 
 @rule(
@@ -39,12 +39,12 @@ def weights_and_caches_have_memory(repository: Repository) -> Iterator[Problem]:
     memory.
     """
     needs = {model.name: sum(map(_bytes, model.versions)) for model in repository.by_name.values()}
-    room = total_memory()
-    if sum(needs.values()) > room:
+    total = total_memory()
+    if sum(needs.values()) > total:
         largest = max(needs, key=lambda name: needs[name])
         yield Problem(
             f"weights and caches of all models are {sum(needs.values()) / 1e9:.1f} GB and this machine has "
-            f"{room / 1e9:.1f} GB; {needs[largest] / 1e9:.1f} GB are {largest}'s",
+            f"{total / 1e9:.1f} GB; {needs[largest] / 1e9:.1f} GB are {largest}'s",
             "take fewer instances or slots, or serve fewer models from it",
             model=largest,
             file=repository.by_name[largest].file,
@@ -98,9 +98,9 @@ def processes_have_shared_memory(repository: Repository) -> Iterator[Problem]:
     look there.
     """
     processes = sum(model.instances for model in repository.by_name.values() if model.config.backend == "python")
-    room = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
-    if processes and room is not None and room < max(DOCKERS_OWN + 1, processes * OF_A_PROCESS):
+    size = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
+    if processes and size is not None and size < max(DOCKER_SHM + 1, processes * SHM_PER_PROCESS):
         yield Problem(
-            f"{SHARED_MEMORY} has {room >> 20} MB, for {processes} processes of Python models",
+            f"{SHARED_MEMORY} has {size >> 20} MB, for {processes} processes of Python models",
             "enlarge it: docker run --shm-size 1g",
         )

@@ -83,11 +83,11 @@ def was_chosen_on_such_a_processor(model: RepositoryModel) -> Iterator[Problem]:
     On another one the answers are the same, and the model may be slower than another that the build measured.
     """
     tuned_for, chosen_on = model.recorded.get("tuned_for"), model.recorded.get("cpu")
-    wanted = [str(name) for name in tuned_for] if is_front(model) and isinstance(tuned_for, list) else []
-    if wanted and not set(wanted) & set(cpu()["flags"]):
+    flags = [str(name) for name in tuned_for] if is_front(model) and isinstance(tuned_for, list) else []
+    if flags and not set(flags) & set(cpu()["flags"]):
         chosen_on = chosen_on.get("model") if isinstance(chosen_on, dict) else "another processor"
         yield Problem(
-            f"chosen on {chosen_on} for its {' or '.join(wanted)}, which this processor lacks",
+            f"chosen on {chosen_on} for its {' or '.join(flags)}, which this processor lacks",
             "it may be slow here; build it again here to measure",
             file=REPORT,
         )
@@ -123,8 +123,8 @@ def has_a_release_that_is_mended(repository: Repository) -> Iterator[Problem]:
 @rule(
     "TR805",
     ERROR,
-    wrong="build-repo check --verify-key key.pub, of a model that somebody changed",
-    right="build-repo sign, by whoever may publish",
+    wrong="build-repo check --verify-key key.pub, of a model that was changed after it was signed",
+    right="build-repo sign, with the publisher's key",
     source="builder/repository/signatures.py; OpenSSF, model-signing",
 )
 def is_signed(repository: Repository) -> Iterator[Problem]:

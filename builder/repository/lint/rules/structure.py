@@ -216,8 +216,9 @@ def has_no_links_out_of_the_repository(model: RepositoryModel) -> Iterator[Probl
     root = model.repository.path.resolve()
     for path in (model.path, *sorted(model.path.rglob("*"))):
         if path.is_symlink() and not path.resolve().is_relative_to(root):
-            name = "its folder" if path == model.path else path.relative_to(model.path).as_posix()
-            yield Problem(f"{name} is a link to {path.resolve()}", "copy what it leads to", file=_inside(model, name))
+            inside = path.relative_to(model.path).as_posix()
+            name, file = ("its folder", model.file) if path == model.path else (inside, inside)
+            yield Problem(f"{name} is a link to {path.resolve()}", "copy what it leads to", file=file)
 
 
 @rule(
@@ -236,7 +237,3 @@ def has_files_and_folders_alone(model: RepositoryModel) -> Iterator[Problem]:
         if path.exists() and not (path.is_file() or path.is_dir()):
             name = path.relative_to(model.path).as_posix()
             yield Problem(f"{name} is neither a file nor a folder", "put the file in its place", file=name)
-
-
-def _inside(model: RepositoryModel, name: str) -> str:
-    return name if (model.path / name).is_symlink() else model.file

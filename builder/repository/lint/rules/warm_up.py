@@ -133,7 +133,9 @@ def warm_ups_are_requests(model: RepositoryModel) -> Iterator[Problem]:
 
 
 def _fits(dims: list[int], declared: list[int]) -> bool:
-    return len(dims) == len(declared) and all(want in (-1, size) for size, want in zip(dims, declared, strict=True))
+    return len(dims) == len(declared) and all(
+        expected in (-1, size) for size, expected in zip(dims, declared, strict=True)
+    )
 
 
 @rule(
@@ -170,12 +172,12 @@ def warm_ups_are_batches(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton hands all of them to the backend at once; with more rows the backend refuses the call, and Triton the model.
     """
-    most = model.config.max_batch_size
+    limit = model.config.max_batch_size
     for number, warm_up in enumerate(model.config.model_warmup):
-        if 0 < most < warm_up.batch_size and not model.is_ensemble:
+        if 0 < limit < warm_up.batch_size and not model.is_ensemble:
             yield Problem(
-                f"the warm-up {warm_up.name!r} has {warm_up.batch_size} rows and max_batch_size is {most}",
-                f"write batch_size: {most}",
+                f"the warm-up {warm_up.name!r} has {warm_up.batch_size} rows and max_batch_size is {limit}",
+                f"write batch_size: {limit}",
                 f"model_warmup[{number}].batch_size",
             )
 

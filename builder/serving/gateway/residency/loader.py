@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from builder.common.errors import BuilderError, RepositoryError
-from builder.repository.signatures import Which, to_be_loaded, unsigned
+from builder.repository.signatures import VersionSelector, to_be_loaded, unsigned
 from builder.repository.versions import version_numbers
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.memory_estimate import MemoryEstimate, estimate_memory
@@ -83,7 +83,7 @@ class TritonLoader:
             )
         return await asyncio.to_thread(self._size, resident)
 
-    def _refuse_unsigned(self, name: str, which: Which) -> None:
+    def _refuse_unsigned(self, name: str, which: VersionSelector) -> None:
         """Raise RepositoryError for an unsigned model. To replace a version, Triton is told to load both."""
         if self.verify_key is not None:
             repository = self.repository_models.repository
