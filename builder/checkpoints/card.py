@@ -1,7 +1,4 @@
-"""The origin of a checkpoint from its card: its licence, what it was made from, and the data.
-
-Knows the metadata at the head of a README.md of the Hub; trusts its author, and runs nothing of it.
-"""
+"""Licence, base models and datasets of a checkpoint, as its card states them; nothing of the card is run."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 import yaml
 
 CARD = "README.md"
-LONGEST = 1 << 20  # bytes that are read of it
+MAX_BYTES = 1 << 20  # of a card that are read
 FIELDS = ("license", "license_link", "base_model", "datasets")
 
 
@@ -19,7 +16,7 @@ def read_card(folder: Path) -> dict[str, list[str]]:
     """Return the fields of FIELDS that the card in `folder` has, each as its texts; nothing where there is no card."""
     try:
         with (folder / CARD).open("rb") as stream:
-            text = stream.read(LONGEST).decode("utf-8", errors="replace")
+            text = stream.read(MAX_BYTES).decode("utf-8", errors="replace")
         head = text.split("\n---", 1)[0].removeprefix("---") if text.startswith("---") else ""
         metadata = yaml.safe_load(head)
     except (OSError, RecursionError, ValueError, yaml.YAMLError):  # the Hub shows an invalid card as it is

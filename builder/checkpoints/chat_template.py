@@ -1,7 +1,4 @@
-"""The chat template that a build serves: compiled and rendered as it will be, and compared with transformers.
-
-Knows tokenisers and messages; knows no architecture and no task.
-"""
+"""Chat template of a build: compile and render it as the emitted code will, and compare it with transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ UNREAD = "unread key"  # of a part: shown by a template that writes a list as Py
 IN_PARTS = [{"type": "text", "text": text, UNREAD: UNREAD} for text in PARTS]
 CALLED = {"name": "weather", "arguments": {"place": "Oslo"}}
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALLED}]}
-PLACES: Sequence[tuple[str, Messages, Messages]] = (  # of a message of each role, in a chat that has one
+CONTEXTS: Sequence[tuple[str, Messages, Messages]] = (  # messages before and after one of each role
     ("system", (), (USER,)),
     ("user", (), ()),
     ("assistant", (USER,), (USER,)),
@@ -68,11 +65,11 @@ def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
         for name, messages in CHATS.items()
     }
     chat = Chat(str(template), dict(tokenizer.special_tokens_map), tool_template(tokenizer))
-    for name, (rendered, wanted) in zip(chats, render(chat, list(chats.values()), compare=True), strict=True):
-        if wanted != rendered:
+    for name, (rendered, expected) in zip(chats, render(chat, list(chats.values()), compare=True), strict=True):
+        if rendered != expected:
             raise CheckpointError(
                 f"the checkpoint's chat template renders {name} differently here ({_show(rendered)}) and in "
-                f"transformers ({_show(wanted)}): a bug worth reporting, with the checkpoint's name. Without its "
+                f"transformers ({_show(expected)}): a bug worth reporting, with the checkpoint's name. Without its "
                 "chat_template, the model can be served for text_input"
             )
     return chat.template
@@ -85,7 +82,7 @@ def render(
 
     None where they are refused. Raises CheckpointError for a template that does not compile or reaches a limit.
     """
-    answer = _probed(
+    answer = _run_probe(
         chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, json.dumps(chats), compare
     )
     if answer["problem"]:
@@ -96,12 +93,12 @@ def render(
 def takes_tools(chat: Chat) -> bool:
     """Return True if the template looks at the tools that it is given."""
     return bool(
-        _probed(chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, "[]", False)["takes_tools"]
+        _run_probe(chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, "[]", False)["takes_tools"]
     )
 
 
 @lru_cache(maxsize=64)
-def _probed(template: str, tokens: str, with_tools: str | None, chats: str, compare: bool) -> Mapping[str, Any]:
+def _run_probe(template: str, tokens: str, with_tools: str | None, chats: str, compare: bool) -> Mapping[str, Any]:
     request = {"template": template, "tool_template": with_tools, "compare": compare}
     try:
         answer: Mapping[str, Any] = run_limited(
@@ -115,23 +112,20 @@ def _probed(template: str, tokens: str, with_tools: str | None, chats: str, comp
 
 
 def part_roles(chat: Chat) -> list[str]:
-    """Return the roles whose messages in parts the template reads whole by itself, with tools and without.
+    """Return the roles whose messages in parts the template renders completely, with tools and without.
 
     Each is tried: Gemma 3's reads the first part alone of a system message, and others write a list as Python does.
     """
     chats = [
         ([*before, {"role": role, "content": IN_PARTS}, *after], tools)
-        for role, before, after in PLACES
+        for role, before, after in CONTEXTS
         for tools in (None, TOOLS)
     ]
-    read = [_is_read(prompt) for prompt, _ in render(chat, chats)]
-    return [
-        role for (role, _, _), both in zip(PLACES, zip(read[::2], read[1::2], strict=True), strict=True) if all(both)
+    is_read = [
+        prompt is not None and all(text in prompt for text in PARTS) and UNREAD not in prompt
+        for prompt, _ in render(chat, chats)
     ]
-
-
-def _is_read(prompt: str | None) -> bool:
-    return prompt is not None and all(text in prompt for text in PARTS) and UNREAD not in prompt
+    return [role for at, (role, _, _) in enumerate(CONTEXTS) if all(is_read[2 * at : 2 * at + 2])]
 
 
 def _show(text: str | None) -> str:

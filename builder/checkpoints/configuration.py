@@ -1,7 +1,4 @@
-"""Reads the config.json of a checkpoint, as transformers does, without the settings that would make it load code.
-
-Knows configurations; knows no weights.
-"""
+"""Read the config.json of a checkpoint as transformers does, without the settings that would make it load code."""
 
 from __future__ import annotations
 

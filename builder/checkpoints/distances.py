@@ -1,4 +1,4 @@
-"""The numbers of two answers side by side, and how far they are apart over many requests. Knows no task."""
+"""Numbers of pairs of answers, and the distance between them over many requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIN_SPREAD = 1e-3  # of scores that do not vary between requests
 
 
 @dataclass(frozen=True)
-class Numbers:
+class PairedNumbers:
     """Numbers of one kind in two answers: an observation a row. Probabilities are compared by their log-odds."""
 
     expected: np.ndarray
@@ -25,18 +25,18 @@ class Numbers:
         return (_log_odds(first), _log_odds(second)) if self.probabilities else (first, second)
 
 
-def scores(expected: Sequence[float], actual: Sequence[float]) -> Numbers:
+def scores(expected: Sequence[float], actual: Sequence[float]) -> PairedNumbers:
     """Return scores, which are probabilities where all of them can be."""
     first, second = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
     both = np.concatenate([first, second])
-    return Numbers(first, second, bool(((both >= 0) & (both <= 1)).all()))
+    return PairedNumbers(first, second, bool(((both >= 0) & (both <= 1)).all()))
 
 
-def apart(answers: Sequence[Mapping[str, Numbers]]) -> tuple[float, str]:
-    """Return how far the numbers of pairs of answers are apart, and where most.
+def relative_distance(answers: Sequence[Mapping[str, PairedNumbers]]) -> tuple[float, str]:
+    """Return the distance between the numbers of pairs of answers, and where it is largest.
 
-    The root mean square of the differences over that of the expected numbers' distances from their means over the
-    requests: 0 is equal, 1 is as far as an answer that is always the mean. Infinite where nothing can be compared.
+    It is the root mean square of the differences, divided by that of the expected numbers' distances from their means
+    over the requests: 0 is equal, 1 is as far as an answer that is always the mean. Infinite if nothing is comparable.
     """
     errors = spread = 0.0
     count, largest, where = 0, -1.0, ""

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: a local folder as it is, or a Hub id at the current commit of its revision."""
+"""Files of a checkpoint: a local folder as it is, or a Hub id at the current commit of its revision."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
         return root, None
     if root.exists() or not HUB_ID.fullmatch(model):
         raise CheckpointError(f"{model} is neither a folder nor a Hub id such as org/name")
-    wanted = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
+    patterns = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
     try:
-        local = Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
+        local = Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         if full(error) is not None:
             raise RepositoryError(

@@ -68,7 +68,7 @@ HARMLESS: Mapping[str, str] = {
     "disable_compile": "how generate is compiled",
     "continuous_batching_config": "how generate batches; the emitted loop has slots",
     "pad_token_id": "nothing is padded here",
-    "bos_token_id": "the tokeniser puts it before a prompt; an encoder-decoder without a start token starts with it",
+    "bos_token_id": "the tokenizer puts it before a prompt; an encoder-decoder without a start token starts with it",
     "remove_invalid_values": "a build refuses NaN, and a forbidden token is as improbable as the least number",
     "diversity_penalty": "of group beam search, which num_beam_groups asks for",
     "transformers_version": _METADATA,

@@ -1,7 +1,4 @@
-"""The languages of a multilingual tokeniser: the tokens around a text in each of them.
-
-Knows tokenisers; knows no architecture and no task.
-"""
+"""Languages of a multilingual tokenizer: the tokens around a text in each of them."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # en_XX, eng_Latn
 def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, Language]:
     """Return, by code, the tokens that tell a model a language.
 
-    Empty for a tokeniser whose texts need no language.
+    Empty for a tokenizer whose texts need no language.
     """
     if not hasattr(tokenizer, "src_lang"):
         return {}

@@ -1,4 +1,4 @@
-"""Silences transformers, torch and the Hub, for commands."""
+"""Silence transformers, torch and the Hub, for commands."""
 
 from __future__ import annotations
 

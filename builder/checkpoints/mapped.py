@@ -1,7 +1,4 @@
-"""Pages of a model's weights that are mapped from a file: given back, and read again at their next use.
-
-Knows modules and memory; knows nothing of what is built.
-"""
+"""Give back the memory of weights that are mapped from a file: their pages are read again at the next use."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ import torch
 from builder.common.progress import Stage
 
 LARGE = 100_000_000  # bytes of weights from which it is worth the time to give memory back
-SOON = 0.1  # seconds since it was given back, in which no stage has taken much again
+MIN_INTERVAL_S = 0.1  # between two releases: in less time no stage has taken much again
 SMAPS = Path("/proc/self/smaps")  # man proc_pid_smaps(5)
 
 
 @dataclass(frozen=True)
-class Mapping:
-    """`length` bytes of a file at `start`, of which nothing was written since."""
+class MappedRegion:
+    """Memory of `length` bytes at `start` that is mapped from a file and unchanged."""
 
     start: int
     length: int
@@ -40,18 +37,18 @@ def giving_back(model: torch.nn.Module, stage: Stage) -> Stage:
     if sum(tensor.nbytes for tensor in model.state_dict().values()) < LARGE:
         return stage
 
-    given = float("-inf")
+    released = float("-inf")
 
     @contextmanager
-    def begun(name: str) -> Iterator[None]:
-        nonlocal given
-        if time.monotonic() - given > SOON:
+    def releasing_stage(name: str) -> Iterator[None]:
+        nonlocal released
+        if time.monotonic() - released > MIN_INTERVAL_S:
             _give_back_all(model)
-            given = time.monotonic()
+            released = time.monotonic()
         with stage(name):
             yield
 
-    return begun
+    return releasing_stage
 
 
 def _give_back_all(model: torch.nn.Module) -> None:
@@ -67,13 +64,13 @@ def give_back(model: torch.nn.Module) -> None:
 
     Does nothing where the system does not say which those are, or weights were changed after they were loaded.
     """
-    places = {tensor.data_ptr() for tensor in model.state_dict().values()}
-    for one in _unwritten():
-        if any(one.start <= place < one.start + one.length for place in places):
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(one.start), ctypes.c_size_t(one.length), mmap.MADV_DONTNEED)
+    pointers = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    for region in _unwritten():
+        if any(region.start <= pointer < region.start + region.length for pointer in pointers):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(region.start), ctypes.c_size_t(region.length), mmap.MADV_DONTNEED)
 
 
-def _unwritten() -> Iterator[Mapping]:
+def _unwritten() -> Iterator[MappedRegion]:
     if not SMAPS.exists():
         return
     for block in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", SMAPS.read_text(), flags=re.MULTILINE):
@@ -81,4 +78,4 @@ def _unwritten() -> Iterator[Mapping]:
         fields = head.split()
         if len(fields) > 5 and fields[4] != "0" and re.search(r"^Anonymous: +0 kB", rest, re.MULTILINE):
             start, end = (int(part, 16) for part in fields[0].split("-"))
-            yield Mapping(start, end - start)
+            yield MappedRegion(start, end - start)

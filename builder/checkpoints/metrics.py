@@ -1,4 +1,4 @@
-"""The field's own measures of an answer against a label, from the libraries that define them.
+"""Standard measures of an answer against a label, from the libraries that define them.
 
 Accuracy, F1 and nDCG: scikit-learn. Entities: seqeval. Questions: torchmetrics' SQuAD, whose F1 of an empty answer is
 that of SQuAD 2.0 (1 if both are empty, else 0). Spearman: SciPy. chrF: sacrebleu. ROUGE: torchmetrics. All from 0 to 1.

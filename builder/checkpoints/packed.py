@@ -1,4 +1,4 @@
-"""Checkpoints whose matrices are stored in 4 or 8 bits, by GPTQ and AWQ: their settings, and their weights.
+"""Checkpoints with matrices in 4 or 8 bits, by GPTQ or AWQ: their format, and their weights unpacked.
 
 GPTQ packs along the inputs and stores a zero point less one, unless its format is gptq_v2 (AutoGPTQ, commit 179776b,
 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py). AWQ packs along the outputs, eight of them in an order of its own
@@ -47,22 +47,22 @@ class PackedFormat:
 
 def packed_format(config: PreTrainedConfig, model: str) -> PackedFormat | None:
     """Return the format in config.json, or None. Raises CheckpointError for an unknown one."""
-    stated: Any = getattr(config, "quantization_config", None)
-    if stated is None:
+    settings: Any = getattr(config, "quantization_config", None)
+    if settings is None:
         return None
-    stated = stated if isinstance(stated, dict) else stated.to_dict()
-    method = str(stated.get("quant_method", stated.get("method", "none")))
-    form = str(stated.get("checkpoint_format", stated.get("format", stated.get("version", method)))).lower()
+    settings = settings if isinstance(settings, dict) else settings.to_dict()
+    method = str(settings.get("quant_method", settings.get("method", "none")))
+    form = str(settings.get("checkpoint_format", settings.get("format", settings.get("version", method)))).lower()
     formats = {"gptq": {"gptq": 1, "gptq_v2": 0}, "awq": {"awq": 0, "gemm": 0}}
     if form not in formats.get(method, {}):
         raise CheckpointError(
             f"{model} is stored as {method} in the format {form}; expected gptq, gptq_v2, or awq of version gemm. "
             + INSTEAD
         )
-    bits = stated.get("bits", stated.get("w_bit"))
+    bits = settings.get("bits", settings.get("w_bit"))
     if bits not in ((4, 8) if method == "gptq" else (4,)):
         raise CheckpointError(f"{model} has {method} weights of {bits} bits; expected 4 (or 8 of gptq). {INSTEAD}")
-    if stated.get("dynamic"):
+    if settings.get("dynamic"):
         raise CheckpointError(f"{model} quantises some modules by other rules (gptq's `dynamic`). {INSTEAD}")
     return PackedFormat(method, bits, formats[method][form])
 
@@ -76,13 +76,13 @@ def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:
     return plain
 
 
-def refuse_packed(precision: str, stated: Collection[str], grids: Grids) -> None:
-    """Raise SpecError for `stated` options, or for groups of inputs, that rule out serving `grids` as they are."""
+def refuse_packed(precision: str, options: Collection[str], grids: Grids) -> None:
+    """Raise SpecError if the user's `options`, or groups of inputs, rule out serving `grids` as they are."""
     flags = {"--block-size": "block_size", "--asymmetric": "asymmetric"}
     if precision != f"int{grids.bits}-weights":
         return
     for flag, name in flags.items():
-        if name in stated:
+        if name in options:
             raise SpecError(f"{flag}: the checkpoint's own blocks are served as they are; leave it out")
     if grids.scattered:
         raise SpecError(

@@ -1,7 +1,4 @@
-"""Token features to one embedding: the modules of a sentence-transformers folder that come after its transformer.
-
-Knows tensors, and the folders of modules that have weights.
-"""
+"""Token features to one embedding: the modules of a sentence-transformers folder that come after its transformer."""
 
 from __future__ import annotations
 

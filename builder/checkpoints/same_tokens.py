@@ -1,4 +1,4 @@
-"""Comparison of two tokenisers: the same tokens of a text, with the same ids."""
+"""Compare two tokenizers: the tokens of a text and their ids."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 PARTS = ("normalizer", "pre_tokenizer", "model")  # of tokenizer.json: they decide where a text is cut
 
 
-def difference(own: PreTrainedTokenizerFast, other: PreTrainedTokenizerFast) -> str | None:
-    """Return in words what the tokeniser `own` does otherwise than `other`; None if it does the same."""
+def vocabulary_difference(own: PreTrainedTokenizerFast, other: PreTrainedTokenizerFast) -> str | None:
+    """Return how the tokenizer `own` differs from `other`, in words; None if it does not."""
     ids, others = own.get_vocab(), other.get_vocab()
     strange = min(ids.items() ^ others.items(), key=lambda entry: (entry[1], entry[0]), default=None)
     if strange is not None:

@@ -37,7 +37,7 @@ SETTINGS = (  # the file of a Transformer module's settings, in the order in whi
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
-LOADED = {  # of those settings, how a transformer is loaded (older name): the arguments that change no answer
+LOADING = {  # settings for loading a transformer: earlier name, and the arguments that change no answer
     "model_kwargs": (
         "model_args",
         {
@@ -51,10 +51,10 @@ LOADED = {  # of those settings, how a transformer is loaded (older name): the a
     ),
     "config_kwargs": ("config_args", {"use_cache"}),
 }  # fmt: skip
-UNREAD = {"trust_remote_code", "cache_dir", "token", "revision", "subfolder", "local_files_only"}  # where files are
-NOT_HONOURED = ("query_length", "document_length", "query_expansion", "processing_kwargs")  # of those settings
+LOCATION_ARGUMENTS = {"trust_remote_code", "cache_dir", "token", "revision", "subfolder", "local_files_only"}
+UNSUPPORTED_SETTINGS = ("query_length", "document_length", "query_expansion", "processing_kwargs")  # of those settings
 EMBEDDER, CROSS_ENCODER, SPARSE_ENCODER = "SentenceTransformer", "CrossEncoder", "SparseEncoder"
-READ = {  # which head of the transformer, and what of its answer, a class reads
+HEADS = {  # by class: the task of the transformer's head, and the output that is read
     EMBEDDER: ("feature-extraction", "last_hidden_state"),
     CROSS_ENCODER: ("sequence-classification", "logits"),
     SPARSE_ENCODER: ("fill-mask", "logits"),
@@ -107,6 +107,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         if name == "Normalize":
             _refuse_normalize(read_json(folder / "config.json", {}), root)
     prompts, default = _prompts(general, root)
+    processor = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}  # its name in earlier releases
     if kind == CROSS_ENCODER and default:
         raise CheckpointError(f"{root.name} is a {CROSS_ENCODER} with a default prompt, which is not supported")
     return SentenceModules(
@@ -118,7 +119,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         dense=tuple(folder for name, folder in after if name == "Dense"),
         normalize=any(name == "Normalize" for name, _ in after),
         dimensions=general.get("truncate_dim"),
-        max_length=_processor(settings).get("model_max_length") or settings.get("max_seq_length"),
+        max_length=processor.get("model_max_length") or settings.get("max_seq_length"),
         lower_case=bool(settings.get("do_lower_case", False)),
         prompts=prompts,
         default_prompt=default,
@@ -180,24 +181,24 @@ def _folder(root: Path, path: str) -> Path:
 def _settings(transformer: Path, root: Path, kind: str) -> dict[str, Any]:
     documents = (read_json(transformer / name, {}) for name in SETTINGS)
     settings: dict[str, Any] = next((settings for settings in documents if settings), {})
-    unknown = [name for name in NOT_HONOURED if settings.get(name)]
+    unknown = [name for name in UNSUPPORTED_SETTINGS if settings.get(name)]
     if unknown:
         raise CheckpointError(f"{root.name} sets {', '.join(unknown)} for its transformer, which is not supported")
     _refuse_arguments(settings, root)
-    _refuse_reading(settings, *READ[kind], root)
+    _refuse_reading(settings, *HEADS[kind], root)
     return settings
 
 
 def _refuse_arguments(settings: dict[str, Any], root: Path) -> None:
-    """Raise CheckpointError for an argument of its transformer or tokeniser that changes what is loaded."""
-    for name, (older, harmless) in LOADED.items():
+    """Raise CheckpointError for an argument of its transformer or tokenizer that changes what is loaded."""
+    for name, (older, harmless) in LOADING.items():
         arguments = _mapping(settings, name, root) or _mapping(settings, older, root)
-        stated = {key: value for key, value in arguments.items() if value is not None}
-        wrong = sorted(set(stated) - harmless - UNREAD)
+        given = {key: value for key, value in arguments.items() if value is not None}
+        wrong = sorted(set(given) - harmless - LOCATION_ARGUMENTS)
         if wrong:
             raise CheckpointError(
-                f"{root.name} loads its transformer with {wrong[0]} {stated[wrong[0]]!r} ({name}), which is not "
-                "supported; write it into the configuration of the transformer or of its tokeniser"
+                f"{root.name} loads its transformer with {wrong[0]} {given[wrong[0]]!r} ({name}), which is not "
+                "supported; write it into the configuration of the transformer or of its tokenizer"
             )
 
 
@@ -241,11 +242,6 @@ def _mapping(settings: dict[str, Any], name: str, root: Path) -> dict[str, Any]:
     return value
 
 
-def _processor(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the tokeniser's arguments, by the key's name of today or of earlier releases."""
-    return settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
-
-
 def _prompts(general: dict[str, Any], root: Path) -> tuple[dict[str, str], str | None]:
     """Return prompts by name, none where all are empty, and the name of a text's default prompt."""
     prompts = {name: text or "" for name, text in _mapping(general, "prompts", root).items()}
@@ -274,9 +270,11 @@ def _refuse_splade(config: dict[str, Any], general: dict[str, Any], root: Path) 
             "not supported; remove it from config_sentence_transformers.json to get all"
         )
     merged = {"pooling_strategy": "max", "activation_function": "relu", **config}
-    for name, wanted in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if merged[name] != wanted:
-            raise CheckpointError(f"{root.name} has a {name} {merged[name]!r} of its SpladePooling; known is {wanted}")
+    for name, supported in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if merged[name] != supported:
+            raise CheckpointError(
+                f"{root.name} has a {name} {merged[name]!r} of its SpladePooling; known is {supported}"
+            )
 
 
 def read_json(path: Path, default: Any = None, kind: type = dict) -> Any:

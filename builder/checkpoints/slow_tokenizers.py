@@ -1,7 +1,7 @@
-"""Tokenisers that transformers has only in Python, as the one file that the emitted code reads.
+"""Convert tokenizers that transformers has only in Python to the one file that the emitted code reads.
 
 One kind: a SentencePiece model (unigram, arXiv:1808.06226) whose pieces a vocab.json numbers, as translation models
-of the OPUS-MT project have it. Knows tokenisers; knows no model.
+of the OPUS-MT project have it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
 
 UNIGRAM = 1  # of sentencepiece_model.proto's ModelType
-CUTTING = (1, 4)  # its kinds of pieces that texts are cut into: normal ones, and those that a user added
-LEAST = 32.0  # of the least likely piece; an unknown letter has 10 less in both libraries, so two of them are likelier
-ALONE = 4 * LEAST  # of an unknown letter that stands alone and is a piece of the other language
+SPLIT_TYPES = (1, 4)  # its types of pieces that texts are split into: normal and user-defined
+MIN_SCORE = 32.0  # of the least likely piece; in both libraries an unknown letter has 10 less, so two are likelier
+LONE_LETTER_SCORE = 4 * MIN_SCORE  # of an unknown letter that stands alone and is a piece of the other language
 MARK = "\x01"  # before such a letter, in texts and in its piece: elsewhere it is no piece, but a part of an unknown run
 OTHER_MARK = "\x02"  # replaces a text's own MARK
-LONGEST = 20  # pieces of the other language, the longest, that the two have to cut in the same way
+COMPARED_PIECES = 20  # the longest pieces of the other language, which both tokenizers have to split in one way
 PROBES = (*TEXTS, "", " ", "  two  spaces ", "Ünïcödé ﬁ … №", "日本語", "a\tb\nc", "<unk> </s>", ">>fra<< Hello")
 
 
 def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
-    """Return `tokenizer` as a fast one, shown to make the same ids. Raises CheckpointError where that cannot be."""
+    """Return `tokenizer` as a fast one that makes the same ids. Raises CheckpointError if there is none."""
     name = type(tokenizer).__name__
     if not hasattr(tokenizer, "spm_source") or getattr(tokenizer, "separate_vocabs", False):
         raise CheckpointError(f"there is only a slow tokenizer ({name}); add a tokenizer.json")
@@ -35,7 +35,7 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     numbered = {index: piece for piece, index in tokenizer.encoder.items()}
     if proto.trainer_spec.model_type != UNIGRAM or sorted(numbered) != list(range(len(numbered))):
         raise CheckpointError(f"{name}: expected a unigram model and a vocab.json without holes; add a tokenizer.json")
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in CUTTING}
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in SPLIT_TYPES}
     pieces = [numbered[index] for index in range(len(numbered))]
     fast = Tokenizer(models.Unigram(_vocabulary(pieces, scores), unk_id=tokenizer.encoder[tokenizer.unk_token]))
     spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
@@ -80,12 +80,12 @@ def _vocabulary(pieces: Iterable[str], scores: Mapping[str, float]) -> list[tupl
     cut into them: each letter is worth so much more that the letters of a piece, unknown ones too, are worth more than
     the piece. All ways to cut a text have the same letters, so that between its own pieces nothing changes.
     """
-    shift = math.ceil(LEAST - min(scores.values()))
-    least = min(scores.values()) + shift
+    shift = math.ceil(MIN_SCORE - min(scores.values()))
+    lowest = min(scores.values()) + shift
     return [
-        (MARK + piece, ALONE + least)
+        (MARK + piece, LONE_LETTER_SCORE + lowest)
         if _is_foreign_letter(piece, scores)
-        else (piece, scores[piece] + shift * len(piece) if piece in scores else least)
+        else (piece, scores[piece] + shift * len(piece) if piece in scores else lowest)
         for piece in pieces
     ]
 
@@ -104,4 +104,4 @@ def _is_foreign_letter(piece: str, scores: Mapping[str, float]) -> bool:
 def _of_the_other_language(pieces: Iterable[str], scores: Mapping[str, float]) -> list[str]:
     """Return the longest pieces that only the language of the answers has, in letters that both languages have."""
     foreign = [piece.replace("▁", "") for piece in pieces if piece not in scores and "<" not in piece]
-    return sorted((word for word in foreign if set(word) <= set(scores)), key=len)[-LONGEST:]
+    return sorted((word for word in foreign if set(word) <= set(scores)), key=len)[-COMPARED_PIECES:]

@@ -1,7 +1,4 @@
-"""The marks that a checkpoint writes around its reasoning: those that its chat template knows.
-
-Knows chat templates; knows no architecture and no task.
-"""
+"""Marks that a checkpoint writes around its reasoning, from its chat template."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ MARKS = (  # of Qwen 3, DeepSeek R1, GLM, SmolLM 3 and others; Magistral; Seed-O
 
 
 def thinking(chat: Chat, special: Sequence[str]) -> Thinking | None:
-    """Return the marks that the template has the second of; None for a template without any.
+    """Return the marks whose second one is in the template; None for a template without any.
 
-    DeepSeek R1's has the second alone, before which it cuts earlier answers off. `special`: tokens.
+    DeepSeek R1's has only the second, before which it cuts off earlier answers. `special`: tokens.
     """
     sources = f"{chat.template}{chat.tool_template or ''}"
     switch = bool(ChatTemplate(chat.template, chat.special_tokens, chat.tool_template).without_thinking)

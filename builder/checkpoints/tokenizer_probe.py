@@ -1,4 +1,4 @@
-"""Tries a tokenizer on texts made for it: expressions that do not end, and steps that multiply a text.
+"""Try a tokenizer on texts made for it: expressions that do not end, and steps that multiply a text.
 
 It runs in a process with limits (builder/common/limited.py), before the tokenizer is loaded in the build's own. The
 tokenizers library searches with backtracking, by Oniguruma, which gives up on one match after 10 million steps, a third
@@ -100,10 +100,10 @@ def _encoding(tokenizer: Tokenizer, text: str) -> str | None:
         written = len(call_tokenizer(tokenizer.decode, ids))
     except TokenizerError:  # an error for a request with this text
         return None
-    most = MAX_WRITTEN * (len(text) + 1)
-    if len(ids) > most:
+    limit = MAX_WRITTEN * (len(text) + 1)
+    if len(ids) > limit:
         return f"makes {len(ids)} tokens of {len(text)} characters"
-    return f"writes {written} characters for {len(ids)} tokens" if written > most else None
+    return f"writes {written} characters for {len(ids)} tokens" if written > limit else None
 
 
 def _json(path: Path) -> Any:

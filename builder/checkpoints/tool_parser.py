@@ -1,7 +1,4 @@
-"""The notation in which a checkpoint writes calls of tools: its parser reads what its chat template renders.
-
-Knows chat templates and parsers; knows no architecture and no task.
-"""
+"""Notation of a checkpoint's tool calls: its parser reads what its chat template renders."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ def tool_parser(chat: Chat) -> str | None:
 def _written(chat: Chat) -> str:
     """Return what is rendered where an answer of text would begin; nothing where the template refuses calls."""
     (answered, _), (called, _) = render(chat, [([USER, ASSISTANT], TOOLS), ([USER, CALLING], TOOLS)])
-    return "" if answered is None or called is None else called[_alike(answered, called) :]
+    return "" if answered is None or called is None else called[_common_prefix(answered, called) :]
 
 
-def _alike(one: str, other: str) -> int:
+def _common_prefix(one: str, other: str) -> int:
     """Return the length of their common prefix, in characters."""
     return next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(other))
 

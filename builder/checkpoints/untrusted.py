@@ -1,7 +1,7 @@
-"""Checks before a library reads a checkpoint: links, names of files and numbers that cannot be meant.
+"""Check links, file names and numbers of a checkpoint before a library reads it.
 
 A library would follow a link out of the folder, open whatever file an index names, or make as many layers as it is told
-before it looks at the weights. Knows files; knows no model.
+before it looks at the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from builder.common.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 LABELS = ("num_labels", "id2label", "label2id")
-MOST = {  # by the names of configurations; far beyond any known checkpoint
+MAX_VALUES = {  # by field of a configuration; far beyond any known checkpoint
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), 10_000),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_groups"), 10_000),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "num_local_experts"), 100_000),
@@ -39,22 +39,22 @@ def refuse_files(root: Path, model: str) -> None:
         name = path.relative_to(root)
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise CheckpointError(f"{model}: {name} is {_kind(path)}, which is not read; expected files and folders")
-        most = MAX_BYTES.get(path.name, MAX_BYTES_OF_TEXT)
-        if path.suffix in TEXTS and path.is_file() and path.stat().st_size > most:
+        limit, size = MAX_BYTES.get(path.name, MAX_BYTES_OF_TEXT), path.stat().st_size if path.is_file() else 0
+        if path.suffix in TEXTS and size > limit:
             raise CheckpointError(
-                f"{model}: {name} has {path.stat().st_size >> 20} MiB, more than any checkpoint has ({most >> 20} MiB)"
+                f"{model}: {name} has {size >> 20} MiB, more than any checkpoint has ({limit >> 20} MiB)"
             )
 
 
 def refuse_contents(folder: Path, model: str) -> None:
     """Check the index and the config.json in `folder`. Raises CheckpointError, which names `model`."""
-    outside = next((name for name in indexed(folder) if Path(name).name != name), None)
+    outside = next((name for name in indexed_files(folder) if Path(name).name != name), None)
     if outside is not None:
         raise CheckpointError(f"{model}: {INDEX} names {outside!r}; expected names of files beside it, without a path")
     for name, value in _numbers(read_object(folder / "config.json")):
-        if value > MOST[name]:
+        if value > MAX_VALUES[name]:
             raise CheckpointError(
-                f"the config.json of {model} says {name} {value}, more than any checkpoint has ({MOST[name]})"
+                f"the config.json of {model} says {name} {value}, more than any checkpoint has ({MAX_VALUES[name]})"
             )
 
 
@@ -70,26 +70,27 @@ def _kind(path: Path) -> str:
 
 def _links_out(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield links out of `root`. A snapshot of the Hub's cache may link to the blobs beside it."""
-    here = root.resolve()
-    places = [here, here.parent.parent / "blobs"] if here.parent.name == "snapshots" else [here]
+    resolved = root.resolve()
+    is_snapshot = resolved.parent.name == "snapshots"
+    allowed = [resolved, resolved.parent.parent / "blobs"] if is_snapshot else [resolved]
     for path in _paths(root):
-        target = path.resolve() if path.is_symlink() else here
-        if not any(target.is_relative_to(folder) for folder in places):
+        target = path.resolve() if path.is_symlink() else resolved
+        if not any(target.is_relative_to(folder) for folder in allowed):
             yield str(path.relative_to(root)), target
 
 
-def indexed(folder: Path) -> set[str]:
+def indexed_files(folder: Path) -> set[str]:
     """Return the files that the index of weights in several files names."""
     weights = read_object(folder / INDEX).get("weight_map", {})
     return {str(name) for name in weights.values()} if isinstance(weights, dict) else set()
 
 
 def _numbers(document: Any) -> Iterator[tuple[str, float]]:
-    """Yield the fields of MOST, of a configuration and of those in it."""
+    """Yield the fields of MAX_VALUES in a configuration and in those nested in it."""
     for name, value in document.items():
         if name in LABELS and isinstance(value, dict | list):
             yield name, len(value)
-        elif name in MOST and isinstance(value, int | float):
+        elif name in MAX_VALUES and isinstance(value, int | float):
             yield name, value
         elif isinstance(value, dict):
             yield from _numbers(value)

@@ -1,7 +1,4 @@
-"""The safetensors files of a checkpoint: the ones that transformers reads, and whether they are whole.
-
-Knows file names and headers; reads no tensor.
-"""
+"""Safetensors files of a checkpoint: select those that transformers reads, and refuse damaged ones."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from builder.checkpoints.untrusted import INDEX, indexed
+from builder.checkpoints.untrusted import INDEX, indexed_files
 from builder.common.errors import CheckpointError, first_line
 
 WHOLE = "model.safetensors"
@@ -22,7 +19,7 @@ def weight_files(folder: Path, model: str) -> list[Path]:
     """Return the weight files of `folder` that transformers reads. Raises CheckpointError, which names `model`."""
     weights = sorted(folder.glob("*.safetensors"))
     if weights:
-        read = {WHOLE} if (folder / WHOLE).is_file() else indexed(folder)
+        read = {WHOLE} if (folder / WHOLE).is_file() else indexed_files(folder)
         missing = sorted(read - {file.name for file in weights})
         if missing:
             raise CheckpointError(f"{model} has no {missing[0]}, which {INDEX} names; download it again")

@@ -1,7 +1,7 @@
 """Weights in 16 bits as fp32, in files that are mapped: half of a checkpoint's numbers need no memory of their own.
 
 Files are written tensor by tensor, in the format of safetensors (its README, "Format"), and disappear with the last
-mapping of them. Knows files of weights; knows no model.
+mapping of them.
 """
 
 from __future__ import annotations

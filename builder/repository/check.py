@@ -1,6 +1,6 @@
 """Check that a stock Triton of the release would load a repository, and that its files are those that were built.
 
-Reports the errors of builder/repository/lint as sentences; publishing runs it first. Knows files; starts nothing.
+Reports the errors of builder/repository/lint as sentences; publishing runs it first.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each version folder has one, in the format of OpenSSF's model-signing (a Sigstore bundle; no network is asked). It goes
 where the version goes: another version, a rollback or another model leaves it as it is. A file beside the version
-folders must be a copy of one in a signed version, or be listed in its signed build.json. Knows files and keys.
+folders must be a copy of one in a signed version, or be listed in its signed build.json.
 """
 
 from __future__ import annotations

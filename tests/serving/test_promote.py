@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from builder.checkpoints.distances import Numbers
+from builder.checkpoints.distances import PairedNumbers
 from builder.serving.promotion.promote import Limits, Match, Side, Trial, same_tokens
 
 LIMITS = Limits(agreement=0.9, tolerance=0.5, slower=2.0)
@@ -29,7 +29,7 @@ def test_a_trial_says_why_a_version_must_not_take_the_place() -> None:
 def test_a_trial_refuses_scores_that_are_far_apart() -> None:
     """Regression: only the label with the highest score was compared."""
     scores = [(np.array([value]), np.array([1 - value])) for value in (0.2, 0.4, 0.6)]
-    matches = [Match(1.0, numbers={"the score of food": Numbers(*pair, probabilities=True)}) for pair in scores]
+    matches = [Match(1.0, numbers={"the score of food": PairedNumbers(*pair, probabilities=True)}) for pair in scores]
     trial = Trial(Side(1, [10.0] * 3), Side(2, [10.0] * 3), matches)
     (refusal,) = trial.refusals(LIMITS)
     assert "the score of food, which was 0.2 and is 0.8" in refusal

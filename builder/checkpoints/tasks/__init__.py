@@ -1,4 +1,4 @@
-"""The tasks, build side. The folder is the registry: `text-classification` is `text_classification.py`."""
+"""Tasks, build side. The folder is the registry: `text-classification` is `text_classification.py`."""
 
 from __future__ import annotations
 

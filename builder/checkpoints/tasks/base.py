@@ -1,7 +1,4 @@
-"""Base of the tasks: the head that each needs, the graph that it exports, and the measure of its answers.
-
-Knows transformers' model classes and the emitted task of the same name; knows no architecture.
-"""
+"""Base of the tasks: the head that each needs, the graph that it exports, and the measure of its answers."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoints.answers import difference
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import Numbers
+from builder.checkpoints.distances import PairedNumbers
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
 from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
@@ -32,7 +29,7 @@ from builder.runtime.tokens import TOKENIZE, TOKENS
 
 Sample = Mapping[str, Any]
 Answer = Mapping[str, Any]
-_kept: ContextVar[dict[str, Any] | None] = ContextVar("pipelines", default=None)
+_pipelines: ContextVar[dict[str, Any] | None] = ContextVar("pipelines", default=None)
 
 
 class TaskGraph(torch.nn.Module):
@@ -61,7 +58,7 @@ class Task(ABC):
     head: str  # the task's name in Optimum's table of tasks and auto classes
     precedence = 0  # among tasks that claim a checkpoint, the highest wins
     unused_weights: tuple[str, ...] = ("pooler.",)  # prefixes the task's graph never reads
-    longest: int | None = None  # the most tokens of one row, where the user and the checkpoint do not say less
+    longest: int | None = None  # tokens of one row, if neither the user nor the checkpoint sets a lower limit
     metric: str
     threshold: float
     samples: tuple[Sample, ...]
@@ -75,9 +72,9 @@ class Task(ABC):
         """Return True if `name`, of a specification, means this task."""
         return name == self.name
 
-    def required(self, stated: float | None) -> float:
-        """Return the least mean agreement with PyTorch: the user's, or the task's own threshold."""
-        return self.threshold if stated is None else stated
+    def required(self, quality: float | None) -> float:
+        """Return the lowest mean agreement with PyTorch: the user's `quality`, or the task's own threshold."""
+        return self.threshold if quality is None else quality
 
     def auto_class(self) -> Any:
         """Return transformers' auto class for the head, by Optimum's table."""
@@ -105,7 +102,7 @@ class EncoderTask(Task):
     family = "encoder"
     more_samples: tuple[Sample, ...] = ()  # judged as well where rounding may cost quality and the model is small
     per_token = True  # True if the graph's outputs have a sequence axis after the batch axis
-    extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokeniser's, made by the emitted task
+    extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokenizer's, made by the emitted task
 
     @property
     def runtime(self) -> type[RuntimeTask]:
@@ -130,7 +127,7 @@ class EncoderTask(Task):
         """Return how much two answers to one sample agree: 1 is equal, as `metric` measures it."""
 
     @abstractmethod
-    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         """Return the numbers that both answers have, by kind. `agreement` judges what only one of them has."""
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
@@ -138,7 +135,7 @@ class EncoderTask(Task):
         return difference(expected, actual)
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """Return measures of `answers` to `samples` that have labels, by name, from 0 to 1; the most telling first.
+        """Return measures of `answers` to `samples` that have labels, by name, from 0 to 1; the most important first.
 
         Raises ValueError with what a label should be.
         """
@@ -213,30 +210,28 @@ def model_class_names(auto_class: Any) -> dict[str, str]:
 
 @contextmanager
 def one_pipeline() -> Iterator[None]:
-    """Create each pipeline only once inside, for one checkpoint alone: creating one takes as long as a short text."""
-    before = _kept.set({})
+    """Create each pipeline of one checkpoint only once in the block: creating one takes as long as a short text."""
+    token = _pipelines.set({})
     try:
         yield
     finally:
-        _kept.reset(before)
+        _pipelines.reset(token)
 
 
 def pipeline_of(checkpoint: Checkpoint, task: str) -> Any:
     """Return transformers.pipeline over the loaded checkpoint, the reference of most tasks."""
-    kept = _kept.get()
-    if kept is None:
-        return _pipeline(checkpoint, task)
-    if task not in kept:
-        kept[task] = _pipeline(checkpoint, task)
-    return kept[task]
-
-
-def _pipeline(checkpoint: Checkpoint, task: str) -> Any:
-    return transformers.pipeline(task, model=checkpoint.model, tokenizer=checkpoint.tokenizer, device="cpu")
+    pipelines = _pipelines.get()
+    if pipelines is None:
+        pipelines = {}
+    if task not in pipelines:
+        pipelines[task] = transformers.pipeline(
+            task, model=checkpoint.model, tokenizer=checkpoint.tokenizer, device="cpu"
+        )
+    return pipelines[task]
 
 
 def probe(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Return the model's inputs for a short text, (1, tokens) each: some heads need the tokeniser's special tokens."""
+    """Return the model's inputs for a short text, (1, tokens) each: some heads need the tokenizer's special tokens."""
     return dict(checkpoint.tokenizer(TEXTS[0], return_tensors="pt"))
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import Numbers
+from builder.checkpoints.distances import PairedNumbers
 from builder.checkpoints.metrics import similarity
 from builder.checkpoints.pooling import Pooler
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
@@ -85,9 +85,9 @@ class FeatureExtraction(EncoderTask):
             return 0.0
         return cosine(expected["embedding"], actual["embedding"])
 
-    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         first, second = (np.atleast_2d(answer["embedding"]) for answer in (expected, actual))
-        return {"a number of the embedding": Numbers(first, second)} if first.shape == second.shape else {}
+        return {"a number of the embedding": PairedNumbers(first, second)} if first.shape == second.shape else {}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `pair`, the same for two texts; `similarity`, how alike those are, a number."""
@@ -102,7 +102,7 @@ class FeatureExtraction(EncoderTask):
 
 
 def prompted(checkpoint: Checkpoint, sample: Sample) -> str:
-    """Return the text of a sample as sentence-transformers hands it to the tokeniser."""
+    """Return the text of a sample as sentence-transformers hands it to the tokenizer."""
     text, sentence = str(sample["text_input"]), checkpoint.sentence
     if sentence is None:
         return text

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import cleans_up
-from builder.checkpoints.distances import Numbers, scores
+from builder.checkpoints.distances import PairedNumbers, scores
 from builder.checkpoints.metrics import classification
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
 from builder.common.errors import CheckpointError
@@ -86,7 +86,7 @@ class FillMask(EncoderTask):
         masks = _masks(expected, actual)
         return float(sum(x[0]["token"] == y[0]["token"] for x, y in masks) / len(masks))
 
-    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         masks = [[{p["token"]: p["score"] for p in side} for side in mask] for mask in _masks(expected, actual)]
         both = [(first[token], second[token]) for first, second in masks for token in first if token in second]
         return {"the score of a token": scores([first for first, _ in both], [second for _, second in both])}

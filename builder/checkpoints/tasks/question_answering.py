@@ -10,7 +10,7 @@ import torch
 from transformers import BatchEncoding
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import Numbers, scores
+from builder.checkpoints.distances import PairedNumbers, scores
 from builder.checkpoints.metrics import questions
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph
 from builder.common.errors import CheckpointError
@@ -70,7 +70,7 @@ class QuestionAnswering(EncoderTask):
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["answer"] == actual["answer"])
 
-    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         same = expected["answer"] == actual["answer"]
         return {"the score of an answer": scores([expected["score"]], [actual["score"]])} if same else {}
 

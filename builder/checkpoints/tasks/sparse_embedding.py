@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import Numbers
+from builder.checkpoints.distances import PairedNumbers
 from builder.checkpoints.sentence_transformers import SPARSE_ENCODER
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, cosine
 from builder.checkpoints.tasks.feature_extraction import FeatureExtraction, prompted
@@ -63,19 +63,19 @@ class SparseEmbedding(FeatureExtraction):
         size = 1 + max([0, *expected["indices"], *actual["indices"]])
         return cosine(_dense(expected, size), _dense(actual, size))
 
-    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         size = 1 + max([0, *expected["indices"], *actual["indices"]])
         first, second = _dense(expected, size), _dense(actual, size)
         either = (first != 0) | (second != 0)
-        return {"the weight of a token": Numbers(first[either], second[either])}
+        return {"the weight of a token": PairedNumbers(first[either], second[either])}
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Compare the weights: a token that only one of two answers has may weigh next to nothing."""
         size = 1 + max([0, *expected["indices"], *actual["indices"]])
-        wanted, reached = _dense(expected, size), _dense(actual, size)
-        apart = np.abs(wanted - reached) / np.maximum(1, wanted)
-        token = int(apart.argmax())
-        return float(apart[token]), f"answer.values of token {token}"
+        first, second = _dense(expected, size), _dense(actual, size)
+        errors = np.abs(first - second) / np.maximum(1, first)
+        token = int(errors.argmax())
+        return float(errors[token]), f"answer.values of token {token}"
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         size = 1 + max(0, *(index for answer in answers for index in answer["indices"]))

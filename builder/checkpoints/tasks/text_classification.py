@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import Numbers, scores
+from builder.checkpoints.distances import PairedNumbers, scores
 from builder.checkpoints.metrics import classification
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 from builder.common.samples import MORE_TEXTS, TEXTS
@@ -50,7 +50,7 @@ class TextClassification(EncoderTask):
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["label"][0] == actual["label"][0])
 
-    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         first, second = (dict(zip(answer["label"], answer["score"], strict=True)) for answer in (expected, actual))
         both = [label for label in first if label in second]
         return {f"the score of {label}": scores([first[label]], [second[label]]) for label in both}

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import Numbers, scores
+from builder.checkpoints.distances import PairedNumbers, scores
 from builder.checkpoints.metrics import ranking
 from builder.checkpoints.sentence_transformers import CROSS_ENCODER
 from builder.checkpoints.tasks.base import Answer, Sample
@@ -79,7 +79,7 @@ class TextRanking(TextClassification):
         ranks = np.stack([np.argsort(np.argsort(answer["score"])) for answer in (expected, actual)])
         return float(np.corrcoef(ranks)[0, 1])
 
-    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         return {"the score of a document": scores(expected["score"], actual["score"])}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:

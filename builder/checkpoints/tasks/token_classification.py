@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import Numbers, scores
+from builder.checkpoints.distances import PairedNumbers, scores
 from builder.checkpoints.metrics import Span, spans
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 from builder.common.samples import MORE_TEXTS, TEXTS
@@ -48,7 +48,7 @@ class TokenClassification(EncoderTask):
         labels = [{(e["start"], e["end"], e.get("entity", e.get("entity_group"))) for e in side} for side in (a, b)]
         return len(labels[0] & labels[1]) / max(1, len(labels[0] | labels[1]))
 
-    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, Numbers]:
+    def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         first, second = (
             {
                 (e["start"], e["end"], e.get("entity", e.get("entity_group"))): e["score"]

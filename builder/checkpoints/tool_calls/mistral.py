@@ -1,6 +1,6 @@
 """Parser of Mistral's notations.
 
-They are [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] and, since tokeniser 11, [TOOL_CALLS]NAME[ARGS]{...} for
+They are [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...] and, since tokenizer 11, [TOOL_CALLS]NAME[ARGS]{...} for
 each call.
 
 Source: https://docs.mistral.ai/guides/tokenization, and the chat templates of the checkpoints

@@ -1,7 +1,4 @@
-"""Render config.pbtxt from its template, and parse it back with Triton's own protobuf.
-
-Knows Jinja and ModelConfig; knows nothing about where the values come from.
-"""
+"""Render config.pbtxt from its template, and parse it back with Triton's own protobuf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One object store: blobs by their hash, manifests by model and version. Knows fsspec; knows no repository."""
+"""One object store: blobs by their hash, manifests by model and version."""
 
 from __future__ import annotations
 

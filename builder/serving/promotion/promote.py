@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.table import Table
 
-from builder.checkpoints.distances import Numbers, apart
+from builder.checkpoints.distances import PairedNumbers, relative_distance
 from builder.common.errors import ServeError
 from builder.repository.locks import locked
 from builder.repository.transaction import visiting
@@ -41,7 +41,7 @@ class Match:
 
     agreed: float
     parts: float = 1.0
-    numbers: Mapping[str, Numbers] = field(default_factory=dict)
+    numbers: Mapping[str, PairedNumbers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Trial:
     def apart(self) -> tuple[float, str] | None:
         """Return the distance of the scores and where it is largest; None for answers without scores."""
         scored = [match.numbers for match in self.agreements if match.numbers]
-        return apart(scored) if scored else None
+        return relative_distance(scored) if scored else None
 
     def refusals(self, limits: Limits) -> list[str]:
         """Return the reasons against the candidate: it fails, answers differently, or takes longer than allowed."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.checkpoints.distances import Numbers, apart
+from builder.checkpoints.distances import PairedNumbers, relative_distance
 from builder.checkpoints.tasks import find_task
 from builder.checkpoints.tasks.base import EncoderTask
 
@@ -58,7 +58,7 @@ def _apart(task: str, expected: np.ndarray, actual: np.ndarray) -> float:
     one = find_task(task)
     assert isinstance(one, EncoderTask)
     answer = ANSWERS[task]
-    return apart([one.numbers(answer(a), answer(b)) for a, b in zip(expected, actual, strict=True)])[0]
+    return relative_distance([one.numbers(answer(a), answer(b)) for a, b in zip(expected, actual, strict=True)])[0]
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0])
@@ -79,13 +79,13 @@ def test_numbers_tell_an_unrelated_model_from_a_rounded_one(task: str, spread: f
 
 
 def test_numbers_of_one_request_are_compared_with_themselves() -> None:
-    assert apart([{"score": Numbers(np.array([2.0]), np.array([2.2]))}])[0] == pytest.approx(0.1)
-    assert apart([{"score": Numbers(np.array([0.5]), np.array([0.5]), probabilities=True)}])[0] == 0
+    assert relative_distance([{"score": PairedNumbers(np.array([2.0]), np.array([2.2]))}])[0] == pytest.approx(0.1)
+    assert relative_distance([{"score": PairedNumbers(np.array([0.5]), np.array([0.5]), probabilities=True)}])[0] == 0
 
 
 def test_an_answer_that_is_always_the_mean_is_one_apart() -> None:
     values = np.array([1.0, 2.0, 3.0])
-    found, where = apart([{"score": Numbers(values, np.full(3, 2.0))}])
+    found, where = relative_distance([{"score": PairedNumbers(values, np.full(3, 2.0))}])
     assert found == pytest.approx(1)
     assert "was 1 and is 2" in where
 
@@ -95,4 +95,4 @@ def test_embeddings_of_different_sizes_have_nothing_in_common() -> None:
     assert isinstance(task, EncoderTask)
     pair: tuple[dict[str, Any], dict[str, Any]] = {"embedding": [1.0, 0.0]}, {"embedding": [1.0, 0.0, 0.0]}
     assert task.agreement(*pair) == 0
-    assert apart([task.numbers(*pair)])[0] == math.inf
+    assert relative_distance([task.numbers(*pair)])[0] == math.inf

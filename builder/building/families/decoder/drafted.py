@@ -16,7 +16,7 @@ from builder.building.verify.recording import Case
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import locate, resolve
-from builder.checkpoints.same_tokens import difference
+from builder.checkpoints.same_tokens import vocabulary_difference
 from builder.common.errors import BuilderError, CheckpointError, SpecError
 from builder.common.folders import RUNTIME
 from builder.common.memory import refuse_slots, weights_bytes
@@ -56,7 +56,7 @@ def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Check
     """Return the draft of `spec` and its specification. Raises CheckpointError, and SpecError where memory is short."""
     own = draft_spec(spec, target.task.name, target.max_length)
     with naming_draft(own.model):
-        other = difference(locate(own.source, weights=False).tokenizer, target.tokenizer)
+        other = vocabulary_difference(locate(own.source, weights=False).tokenizer, target.tokenizer)
         if other is not None:
             raise CheckpointError(f"{other}; a draft has the tokeniser of its target, {target.source}")
         checkpoint = resolve(own)

@@ -150,7 +150,7 @@ def _ready(tensors: set[str], steps: Sequence[tuple[str, Any]]) -> set[str]:
 @rule(
     "TR554",
     ERROR,
-    wrong='step { model_name: "tokeniser" }   # and the model is called tokenizer',
+    wrong='step { model_name: "tokenizer" }   # and the model is called tokenizer',
     right='step { model_name: "tokenizer" }',
     source="core, src/model_repository_manager/model_repository_manager.cc, DependencyGraph",
 )

@@ -45,7 +45,7 @@ def has_its_engine(version: ModelVersion) -> Iterator[Problem]:
 @rule(
     "TR502",
     WARNING,
-    wrong='pb_utils.InferenceRequest(model_name="tokeniser", requested_output_names=["ids"], inputs=inputs)',
+    wrong='pb_utils.InferenceRequest(model_name="tokenizer", requested_output_names=["ids"], inputs=inputs)',
     right='pb_utils.InferenceRequest(model_name="tokenizer", requested_output_names=["ids"], inputs=inputs)',
     source="python_backend, README.md, Business Logic Scripting",
 )
