@@ -19,7 +19,9 @@ LEFT = {"pytorch_model.bin", "modeling_own.py", "training_args.bin", "tf_model.h
 
 
 @pytest.mark.parametrize("weights", [True, False])
-def test_what_transformers_reads_is_fetched(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_downloads_the_files_that_transformers_reads(
+    weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Regression: a chat template in a file of its own, as transformers saves it, was left on the Hub."""
     fetched: set[str] = set()
 

@@ -35,12 +35,12 @@ from tests.seq2seqs import make_seq2seq
 from tests.tiny_encoders import make_tokenizer
 
 
-def test_a_checkpoint_that_says_nothing_is_greedy() -> None:
+def test_checkpoint_without_settings_is_greedy() -> None:
     assert option_defaults(GenerationConfig(), beams=4) == {"temperature": 0.0, "min_tokens": 0}
     assert max_tokens(GenerationConfig()) == max_tokens(GenerationConfig(), start=1) == 128
 
 
-def test_a_search_is_no_wider_than_the_build() -> None:
+def test_beam_search_is_limited_to_the_beams_of_the_build() -> None:
     config = GenerationConfig(num_beams=5, length_penalty=2.0, early_stopping=True)
     searched = option_defaults(config, beams=8)
     assert (searched["num_beams"], searched["length_penalty"], searched["early_stopping"]) == (5, 2.0, "true")
@@ -51,7 +51,7 @@ def test_a_search_is_no_wider_than_the_build() -> None:
     assert "num_beams" not in greedy
 
 
-def test_lengths_of_an_encoder_decoder_count_its_start() -> None:
+def test_encoder_decoder_lengths_include_the_start_token() -> None:
     config = GenerationConfig(min_length=56, max_length=142)
     assert option_defaults(config, 4, start=1)["min_tokens"] == 55
     assert max_tokens(config, start=1) == 141
@@ -60,7 +60,7 @@ def test_lengths_of_an_encoder_decoder_count_its_start() -> None:
     assert option_defaults(GenerationConfig(min_new_tokens=7), 4)["min_tokens"] == 7
 
 
-def test_tokens_of_an_answer_take_the_place_of_its_length() -> None:
+def test_max_new_tokens_precedes_max_length() -> None:
     """If a checkpoint sets both, as in transformers, which says so in a warning."""
     model, source = make_seq2seq("bart"), torch.tensor([[5, 6, 7]])
     everything = [token for token in range(model.config.vocab_size) if token != 3]
@@ -93,7 +93,7 @@ def test_sampling_with_its_own_filters() -> None:
         {"length_penalty": 1e9},
     ],
 )
-def test_a_greedy_checkpoint_may_say_anything_of_sampling_and_search(values: dict[str, Any]) -> None:
+def test_greedy_checkpoint_may_have_any_sampling_settings(values: dict[str, Any]) -> None:
     """If do_sample is false, transformers does not read it; such checkpoints were refused."""
     config = GenerationConfig(do_sample=False)
     for name, value in values.items():
@@ -103,7 +103,7 @@ def test_a_greedy_checkpoint_may_say_anything_of_sampling_and_search(values: dic
     assert option_defaults(config, beams=4) == {"temperature": 0.0, "min_tokens": 0, **sensible}
 
 
-def test_words_that_never_come() -> None:
+def test_bad_words_never_occur() -> None:
     config = GenerationConfig(bad_words_ids=[[58100], [3, 4], [2], [2, 3]], suppress_tokens=[9])
     rules = token_rules(config, ends=[2])
     assert rules.bad_words == [[58100], [3, 4], [2, 3]], "an end token alone is none of them"
@@ -118,7 +118,7 @@ def test_every_field_of_transformers_is_in_one_table() -> None:
     assert all(not a & b for a, b in itertools.combinations(tables, 2))
 
 
-def test_the_defaults_of_transformers_are_served() -> None:
+def test_transformers_defaults_are_accepted() -> None:
     refuse_unserved(GenerationConfig(), is_decoder=True)
     refuse_unserved(GenerationConfig(**GenerationConfig._get_default_generation_params()), is_decoder=True)
 
@@ -143,7 +143,7 @@ def test_the_defaults_of_transformers_are_served() -> None:
         ({"forced_bos_token_id": 8}, "forced_bos_token_id 8"),
     ],
 )
-def test_what_is_not_implemented_is_refused_with_its_value(options: dict[str, Any], message: str) -> None:
+def test_unimplemented_field_is_refused_with_its_value(options: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         refuse_unserved(GenerationConfig(**options), is_decoder=True)
 
@@ -163,7 +163,7 @@ def test_what_is_not_implemented_is_refused_with_its_value(options: dict[str, An
         ({"do_sample": True, "temperature": 0.0}, "temperature 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_the_build(values: dict[str, Any], message: str) -> None:
+def test_absurd_generation_values_are_refused(values: dict[str, Any], message: str) -> None:
     config = GenerationConfig()
     for name, value in values.items():
         setattr(config, name, value)  # as a file may say it
@@ -194,13 +194,13 @@ def test_refusal_names_the_file_that_sets_the_field(
         refuse_unserved(config, False, of_task, generation_file(tmp_path))
 
 
-def test_an_encoder_decoder_counts_and_forces_its_own() -> None:
+def test_encoder_decoder_accepts_min_length_and_forced_tokens() -> None:
     refuse_unserved(GenerationConfig(min_length=8, forced_bos_token_id=5, decoder_start_token_id=2), is_decoder=False)
     with pytest.raises(CheckpointError, match=r"decoder_start_token_id \[2, 3\]"):
         refuse_unserved(GenerationConfig(decoder_start_token_id=[2, 3]), is_decoder=False)
 
 
-def test_answers_that_a_request_does_not_count() -> None:
+def test_num_return_sequences_is_the_default_of_n() -> None:
     assert option_defaults(GenerationConfig(do_sample=True, num_return_sequences=3), 4)["n"] == 3
     assert option_defaults(GenerationConfig(num_beams=4, num_return_sequences=3), 2)["n"] == 2
 
@@ -264,7 +264,7 @@ def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTraine
         ({"forced_eos_token_id": 40}, "names token 40 in forced_eos_token_id"),
     ],
 )
-def test_tokens_that_the_model_has_not_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_tokens_outside_the_vocabulary_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         known_token_rules(GenerationConfig(**fields), [2], VOCABULARY)
 
@@ -308,7 +308,7 @@ def test_searches_are_those_of_generate(fields: dict[str, Any], ends: tuple[int,
     assert [hypothesis.tokens for hypothesis in search.ended[: rules.options.n]] == expected
 
 
-def test_the_reference_takes_nothing_of_the_checkpoint() -> None:
+def test_reference_ignores_the_checkpoints_generation_settings() -> None:
     """Graphs are compared without the checkpoint's rules, which generate would refuse or answer otherwise."""
     model = make_decoder("gpt2")
     plain = greedy_tokens(model, [5, 6, 7], 8)

@@ -7,7 +7,7 @@ from transformers.utils import import_utils
 from builder.checkpoints.offered import MODELS, load_models, offered
 
 
-def test_what_was_found_once_is_what_a_second_look_finds() -> None:
+def test_offered_models_equal_a_second_search() -> None:
     look = import_utils.define_import_structure
     assert offered() == look.__wrapped__(str(MODELS / "__init__.py"))
     load_models()

@@ -38,7 +38,7 @@ def decoder(folder: Path, **form: Any) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_weights_are_read_as_they_were_written(form: dict[str, Any], tmp_path: Path) -> None:
+def test_packed_weights_are_unpacked_to_the_original(form: dict[str, Any], tmp_path: Path) -> None:
     folder, written = decoder(tmp_path / "checkpoint", **form)
     checkpoint = resolve(make_spec(model=str(folder), task="text-generation"))
     weights = dict(checkpoint.model.named_parameters())
@@ -61,7 +61,7 @@ def served(
     return report, onnx.load(str(output / "m" / "1" / "model.onnx")), codes
 
 
-def test_a_packed_checkpoint_is_served_code_for_code(
+def test_packed_checkpoint_is_served_with_its_own_codes(
     served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
 ) -> None:
     """For every matrix, the codes, scales and zero points in the graph are those in the checkpoint."""
@@ -84,7 +84,7 @@ def test_a_packed_checkpoint_is_served_code_for_code(
     assert report.quantised["matmuls"] == len(nodes) + 1, "the output matrix, which has no grid, is in 8 bits"
 
 
-def test_what_it_answers_is_what_the_unpacked_model_answers(
+def test_packed_checkpoint_answers_like_the_unpacked_one(
     served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
 ) -> None:
     """Weights are not rounded again: only activations, in 8 bits or fp16, and the output matrix differ from PyTorch."""
@@ -93,7 +93,7 @@ def test_what_it_answers_is_what_the_unpacked_model_answers(
     assert measured.perplexity == pytest.approx(report.variants[0].perplexity, rel=0.02)
 
 
-def test_groups_are_cut_to_the_blocks_that_an_engine_takes() -> None:
+def test_packed_groups_are_split_into_the_engines_blocks() -> None:
     grids, rng = Grids(4), np.random.default_rng(0)
     codes, scales = rng.integers(0, 16, (8, 512)), rng.uniform(0.1, 1, (8, 2)).astype(np.float32)
     weights = (codes - 8).astype(np.float32) * scales.repeat(256, axis=1)
@@ -105,7 +105,7 @@ def test_groups_are_cut_to_the_blocks_that_an_engine_takes() -> None:
         np.testing.assert_array_equal(blocks.scales, scales.repeat(256 // largest, axis=1))
 
 
-def test_options_that_it_leaves_no_choice_of_are_refused(tmp_path: Path) -> None:
+def test_options_that_contradict_a_packed_checkpoint_are_refused(tmp_path: Path) -> None:
     folder, _ = decoder(tmp_path / "checkpoint", **FORMS["gptq, inputs in any order"])
     spec = make_spec(model=str(folder), task="text-generation", precision="int4-weights")
     with pytest.raises(SpecError, match="inputs that are not adjacent"):
@@ -125,7 +125,7 @@ def test_options_that_it_leaves_no_choice_of_are_refused(tmp_path: Path) -> None
         ({"quant_method": "gptq", "bits": 4}, "no weight is stored in that form: there is no qweight"),
     ],
 )
-def test_other_forms_are_refused_by_name(stated: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unknown_packed_formats_are_refused_by_name(stated: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = make_decoder_checkpoint(tmp_path / "checkpoint", "llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))

@@ -79,24 +79,24 @@ def test_a_cross_encoder_is_known_by_its_configuration(copy: Callable[[str], Pat
     assert encoder_task(resolved.task).parameters(resolved) == {"function": "none"}
 
 
-def test_a_head_that_is_not_there_is_never_made_up(checkpoint: Callable[[str], Path]) -> None:
+def test_missing_head_is_refused(checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(CheckpointError, match="no head for question-answering: 2 weights would be random"):
         _resolve(checkpoint("topics"), task="question-answering")
 
 
-def test_an_unknown_task_comes_with_those_there_are(checkpoint: Callable[[str], Path]) -> None:
+def test_unknown_task_error_lists_the_tasks(checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(CheckpointError, match=r"'sentiment' is not known; known are .*text-classification"):
         _resolve(checkpoint("topics"), task="sentiment")
 
 
-def test_weights_only_as_a_pickle(copy: Callable[[str], Path]) -> None:
+def test_pickled_weights_are_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("topics")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="only as a pickle"):
         _resolve(folder)
 
 
-def test_no_weights_no_tokenizer_no_configuration(copy: Callable[[str], Path]) -> None:
+def test_missing_weights_tokenizer_or_configuration_is_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("topics")
     (folder / "tokenizer.json").rename(folder / "elsewhere")
     (folder / "tokenizer_config.json").unlink()
@@ -123,14 +123,14 @@ def test_no_weights_no_tokenizer_no_configuration(copy: Callable[[str], Path]) -
         ("[]", "no configuration that transformers knows"),
     ],
 )
-def test_a_configuration_that_cannot_be_meant(text: str, message: str, tmp_path: Path) -> None:
+def test_absurd_configuration_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=message):
         locate(make_spec(model=str(tmp_path)).source)
 
 
-def test_a_tokenizer_of_another_model(copy: Callable[[str], Path]) -> None:
+def test_tokenizer_of_another_model_is_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("topics")
     shutil.copy(minilm() / "tokenizer.json", folder / "tokenizer.json")
     with pytest.raises(CheckpointError, match="do not belong together"):
@@ -138,7 +138,7 @@ def test_a_tokenizer_of_another_model(copy: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("labels", [{"0": "a", "1": "b", "2": "a"}, {"0": "a", "1": "b", "3": "c"}])
-def test_a_label_map_that_does_not_match(labels: dict[str, str], copy: Callable[[str], Path]) -> None:
+def test_label_map_that_does_not_match_is_refused(labels: dict[str, str], copy: Callable[[str], Path]) -> None:
     folder = copy("topics")
     _edit(folder / "config.json", id2label=labels)
     resolved = _resolve(folder)
@@ -146,7 +146,7 @@ def test_a_label_map_that_does_not_match(labels: dict[str, str], copy: Callable[
         encoder_task(resolved.task).parameters(resolved)
 
 
-def test_weights_that_transformers_does_not_read_are_none(copy: Callable[[str], Path]) -> None:
+def test_weights_that_transformers_does_not_read_are_ignored(copy: Callable[[str], Path]) -> None:
     """Regression: weights of another format, consolidated.safetensors, were widened to fp32 beside the others."""
     folder = copy("topics")
     (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
@@ -174,7 +174,7 @@ def test_an_adapter_beside_weights_is_refused(copy: Callable[[str], Path]) -> No
         _resolve(folder)
 
 
-def test_weights_that_are_not_those_of_the_configuration(copy: Callable[[str], Path]) -> None:
+def test_weights_that_do_not_fit_the_configuration_are_refused(copy: Callable[[str], Path]) -> None:
     folder = copy("topics")
     _edit(folder / "config.json", id2label={"0": "a", "1": "b", "2": "c", "3": "d"})
     with pytest.raises(CheckpointError, match="must belong together"):
@@ -214,7 +214,7 @@ def test_missing_or_damaged_shard_is_refused_by_its_file(copy: Callable[[str], P
         _resolve(folder)
 
 
-def test_a_task_the_architecture_has_no_class_for(tmp_path: Path) -> None:
+def test_task_without_a_class_for_the_architecture_is_refused(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "nomic", "nomic_bert", "fill-mask")
     _edit(folder / "config.json", model_type="vit", architectures=["ViTForImageClassification"])
     with pytest.raises(CheckpointError, match="does not load for fill-mask: Unrecognized configuration class"):
@@ -235,7 +235,7 @@ def test_ranking_needs_one_output(checkpoint: Callable[[str], Path]) -> None:
         encoder_task(resolved.task).parameters(resolved)
 
 
-def test_similarity_needs_to_know_how_to_pool(checkpoint: Callable[[str], Path]) -> None:
+def test_sentence_similarity_needs_a_pooling(checkpoint: Callable[[str], Path]) -> None:
     resolved = _resolve(checkpoint("features"), task="sentence-similarity")
     with pytest.raises(CheckpointError, match="--pooling cls or mean"):
         encoder_task(resolved.task).parameters(resolved)
@@ -251,7 +251,7 @@ def test_lengths_come_from_positions_counted_after_the_padding_index(
     assert _resolve(checkpoint("entail"), max_length=100).max_length == 100
 
 
-def test_a_module_that_cannot_be_honoured_is_refused(tmp_path: Path) -> None:
+def test_unsupported_sentence_transformers_module_is_refused(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(minilm(), tmp_path / "model"))
     modules = json.loads((folder / "modules.json").read_text())
     modules[2]["type"] = "sentence_transformers.models.LSTM"
@@ -295,9 +295,7 @@ def test_importing_the_builder_configures_no_logging() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
 
 
-def test_another_checkpoint_needs_a_name_to_be_the_next_version(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_build_of_another_checkpoint_needs_a_name(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     """Regression: a checkpoint from a folder of another name was refused, whatever --name said.
 
     Without --name it still is, and a folder that was not built here is never overwritten.
@@ -320,7 +318,9 @@ def test_another_checkpoint_needs_a_name_to_be_the_next_version(
         build(make_spec(model=str(other), name="other", output=repository))
 
 
-def test_the_next_version_of_what_a_shared_front_hosts(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_next_version_of_a_hosted_model_goes_to_its_repository(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
     hosting = tmp_path / "r" / "news" / "models"
     (hosting / "sport").mkdir(parents=True)
     (hosting / "hosted.json").write_text("{}")
@@ -366,7 +366,7 @@ def test_every_error_is_a_builder_error(tmp_path: Path) -> None:
         _resolve(folder)
 
 
-def test_options_of_generation_in_a_config_json_of_before(tmp_path: Path) -> None:
+def test_generation_options_in_an_old_config_json_are_read(tmp_path: Path) -> None:
     """Regression: a plan and a checkpoint with packed weights lacked them: transformers reads them from the file."""
     folder = make_seq2seq_checkpoint(tmp_path / "bart", "bart")
     (folder / "generation_config.json").unlink()
@@ -387,6 +387,8 @@ def test_options_of_generation_in_a_config_json_of_before(tmp_path: Path) -> Non
         ("mbart", "translation_en_to_ro", "translation"),
     ],
 )
-def test_the_task_of_an_encoder_decoder(model_type: str, task: str | None, expected: str, tmp_path: Path) -> None:
+def test_task_of_an_encoder_decoder_is_inferred(
+    model_type: str, task: str | None, expected: str, tmp_path: Path
+) -> None:
     folder = make_seq2seq_checkpoint(tmp_path / "checkpoint", model_type)
     assert resolve(make_spec(model=str(folder), name="m", task=task, max_length=32)).task.name == expected

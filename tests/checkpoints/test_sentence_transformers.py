@@ -79,7 +79,7 @@ def _modules(folder: Path, *kinds: tuple[str, str]) -> None:
         ({"pooling_mode_mean_tokens": False}, ("mean",)),
     ],
 )
-def test_pooled_parts_come_in_the_order_of_sentence_transformers(
+def test_pooling_concatenates_modes_like_sentence_transformers(
     config: dict[str, Any], modes: tuple[str, ...], copy: Path
 ) -> None:
     _write(copy / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **config})
@@ -131,7 +131,7 @@ def test_a_module_that_is_code_of_the_checkpoint_is_refused(copy: Path) -> None:
         read_modules(copy)
 
 
-def test_prompts_that_are_no_mapping_are_refused(copy: Path) -> None:
+def test_prompts_that_are_not_a_mapping_are_refused(copy: Path) -> None:
     _write(copy / "config_sentence_transformers.json", {"prompts": ["query: "]})
     with pytest.raises(CheckpointError, match=r"prompts is .*; expected a mapping"):
         read_modules(copy)
@@ -168,7 +168,7 @@ def test_a_dense_without_a_named_activation_has_tanh(tmp_path: Path) -> None:
     torch.testing.assert_close(pooled, torch.tanh(features[:, 0]))
 
 
-def test_another_pooling_leaves_what_comes_after_it(copy: Path) -> None:
+def test_pooling_option_keeps_the_layers_after_pooling(copy: Path) -> None:
     """Regression: with the checkpoint's own pooling, the Dense layer and the cut were left out."""
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"))
     _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
@@ -186,7 +186,7 @@ def test_another_pooling_leaves_what_comes_after_it(copy: Path) -> None:
         FeatureExtraction().pooler(resolve(make_spec(model=str(copy), pooling="cls")))
 
 
-def test_only_the_first_dimensions_where_the_checkpoint_says_so(copy: Path, tmp_path: Path) -> None:
+def test_embedding_is_truncated_as_the_checkpoint_says(copy: Path, tmp_path: Path) -> None:
     _write(copy / "config_sentence_transformers.json", {"truncate_dim": 5})
     spec = make_spec(model=str(copy))
     checkpoint = resolve(spec)
@@ -195,7 +195,7 @@ def test_only_the_first_dimensions_where_the_checkpoint_says_so(copy: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
-def test_the_settings_of_earlier_releases(name: str, copy: Path) -> None:
+def test_settings_of_earlier_releases_are_read(name: str, copy: Path) -> None:
     _write(copy / name, {"max_seq_length": 40, "do_lower_case": True})
     sentence = read_modules(copy)
     assert sentence is not None
@@ -257,7 +257,7 @@ def test_settings_that_would_change_answers_are_refused(settings: dict[str, Any]
         read_modules(copy)
 
 
-def test_settings_that_change_no_answer_are_taken(copy: Path) -> None:
+def test_settings_that_change_no_answer_are_accepted(copy: Path) -> None:
     loaded = {"model_args": {"torch_dtype": "float16", "trust_remote_code": True}, "config_args": {"use_cache": False}}
     read = {"transformer_task": "feature-extraction", "modality_config": {"text": TEXT}}
     limit = {"tokenizer_args": {"model_max_length": 40, "padding_side": "left"}}
@@ -278,13 +278,13 @@ def test_settings_that_change_no_answer_are_taken(copy: Path) -> None:
         {"config_args": {"rope_theta": None}},
     ],
 )
-def test_arguments_that_change_no_answer_are_taken(settings: dict[str, Any], copy: Path) -> None:
+def test_arguments_that_change_no_answer_are_accepted(settings: dict[str, Any], copy: Path) -> None:
     """Regression: checkpoints were refused for them."""
     _write(copy / "sentence_bert_config.json", settings)
     assert read_modules(copy) is not None
 
 
-def test_what_is_normalised_is_the_embedding(copy: Path) -> None:
+def test_normalize_of_another_output_is_refused(copy: Path) -> None:
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
     _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
     for name in ("sentence_embedding", "token_embeddings"):
@@ -299,7 +299,7 @@ def test_what_is_normalised_is_the_embedding(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "tokens"), [(24, 24), (None, 16), (900, 514)])
-def test_its_own_limit_counts_before_the_tokenisers(limit: int | None, tokens: int, copy: Path) -> None:
+def test_limit_of_the_checkpoint_precedes_the_tokenizers(limit: int | None, tokens: int, copy: Path) -> None:
     """Regression: sentence-transformers hands its limit to the tokeniser; a text of 20 tokens was cut to 16."""
     _edit(copy / "tokenizer_config.json", model_max_length=16)
     _write(copy / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
@@ -322,7 +322,7 @@ def test_an_empty_default_prompt_is_no_prompt(copy: Path, tmp_path: Path) -> Non
         read_modules(copy)
 
 
-def test_a_default_prompt_counts_where_samples_are_chosen(copy: Path, tmp_path: Path) -> None:
+def test_default_prompt_applies_to_samples(copy: Path, tmp_path: Path) -> None:
     """The longest sample that fits without the prompt does not fit with it, and is left out."""
     spec = make_spec(model=str(copy))
     longest = max(len(resolve(spec).tokenizer(s["text_input"])["input_ids"]) for s in resolve(spec).task.samples)

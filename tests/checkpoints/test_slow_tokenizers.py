@@ -61,7 +61,7 @@ def make_marian_tokenizer(
     return tokenizer
 
 
-def test_a_checkpoint_of_pieces_and_a_vocabulary_is_served_as_it_was_trained(tmp_path: Path) -> None:
+def test_slow_tokenizer_is_converted_and_served(tmp_path: Path) -> None:
     slow = make_marian_tokenizer(tmp_path / "pieces")
     model = make_seq2seq("marian", decoder_vocab_size=None)
     model.save_pretrained(tmp_path / "pieces" / "saved")
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_pieces_and_a_vocabulary_is_served_as_it_was_trained(tmp
     assert '"Unigram"' in tokenizer_json(checkpoint.tokenizer)
 
 
-def test_no_text_is_cut_into_pieces_of_the_other_language(tmp_path: Path) -> None:
+def test_converted_tokenizer_uses_no_pieces_of_the_other_language(tmp_path: Path) -> None:
     """In a name in the language of the answers, one long piece of that was likelier than many short ones."""
     slow = make_marian_tokenizer(tmp_path / "pieces")
     fast = as_fast(slow)
@@ -89,7 +89,7 @@ def test_no_text_is_cut_into_pieces_of_the_other_language(tmp_path: Path) -> Non
         assert fast(word)["input_ids"] == slow(word)["input_ids"], word
 
 
-def test_letters_that_the_source_model_lacks_are_one_unknown_token_or_the_piece_that_they_are(tmp_path: Path) -> None:
+def test_converted_tokenizer_treats_unknown_letters_like_the_slow_one(tmp_path: Path) -> None:
     """A run of them is looked up whole in the pieces of the other language, and never cut into these."""
     slow = make_marian_tokenizer(tmp_path / "pieces", script=OTHER_SCRIPT)
     fast = as_fast(slow)
@@ -109,7 +109,7 @@ def test_letters_that_the_source_model_lacks_are_one_unknown_token_or_the_piece_
     assert fast(letters[0])["input_ids"] == [slow.encoder["▁"], slow.encoder[letters[0]], slow.eos_token_id]
 
 
-def test_answers_are_written_as_they_are_decoded_by_the_source_model(tmp_path: Path) -> None:
+def test_converted_tokenizer_decodes_like_the_slow_one(tmp_path: Path) -> None:
     """Without spaces around them, whole or piece by piece; the code of a language is text."""
     slow = make_marian_tokenizer(tmp_path / "pieces")
     fast = as_fast(slow)
@@ -123,6 +123,6 @@ def test_answers_are_written_as_they_are_decoded_by_the_source_model(tmp_path: P
         assert fast.decode(ids, skip_special_tokens=True) == streamed == written
 
 
-def test_what_cannot_be_written_as_one_file_is_refused(tmp_path: Path) -> None:
+def test_slow_tokenizer_that_cannot_be_converted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a unigram model"):
         as_fast(make_marian_tokenizer(tmp_path / "bpe", kind="bpe"))

@@ -22,6 +22,6 @@ CUTS = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}
         ("{{ messages[0].content }}", ["</think>"], None),
     ],
 )
-def test_marks_are_those_that_the_template_knows(template: str, special: list[str], wanted: Thinking | None) -> None:
+def test_thinking_marks_come_from_the_template(template: str, special: list[str], wanted: Thinking | None) -> None:
     assert thinking(Chat(template), special) == wanted
     assert thinking(Chat("{{ messages[0].content }}", tool_template=template), special) == wanted

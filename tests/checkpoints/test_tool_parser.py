@@ -32,17 +32,17 @@ def chat(call: str, think: str = "") -> Chat:
 
 
 @pytest.mark.parametrize(("name", "call"), TEMPLATES.items())
-def test_each_notation_is_known_by_what_the_template_renders(name: str, call: str) -> None:
+def test_tool_parser_recognises_each_notation_in_the_template(name: str, call: str) -> None:
     assert tool_parser(chat(call)) == name
     thinks = "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
     assert tool_parser(chat(call, thinks)) == name
 
 
 @pytest.mark.parametrize(("call", "name"), VARIANTS.items())
-def test_variants_of_them_and_notations_that_are_not_known(call: str, name: str | None) -> None:
+def test_tool_parser_recognises_variants_and_no_unknown_notation(call: str, name: str | None) -> None:
     assert tool_parser(chat(call)) == name
 
 
-def test_a_template_without_tools_has_none() -> None:
+def test_template_without_tools_has_no_tool_parser() -> None:
     assert tool_parser(Chat("{% for m in messages %}{{ m.content }}{% endfor %}")) is None
     assert tool_parser(Chat("{% endif %}")) is None

@@ -46,7 +46,7 @@ def _refused(folder: Path, message: str, act: Callable[..., Any] = locate) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_the_sound_one_is_taken(folder: Path) -> None:
+def test_valid_checkpoint_is_accepted(folder: Path) -> None:
     assert resolve(make_spec(model=str(folder), name="model")).task.name == "text-classification"
 
 
@@ -92,20 +92,20 @@ def _tensor(begin: int, end: int, shape: list[int] | None = None, dtype: str = "
         "a pickle",
     ],
 )
-def test_headers_of_safetensors(content: bytes, folder: Path) -> None:
+def test_malformed_safetensors_headers_are_refused(content: bytes, folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(content)
     _refused(folder, "model.safetensors of .* is damaged", resolve)
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/model.safetensors"])
-def test_an_index_that_names_files_elsewhere(name: str, folder: Path) -> None:
+def test_index_with_files_elsewhere_is_refused(name: str, folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": name}}))
     _refused(folder, f"index.json names {name!r}; expected names of files beside it")
 
 
 @pytest.mark.parametrize("name", ["config.json", "vocab.txt", "tokenizer.json", "sub/notes.txt"])
-def test_links_out_of_the_checkpoint(name: str, folder: Path, tmp_path: Path) -> None:
+def test_links_out_of_the_checkpoint_are_refused(name: str, folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("{}")
     (folder / name).parent.mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ def test_links_out_of_the_checkpoint(name: str, folder: Path, tmp_path: Path) ->
     _refused(folder, f"{name} is a link out of the checkpoint, to .*secret; put a copy")
 
 
-def test_links_within_a_checkpoint_and_into_the_hubs_own_store(folder: Path, tmp_path: Path) -> None:
+def test_links_within_a_checkpoint_or_to_hub_blobs_are_accepted(folder: Path, tmp_path: Path) -> None:
     (folder / "also.json").symlink_to("config.json")
     store = tmp_path / "models--org--name"
     snapshot = Path(shutil.copytree(folder, store / "snapshots" / "0123"))
@@ -127,7 +127,7 @@ def test_links_within_a_checkpoint_and_into_the_hubs_own_store(folder: Path, tmp
 
 @pytest.mark.parametrize("act", [build_key, locate], ids=["key", "locate"])
 @pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "modules.json", "sub/notes"])
-def test_files_that_are_none(name: str, act: Callable[..., Any], folder: Path) -> None:
+def test_fifos_and_sockets_as_files_are_refused(name: str, act: Callable[..., Any], folder: Path) -> None:
     """Regression: a FIFO blocked the build for ever."""
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).unlink(missing_ok=True)
@@ -143,12 +143,12 @@ def test_files_that_are_none(name: str, act: Callable[..., Any], folder: Path) -
 
 
 @pytest.mark.parametrize("act", [build_key, locate], ids=["key", "locate"])
-def test_links_to_devices(act: Callable[..., Any], folder: Path) -> None:
+def test_links_to_devices_are_refused(act: Callable[..., Any], folder: Path) -> None:
     (folder / "notes.txt").symlink_to("/dev/zero")
     _refused(folder, "notes.txt is a link out of the checkpoint, to /dev/zero", act)
 
 
-def test_a_fifo_too_deep_for_any_build_to_read_does_not_block(folder: Path) -> None:
+def test_fifo_in_a_nested_folder_does_not_block(folder: Path) -> None:
     (folder / "a/b/c").mkdir(parents=True)
     os.mkfifo(folder / "a/b/c/fifo")
     spec = make_spec(model=str(folder), name="model")
@@ -156,7 +156,7 @@ def test_a_fifo_too_deep_for_any_build_to_read_does_not_block(folder: Path) -> N
     assert locate(spec.source).tokenizer is not None
 
 
-def test_files_of_text_that_would_fill_memory(folder: Path) -> None:
+def test_huge_text_files_are_refused(folder: Path) -> None:
     with (folder / "vocab.txt").open("wb") as stream:
         stream.truncate(100 << 30)  # takes no room on the disk
     _refused(folder, "vocab.txt has 102400 MiB, more than any checkpoint has")
@@ -173,7 +173,7 @@ def test_files_of_text_that_would_fill_memory(folder: Path) -> None:
         ("text_config", {"num_hidden_layers": 1 << 62}),
     ],
 )
-def test_numbers_that_would_fill_memory_before_weights_are_read(field: str, value: Any, folder: Path) -> None:
+def test_huge_sizes_in_a_configuration_are_refused(field: str, value: Any, folder: Path) -> None:
     _edit(folder / "config.json", **{field: value})
     _refused(folder, r"the config.json of .* says \w+ .*, more than any checkpoint has")
 
@@ -181,7 +181,7 @@ def test_numbers_that_would_fill_memory_before_weights_are_read(field: str, valu
 @pytest.mark.parametrize(
     "name", ["../x", "a/b", "..", ".", "", ".hidden", "a\nb", "a\x1b[2J", "-o", "a b", "é", "a\x00"]
 )
-def test_names_that_are_paths_or_hold_control_characters(name: str) -> None:
+def test_names_with_paths_or_control_characters_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="is not a model name"):
         make_spec(model="org/name", name=name)
 
@@ -204,7 +204,9 @@ def _split(pattern: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pattern", ["a*a*b", r"x*x*\w*y"])
 @pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
-def test_expressions_that_never_end(part: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_tokenizer_expressions_are_refused(
+    part: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenizer_limits, "SECONDS", 2)
     normalizer = _sequence(_replace({"Regex": pattern}, "x"))
     _tokenizer(folder, **{part: _split(pattern) if part == "pre_tokenizer" else normalizer})
@@ -222,7 +224,7 @@ def test_expressions_that_never_end(part: str, pattern: str, folder: Path, monke
     ],
     ids=["a long replacement", "a long beginning", "a chain", "an endless chain", "an endless chain of expressions"],
 )
-def test_normalizers_that_multiply_a_text(
+def test_normalizers_that_multiply_a_text_are_refused(
     normalizer: dict[str, Any], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: a Replace took 3.8 GB of the build's memory, a Prepend 7 GB."""
@@ -231,7 +233,7 @@ def test_normalizers_that_multiply_a_text(
     _refused(folder, f"the tokenizer of .* {message}")
 
 
-def test_added_tokens_that_a_normalizer_never_ends_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_tokens_with_an_endless_normalizer_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are normalised when the tokenizer is loaded, before any text is."""
     monkeypatch.setattr(tokenizer_limits, "SECONDS", 2)
     _tokenizer(folder, normalizer=_replace({"Regex": "(?:xq)*(?:xq)*z"}, "x"))
@@ -240,33 +242,33 @@ def test_added_tokens_that_a_normalizer_never_ends_with(folder: Path, monkeypatc
     _refused(folder, "the tokenizer of .* takes more than 2 s of processor time")
 
 
-def test_a_charsmap_that_writes_much_for_one_character(folder: Path) -> None:
+def test_charsmap_with_a_long_replacement_is_refused(folder: Path) -> None:
     proto = ModelProto()
     proto.normalizer_spec.precompiled_charsmap = bytes(4) + b"b" * 1000 + b"\0"
     (folder / "spiece.model").write_bytes(proto.SerializeToString())
     _refused(folder, "spiece.model of .* writes 1000 characters, more than 64, in one place of a text")
 
 
-def test_a_post_processor_that_repeats_a_text(folder: Path) -> None:
+def test_post_processor_that_repeats_a_text_is_refused(folder: Path) -> None:
     pieces = [{"Sequence": {"id": "A", "type_id": 0}}] * 500
     _tokenizer(folder, post_processor={"type": "TemplateProcessing", "single": pieces, "pair": pieces,
                                        "special_tokens": {}})  # fmt: skip
     _refused(folder, "the tokenizer of .* makes .* tokens of .* characters")
 
 
-def test_a_tokenizer_that_fails_on_ordinary_texts(folder: Path) -> None:
+def test_tokenizer_that_fails_on_ordinary_texts_is_refused(folder: Path) -> None:
     """Regression: an expression that gives up after ten million steps ended the build in a traceback."""
     _tokenizer(folder, pre_tokenizer=_split(r"([\w ]+)+[;@]"))
     _refused(folder, "the tokenizer of .* fails on the text")
 
 
-def test_a_tokenizer_that_gives_up_on_some_texts_alone_is_taken(folder: Path) -> None:
+def test_tokenizer_that_fails_on_rare_texts_is_accepted(folder: Path) -> None:
     _tokenizer(folder, pre_tokenizer=_split(r"(0+)+[;@]"))
     assert locate(make_spec(model=str(folder), name="model").source).tokenizer is not None
 
 
 @pytest.mark.parametrize("name", ["../tokenizer.1.json", "/etc/tokenizer.1.json"])
-def test_tokenizer_files_elsewhere(name: str, folder: Path) -> None:
+def test_tokenizer_files_elsewhere_are_refused(name: str, folder: Path) -> None:
     """Regression: transformers opened whatever path fast_tokenizer_files names."""
     _edit(folder / "tokenizer_config.json", fast_tokenizer_files=[name])
     _refused(folder, f"tokenizer_config.json of .* names {name!r} .*expected names of files beside it")
@@ -280,12 +282,12 @@ CL100K = (
 
 
 @pytest.mark.parametrize("pattern", [GPT_2, CL100K], ids=["GPT-2", "cl100k"])
-def test_expressions_of_known_models_are_taken(pattern: str, folder: Path) -> None:
+def test_expressions_of_known_models_are_accepted(pattern: str, folder: Path) -> None:
     _tokenizer(folder, pre_tokenizer=_split(pattern))
     assert locate(make_spec(model=str(folder), name="model").source).tokenizer is not None
 
 
-def test_tokens_beyond_the_embeddings(folder: Path) -> None:
+def test_tokenizer_with_more_tokens_than_embeddings_is_refused(folder: Path) -> None:
     """A vocabulary of few words has a token whose number has no vector."""
     document = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]
@@ -295,7 +297,7 @@ def test_tokens_beyond_the_embeddings(folder: Path) -> None:
     _refused(folder, "has tokens up to 4000000000 and the model only .* embeddings")
 
 
-def test_padding_to_a_length_that_fills_memory(folder: Path) -> None:
+def test_padding_to_a_huge_length_is_ignored(folder: Path) -> None:
     padding = {
         "strategy": {"Fixed": 1 << 40},
         "direction": "Right",
@@ -312,7 +314,7 @@ def test_padding_to_a_length_that_fills_memory(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 200_000, '{"version": "1.0", "model": {"type": "WordPiece"}}', "\x00", '{"model": null}', "{}"]
 )
-def test_a_tokenizer_json_that_is_none(text: str, folder: Path) -> None:
+def test_invalid_tokenizer_json_is_refused(text: str, folder: Path) -> None:
     (folder / "tokenizer.json").write_text(text)
     _refused(folder, "the tokenizer of .* does not load")
 
@@ -366,7 +368,7 @@ def test_a_panic_of_the_tokenizers_library_ends_a_build_in_an_error() -> None:
         tokenizer.encode("0" * 4096 + "\x01;")
 
 
-def test_labels_with_control_characters(folder: Path) -> None:
+def test_labels_with_control_characters_are_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     first = next(iter(config["id2label"]))
     _edit(folder / "config.json", id2label={**config["id2label"], first: "a\x1b]0;owned\x07"})

@@ -76,7 +76,7 @@ def test_a_checkpoint_in_fp32_is_read_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_weights_are_what_they_were_after_their_pages_are_given_back(changed: bool, tmp_path: Path) -> None:
+def test_weights_are_unchanged_after_their_pages_are_given_back(changed: bool, tmp_path: Path) -> None:
     """Weights that were changed after they were loaded are not in any file."""
     make_decoder("llama", hidden_size=64).save_pretrained(tmp_path)
     model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

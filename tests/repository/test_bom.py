@@ -37,12 +37,12 @@ def _with(**checkpoint: Any) -> Any:
     return _valid(bom(replace(REPORT, checkpoint={**REPORT.checkpoint, **checkpoint})))
 
 
-def test_the_schema_can_say_no() -> None:
+def test_bom_schema_refuses_an_invalid_document() -> None:
     broken = {**json.loads(bom(REPORT)), "components": [{"type": "machine-learning-model"}]}
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(broken)) is not None
 
 
-def test_it_names_the_files_the_checkpoint_and_the_libraries_with_versions() -> None:
+def test_bom_names_files_checkpoint_and_library_versions() -> None:
     document = _valid(bom(REPORT))
     served = document["metadata"]["component"]
     assert served["type"] == "machine-learning-model"
@@ -76,7 +76,7 @@ def test_it_names_the_files_the_checkpoint_and_the_libraries_with_versions() -> 
         ("other\u202e", {"name": "other\u202e"}),
     ],
 )
-def test_the_licence_is_that_of_the_card(licence: str, expected: dict[str, str]) -> None:
+def test_bom_has_the_licence_of_the_card(licence: str, expected: dict[str, str]) -> None:
     document = _with(license=[licence], base_model=["org/base"], datasets=["org/data"])
     checkpoint = document["components"][0]
     assert checkpoint["licenses"] == [{"license": expected}]
@@ -85,7 +85,7 @@ def test_the_licence_is_that_of_the_card(licence: str, expected: dict[str, str])
     assert checkpoint["modelCard"]["modelParameters"]["datasets"] == [{"type": "dataset", "name": "org/data"}]
 
 
-def test_the_same_build_has_the_same_bytes_and_another_a_serial_number_of_its_own() -> None:
+def test_bom_is_the_same_for_equal_builds_and_has_a_serial_number() -> None:
     slower = replace(REPORT, variants=(MeasuredVariant("fp32", 1, {"1x16": 3.0}),), padding=0.5)
     assert bom(REPORT) == bom(slower), "what was measured is not what it was made of"
     other = replace(REPORT, files={"front": {"1/model.py": "e" * 64}})
@@ -106,16 +106,16 @@ def test_the_same_build_has_the_same_bytes_and_another_a_serial_number_of_its_ow
         ("", {}),
     ],
 )
-def test_a_card_is_read_and_never_run(text: str, expected: dict[str, list[str]], tmp_path: Path) -> None:
+def test_card_is_read_without_running_it(text: str, expected: dict[str, list[str]], tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(text)
     assert read_card(tmp_path) == expected
 
 
-def test_a_checkpoint_without_a_card(tmp_path: Path) -> None:
+def test_checkpoint_without_a_card_has_no_metadata(tmp_path: Path) -> None:
     assert read_card(tmp_path) == {}
 
 
-def test_a_build_leaves_it_beside_its_model(small_repository: Path, checkpoint: Callable[[str], Path]) -> None:
+def test_build_writes_the_bom_beside_its_model(small_repository: Path, checkpoint: Callable[[str], Path]) -> None:
     document = _valid((small_repository / "topics" / BOM).read_text("utf-8"))
     report = read_report(small_repository, "topics")
     files = {file["name"] for file in document["metadata"]["component"]["components"]}

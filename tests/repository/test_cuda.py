@@ -34,7 +34,7 @@ def _graph(built: Path, precision: str) -> onnx.ModelProto:
     return onnx.load(str(built / f"{precision}_model" / "1" / "model.onnx"))
 
 
-def test_attention_takes_lengths_which_say_what_the_mask_said(built: Path) -> None:
+def test_cuda_attention_takes_lengths_in_place_of_the_mask(built: Path) -> None:
     model = _graph(built, "fp16")
     attentions = [node for node in model.graph.node if node.op_type == "MultiHeadAttention"]
     masks = {node.input[4] for node in attentions}
@@ -51,7 +51,7 @@ def test_attention_takes_lengths_which_say_what_the_mask_said(built: Path) -> No
     np.testing.assert_array_equal(other, together, "what pads a row says nothing")
 
 
-def test_bf16_stays_fp32_where_cuda_has_no_such_kernel(built: Path) -> None:
+def test_cuda_keeps_fp32_where_it_has_no_bf16_kernel(built: Path) -> None:
     model = _graph(built, "bf16")
     made_by = {output: node for node in model.graph.node for output in node.output}
     attention = next(node for node in model.graph.node if node.op_type == "MultiHeadAttention")
@@ -63,13 +63,13 @@ def test_bf16_stays_fp32_where_cuda_has_no_such_kernel(built: Path) -> None:
     assert onnx.TensorProto.FLOAT16 not in kinds
 
 
-def test_a_release_whose_kernels_are_not_known_is_refused(built: Path) -> None:
+def test_cuda_refuses_a_release_with_unknown_kernels(built: Path) -> None:
     assert check(built) == []
     (problem,) = check(built, "24.10")
     assert problem.startswith("bf16_model: which bf16 kernels the ONNX Runtime of Triton 24.10 has")
 
 
-def test_the_engine_is_on_the_gpu_and_the_report_claims_no_speed(built: Path) -> None:
+def test_cuda_build_puts_the_engine_on_the_gpu_and_reports_no_speed(built: Path) -> None:
     config = parse((built / "fp16_model" / "config.pbtxt").read_text(), "fp16_model")
     assert [group.kind for group in config.instance_group] == [config.instance_group[0].KIND_GPU]
     report = read_report(built, "fp16")

@@ -36,7 +36,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_next_version_has_the_settings_and_the_files_of_the_one_before(repository: Path) -> None:
+def test_derive_publishes_new_settings_with_the_same_files(repository: Path) -> None:
     front = repository / "front"
     before = _contents(front / "1")
     settings = {"max_batch_size": 24, "instances": 2, "threads": 2}
@@ -64,7 +64,7 @@ def _same(front: Path) -> set[str]:
     return {page for page in pages if (front / "1" / page).read_bytes() == (front / "2" / page).read_bytes()}
 
 
-def test_a_second_change_is_of_the_first_and_versions_are_kept(repository: Path) -> None:
+def test_derive_applies_a_second_change_to_the_first(repository: Path) -> None:
     publish_settings(repository, "front", {"max_batch_size": 24}, "once")
     assert publish_settings(repository, "front", {"max_queue_delay_us": 700}, "twice") == 3
     assert publish_settings(repository, "front", {"max_queue_delay_us": 800}, "again") == 4
@@ -79,7 +79,7 @@ def test_a_second_change_is_of_the_first_and_versions_are_kept(repository: Path)
         ("other", {"instances": 2}, RepositoryError, "has no model other"),
     ],
 )
-def test_what_cannot_be_changed_leaves_what_was_there(
+def test_derive_with_refused_settings_changes_nothing(
     name: str, settings: dict[str, int], error: type[Exception], says: str, repository: Path
 ) -> None:
     before = _contents(repository)

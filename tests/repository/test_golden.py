@@ -16,19 +16,19 @@ from tests.golden.repositories import FOLDER, TARGETS, graph, repository
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_target_emits_what_it_emitted(target: str) -> None:
+def test_golden_repositories_are_unchanged(target: str) -> None:
     assert repository(target) == (FOLDER / f"{target}.txt").read_text(), "python -m tests.golden.repositories"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_config_is_one_to_triton(target: str) -> None:
+def test_golden_configurations_parse(target: str) -> None:
     parts = re.split(r"^== (\S+): .*$", repository(target), flags=re.MULTILINE)[1:]
     for name, text in zip(parts[::2], parts[1::2], strict=True):
         assert parse(text, name).name == name
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_triton_may_prepare_the_next_batch_of_every_front(target: str) -> None:
+def test_fronts_allow_triton_to_prepare_the_next_batch(target: str) -> None:
     """A queue with a limit prevents that (support_prefetching_ in its scheduler_utils.cc), and pauses for 500 ms."""
     policy = _parsed(target, "encoder").dynamic_batching.default_queue_policy
     assert (policy.max_queue_size, policy.default_timeout_microseconds, policy.allow_timeout_override) == (0, 0, False)
@@ -49,7 +49,7 @@ def test_triton_may_prepare_the_next_batch_of_every_front(target: str) -> None:
         ({"triton": "24.05", "serving": {"queue": {"max_size": 9}}}, (0, 0), (9, 0)),
     ],
 )
-def test_the_queue_of_an_encoder_is_kept_by_its_front_where_it_can(
+def test_encoder_front_keeps_the_queue_if_it_can(
     options: dict[str, Any], front: tuple[int, int], batcher: tuple[int, int]
 ) -> None:
     """A queue in the batcher pauses; with priorities it does anyway.
@@ -68,7 +68,7 @@ def test_the_queue_of_an_encoder_is_kept_by_its_front_where_it_can(
     assert (policy.max_queue_size, policy.default_timeout_microseconds) == batcher
 
 
-def test_a_plan_has_one_group_of_all_profiles_its_platform_and_its_cuda_graphs() -> None:
+def test_plan_has_one_group_its_platform_and_cuda_graphs() -> None:
     config = _engine("tensorrt")
     assert (config.platform, config.default_model_filename) == ("tensorrt_plan", "model.plan")
     assert [list(group.profile) for group in config.instance_group] == [["0", "1"]]
@@ -80,7 +80,7 @@ def test_a_plan_has_one_group_of_all_profiles_its_platform_and_its_cuda_graphs()
     assert all(shape in captured for shape in ([1, 16], [32, 64], [8, 256]))
 
 
-def test_onnx_runtimes_tensorrt_has_one_profile_for_all_calls_and_is_warmed_in_it() -> None:
+def test_onnxruntime_tensorrt_is_warmed_in_its_one_profile() -> None:
     config = _engine("tensorrt-onnxruntime")
     accelerator, cuda = config.optimization.execution_accelerators.gpu_execution_accelerator
     parameters = dict(accelerator.parameters)
@@ -93,7 +93,7 @@ def test_onnx_runtimes_tensorrt_has_one_profile_for_all_calls_and_is_warmed_in_i
     assert (16, 128) in warmed
 
 
-def test_only_the_engine_of_a_gpu_target_is_on_the_gpu() -> None:
+def test_gpu_target_puts_only_the_engine_on_the_gpu() -> None:
     assert list(_engine("cuda").instance_group[0].gpus) == [0, 1]
     for target in TARGETS:
         front = _parsed(target, "encoder")

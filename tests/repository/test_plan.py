@@ -79,9 +79,7 @@ def _recipe(repository: Path) -> Path:
     return repository / "texts_model" / "1" / "recipe"
 
 
-def test_all_but_the_plan_is_there_and_what_is_missing_is_said_in_one_line(
-    repository: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gpu_build_writes_all_but_the_plan_and_names_it(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (repository / "texts_model" / "1" / "model.plan").exists()
     assert check(repository) == []
     (line,) = pending(repository).values()
@@ -92,7 +90,7 @@ def test_all_but_the_plan_is_there_and_what_is_missing_is_said_in_one_line(
     assert "its plan is not compiled yet" in capsys.readouterr().err
 
 
-def test_the_recipe_has_the_graph_its_profiles_and_answers_to_compare_with(repository: Path) -> None:
+def test_recipe_has_graph_profiles_and_expected_answers(repository: Path) -> None:
     recipe = json.loads((_recipe(repository) / "recipe.json").read_text())
     assert (recipe["triton"], recipe["tensorrt"], recipe["precision"]) == ("24.10", "10.5", "fp16")
     assert recipe["profiles"][0]["input_ids"] == {"min": [1, 1], "opt": [8, 32], "max": [8, 64]}
@@ -105,7 +103,7 @@ def test_the_recipe_has_the_graph_its_profiles_and_answers_to_compare_with(repos
 
 
 @pytest.mark.parametrize("emitted", [False, True], ids=["verb", "emitted program"])
-def test_without_tensorrt_one_line_says_what_to_do(repository: Path, emitted: bool) -> None:
+def test_compile_without_tensorrt_gives_advice_in_one_line(repository: Path, emitted: bool) -> None:
     if emitted:
         arguments = [sys.executable, str(_recipe(repository) / "compile.py")]
     else:
@@ -118,7 +116,7 @@ def test_without_tensorrt_one_line_says_what_to_do(repository: Path, emitted: bo
     assert "Traceback" not in done.stderr
 
 
-def test_a_compiled_plan_is_published_once_with_what_it_belongs_to(
+def test_compile_publishes_a_plan_once_with_its_fingerprint(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _on(FakeMachine(H200), monkeypatch)
@@ -140,7 +138,7 @@ def test_a_compiled_plan_is_published_once_with_what_it_belongs_to(
     assert (repository / "texts_model" / "1" / "model.plan").read_bytes() == b"plan"
 
 
-def test_a_version_is_served_when_its_plan_is_compiled(
+def test_compile_serves_the_version_of_the_plan(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
@@ -154,7 +152,7 @@ def test_a_version_is_served_when_its_plan_is_compiled(
     assert check(repository) == []
 
 
-def test_a_plan_is_compiled_anew_for_another_gpu_and_kept_when_that_fails(
+def test_compile_for_another_gpu_keeps_the_old_plan_if_it_fails(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _on(FakeMachine(H200), monkeypatch)
@@ -207,7 +205,7 @@ program.compile_plan(recipe)
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_a_compilation_that_is_killed_leaves_the_old_plan_or_the_new_one(
+def test_killed_compile_leaves_the_old_plan_or_the_new_one(
     moment: int, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = {**H200, "gpu": "NVIDIA L4", "compute_capability": "8.9"}
@@ -242,7 +240,7 @@ def test_a_compilation_that_is_killed_leaves_the_old_plan_or_the_new_one(
         (H200, "NVIDIA H200", "25.03", "compiled by TensorRT 10.5.0.18 and Triton 25.03 has 10.9"),
     ],
 )
-def test_a_plan_of_another_gpu_or_tensorrt_is_refused(
+def test_check_refuses_a_plan_of_another_gpu_or_tensorrt(
     fingerprint: dict[str, str],
     gpu: str,
     triton: str | None,
@@ -258,20 +256,20 @@ def test_a_plan_of_another_gpu_or_tensorrt_is_refused(
     assert "build-repo compile" in problem
 
 
-def test_a_graph_that_was_changed_is_not_compiled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_refuses_a_changed_graph(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _on(FakeMachine(H200), monkeypatch)
     (_recipe(repository) / "model.onnx").write_bytes(b"other")
     with pytest.raises(program.CompileError, match="not the graph that was built"):
         program.compile_plan(_recipe(repository))
 
 
-def test_a_gpu_that_is_too_old_for_the_precision_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_refuses_a_gpu_too_old_for_the_precision(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _on(FakeMachine({**H200, "gpu": "Tesla V100", "compute_capability": "7.0"}), monkeypatch)
     with pytest.raises(program.CompileError, match=r"fp16 needs a GPU of compute capability 7.5; Tesla V100 has 7.0"):
         program.compile_plan(_recipe(repository))
 
 
-def test_a_plan_that_answers_as_onnx_runtime_passes_and_another_does_not(
+def test_compile_accepts_only_a_plan_that_answers_like_onnx_runtime(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = _recipe(repository)
@@ -351,9 +349,7 @@ def _fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return calls
 
 
-def test_a_plan_is_made_typed_in_its_profiles_and_compared_in_each(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_is_strongly_typed_and_compared_in_each_profile(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _fake_tensorrt(monkeypatch)
     monkeypatch.setattr(program, "this_machine", lambda: dict(H200))
     SHAPES.clear()
@@ -370,7 +366,7 @@ def test_a_plan_is_made_typed_in_its_profiles_and_compared_in_each(
     assert check(repository) == []
 
 
-def test_a_graph_that_tensorrt_does_not_compile_is_an_error_and_not_a_traceback(
+def test_compile_of_an_unsupported_graph_is_an_error_without_traceback(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fake_tensorrt(monkeypatch)
@@ -381,9 +377,7 @@ def test_a_graph_that_tensorrt_does_not_compile_is_an_error_and_not_a_traceback(
         program.build(recipe, options, recipe / "model.plan")
 
 
-def test_a_plan_that_nothing_was_compared_with_is_not_published(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_does_not_publish_a_plan_without_comparison(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fake_tensorrt(monkeypatch)
     recipe = _recipe(repository)
     options = json.loads((recipe / "recipe.json").read_text())
@@ -392,14 +386,14 @@ def test_a_plan_that_nothing_was_compared_with_is_not_published(
         program.build(recipe, options, recipe / "model.plan")
 
 
-def test_a_release_whose_tensorrt_is_too_old_is_refused_with_one_that_is_not() -> None:
+def test_build_refuses_a_release_with_old_tensorrt_and_names_another() -> None:
     from builder.building.variants.candidates import requested_variants
 
     with pytest.raises(SpecError, match=r"Triton 24.04 has TensorRT 8.6.*--triton 24.05 or later"):
         requested_variants(make_spec(model="x", target="tensorrt", triton="24.04"), [])
 
 
-def test_what_a_gpu_target_does_not_have_is_refused_by_name() -> None:
+def test_gpu_target_refuses_unsupported_options_by_name() -> None:
     from builder.building.variants.candidates import requested_variants
 
     with pytest.raises(SpecError, match=r"onnxruntime has no int8 for --target cuda; it has fp32, fp16, bf16"):

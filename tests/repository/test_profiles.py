@@ -43,13 +43,13 @@ def _every(calls: Calls) -> list[Shape]:
 
 
 @given(CALLS, st.lists(_profile(), min_size=1, max_size=4))
-def test_a_call_is_found_uncovered_exactly_when_no_profile_takes_it(calls: Calls, profiles: list[Profile]) -> None:
+def test_uncovered_call_is_found_exactly_if_no_profile_takes_it(calls: Calls, profiles: list[Profile]) -> None:
     missed = [shape for shape in _every(calls) if not any(takes(profile, shape) for profile in profiles)]
     assert uncovered(profiles, calls) == (min(missed) if missed else None)
 
 
 @given(st.integers(1, 256), st.integers(1, 8192), st.integers(1, 65536))
-def test_the_default_profiles_take_every_call_and_share_no_length(rows: int, length: int, budget: int) -> None:
+def test_default_profiles_take_every_call_and_share_no_length(rows: int, length: int, budget: int) -> None:
     calls = Calls(rows, length, max(budget, length))
     profiles = default_profiles(calls)
     assert uncovered(profiles, calls) is None
@@ -62,9 +62,7 @@ def test_the_default_profiles_take_every_call_and_share_no_length(rows: int, len
 
 
 @given(st.integers(1, 64), st.integers(1, 600), st.integers(600, 4096))
-def test_every_call_fits_a_bucket_and_every_bucket_is_a_call_of_some_profile(
-    rows: int, length: int, budget: int
-) -> None:
+def test_buckets_fit_every_call_and_belong_to_a_profile(rows: int, length: int, budget: int) -> None:
     calls = Calls(rows, length, budget)
     shapes = buckets(calls)
     assert all(calls.include(shape) and any(takes(p, shape) for p in default_profiles(calls)) for shape in shapes)
@@ -75,14 +73,14 @@ def test_every_call_fits_a_bucket_and_every_bucket_is_a_call_of_some_profile(
     assert sizes == sorted(sizes)
 
 
-def test_a_call_is_padded_to_the_smallest_bucket_that_holds_it() -> None:
+def test_call_is_padded_to_the_smallest_bucket_that_fits() -> None:
     shapes = buckets(Calls(8, 128, 512))
     assert smallest_bucket((3, 20), shapes) == (4, 32)
     assert smallest_bucket((1, 128), shapes) == (1, 128)
     assert smallest_bucket((8, 65), shapes) == (8, 65), "no bucket within the budget holds it: it runs as it is"
 
 
-def test_the_inputs_of_a_profile_have_its_shape_and_the_tasks_own_axis_its_own() -> None:
+def test_profile_inputs_have_its_shape_and_the_tasks_own_axis() -> None:
     profile = Profile(opt=(4, 32), max=(8, 64))
     assert input_shapes(profile, ["input_ids", "positions"], ["input_ids"]) == {
         "input_ids": {"min": (1, 1), "opt": (4, 32), "max": (8, 64)},
@@ -90,7 +88,7 @@ def test_the_inputs_of_a_profile_have_its_shape_and_the_tasks_own_axis_its_own()
     }
 
 
-def test_profiles_that_leave_a_call_out_are_refused_with_the_call() -> None:
+def test_incomplete_profiles_are_refused_with_the_missing_call() -> None:
     options = {"model": "x", "target": "tensorrt", "max_batch_size": 8}
     small = make_spec(**options, tensorrt={"profiles": [{"opt": [4, 64], "max": [8, 128]}]})
     with pytest.raises(SpecError, match="takes 1 rows of 129 tokens"):
@@ -100,14 +98,14 @@ def test_profiles_that_leave_a_call_out_are_refused_with_the_call() -> None:
     assert len(profiles_of(spec.tensorrt.profiles, Calls(8, 256, 2048), plan=True)) == 2
 
 
-def test_all_profiles_are_in_one_instance_group() -> None:
+def test_profiles_share_one_instance_group() -> None:
     from tests.golden.repositories import graph
 
     placement = place(make_spec(model="x", target="tensorrt", instances=2).layout, graph("tensorrt"), 2048, 512)
     assert [(group.count, group.profiles) for group in placement.groups] == [(2, (0, 1))]
 
 
-def test_onnxruntimes_tensorrt_has_one_profile_and_a_folder_of_this_graphs_weights(tmp_path: Path) -> None:
+def test_onnxruntime_tensorrt_has_one_profile_and_its_own_cache(tmp_path: Path) -> None:
     from tests.golden.repositories import graph
 
     spec = make_spec(model="x", target="tensorrt", engine="onnxruntime", max_batch_size=8)
@@ -126,7 +124,7 @@ def test_onnxruntimes_tensorrt_has_one_profile_and_a_folder_of_this_graphs_weigh
         place(spec.model_copy(update={"tensorrt": TensorRT(**two)}).layout, graph("onnxruntime"), 2048, 512)
 
 
-def test_fp32_is_not_tf32_and_a_release_that_cannot_be_told_is_refused() -> None:
+def test_tf32_is_disabled_or_the_release_is_refused() -> None:
     from tests.golden.repositories import graph
 
     spec = make_spec(model="x", target="cuda")
@@ -140,7 +138,7 @@ def test_fp32_is_not_tf32_and_a_release_that_cannot_be_told_is_refused() -> None
         place(spec.model_copy(update={"triton": "24.05"}).layout, graph("onnxruntime"), 2048, 128)
 
 
-def test_cuda_graphs_of_a_graph_with_an_input_of_the_tasks_own_are_refused() -> None:
+def test_cuda_graphs_are_refused_for_a_task_with_its_own_input() -> None:
     from tests.golden.repositories import graph
 
     spec = make_spec(model="x", target="tensorrt", gpu={"cuda_graphs": True})
@@ -149,12 +147,12 @@ def test_cuda_graphs_of_a_graph_with_an_input_of_the_tasks_own_are_refused() -> 
         place(spec.layout, changed, 2048, 128)
 
 
-def test_a_profile_out_of_order_is_refused() -> None:
+def test_profile_with_sizes_out_of_order_is_refused() -> None:
     with pytest.raises(SpecError, match=r"tokens must be 1 <= min <= opt <= max, found 1, 200, 128"):
         make_spec(model="x", target="tensorrt", tensorrt={"profiles": [{"opt": [4, 200], "max": [8, 128]}]})
 
 
-def test_the_gpu_options_of_a_spec_arrive_where_the_backend_reads_them() -> None:
+def test_gpu_options_reach_the_parameters_that_the_backend_reads() -> None:
     from tests.golden.repositories import graph  # a graph of the engine asked for, without weights
 
     gpu = {"devices": [1, 3], "memory_limit_mb": 512, "arena_extend_strategy": "kNextPowerOfTwo"}

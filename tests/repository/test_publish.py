@@ -72,7 +72,7 @@ def _no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions_module, "OVERLAP_S", 0)
 
 
-def test_all_files_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_publish_writes_all_files_and_leaves_nothing_else(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     files = _tree(repository)
@@ -85,7 +85,7 @@ def test_all_files_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert existing_source(repository, "absent") is None
 
 
-def test_versions_that_remain_by_default_allow_two_rollbacks(tmp_path: Path) -> None:
+def test_publish_keeps_enough_versions_for_two_rollbacks(tmp_path: Path) -> None:
     """Regression: two versions remained, so that one rollback was all that there was."""
     repository = tmp_path / "model_repository"
     for content in (b"one", b"two", b"three", b"four"):
@@ -95,7 +95,7 @@ def test_versions_that_remain_by_default_allow_two_rollbacks(tmp_path: Path) -> 
     assert [rollback(repository, "front"), rollback(repository, "front")] == [3, 2]
 
 
-def test_a_second_build_is_the_next_version_and_is_served(tmp_path: Path) -> None:
+def test_publish_serves_a_second_build_as_the_next_version(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     assert _publish(repository, b"one").version == 1
     report = _publish(repository, b"two")
@@ -110,7 +110,7 @@ def test_a_second_build_is_the_next_version_and_is_served(tmp_path: Path) -> Non
     assert check(repository) == []
 
 
-def test_files_of_the_build_alone_are_not_written_twice(tmp_path: Path) -> None:
+def test_publish_links_files_of_the_build(tmp_path: Path) -> None:
     """Other files, such as a checkpoint's, are copied: their owner may change them."""
     place, theirs, repository = (tmp_path / name for name in ("place", "theirs", "model_repository"))
     for folder in (place, theirs):
@@ -126,7 +126,7 @@ def test_files_of_the_build_alone_are_not_written_twice(tmp_path: Path) -> None:
         assert published.samefile(folder / "model.bin") == (folder == place)
 
 
-def test_files_that_are_the_same_in_two_versions_are_one(tmp_path: Path) -> None:
+def test_publish_links_files_that_two_versions_share(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     _publish(repository, b"one")
@@ -142,7 +142,7 @@ def test_files_that_are_the_same_in_two_versions_are_one(tmp_path: Path) -> None
     assert sorted(path.name for path in warmups.iterdir()) == ["3", "4"]
 
 
-def test_as_many_versions_remain_as_were_asked_for_and_the_one_that_was_served(tmp_path: Path) -> None:
+def test_publish_keeps_the_requested_versions_and_the_served_one(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     for content in (b"one", b"two", b"three"):
         _publish(repository, content, keep=3)
@@ -153,7 +153,7 @@ def test_as_many_versions_remain_as_were_asked_for_and_the_one_that_was_served(t
     assert version_numbers(repository / "front") == version_numbers(repository / "front_model") == [5]
 
 
-def test_two_builds_of_the_same_at_once_are_one_version(tmp_path: Path) -> None:
+def test_concurrent_equal_builds_publish_one_version(tmp_path: Path) -> None:
     """Regression: each was a version of its own, and with two kept versions the one to go back to was gone."""
 
     def build(content: bytes, since: int) -> BuildReport:
@@ -169,7 +169,7 @@ def test_two_builds_of_the_same_at_once_are_one_version(tmp_path: Path) -> None:
     assert build(b"other", since=2).version == 4
 
 
-def test_a_rollback_is_one_of_files_and_configuration(tmp_path: Path) -> None:
+def test_rollback_restores_files_and_configuration(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     before = _tree(repository)
@@ -182,7 +182,7 @@ def test_a_rollback_is_one_of_files_and_configuration(tmp_path: Path) -> None:
     assert _contents(repository) == {b"two"}
 
 
-def test_versions_rollback_and_remove_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_rollback_and_remove_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     _publish(repository, b"two")
@@ -207,14 +207,14 @@ def test_versions_rollback_and_remove_on_the_command_line(tmp_path: Path, capsys
         ("other", None, r"has no model other; it has front \(--repository\)"),
     ],
 )
-def test_what_cannot_be_gone_back_to_is_said(name: str, number: int | None, message: str, tmp_path: Path) -> None:
+def test_rollback_refuses_a_missing_version(name: str, number: int | None, message: str, tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     with pytest.raises(RepositoryError, match=message):
         rollback(repository, name, number)
 
 
-def test_an_engine_that_the_next_build_has_inside_goes_with_the_last_version_that_calls_it(tmp_path: Path) -> None:
+def test_engine_is_removed_with_the_last_version_that_calls_it(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     entries = _entries(b"one")
     publish(repository, Unverified(entries, replace(REPORT, files=file_hashes(entries))))
@@ -229,7 +229,7 @@ def test_an_engine_that_the_next_build_has_inside_goes_with_the_last_version_tha
     assert [path.name for path in tmp_path.iterdir()] == ["model_repository"]
 
 
-def test_remove_takes_an_engine_unless_another_front_calls_it(tmp_path: Path) -> None:
+def test_remove_includes_the_engine_unless_another_front_calls_it(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     other = repository / "other" / "1"
@@ -246,7 +246,7 @@ def test_remove_takes_an_engine_unless_another_front_calls_it(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["model_repository"]
 
 
-def test_nothing_is_removed_where_the_server_that_is_named_does_not_answer(
+def test_remove_changes_nothing_if_the_server_does_not_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository = tmp_path / "model_repository"
@@ -257,7 +257,7 @@ def test_nothing_is_removed_where_the_server_that_is_named_does_not_answer(
     assert _tree(repository) == before
 
 
-def test_a_model_that_an_ensemble_has_a_step_of_is_not_removed(tmp_path: Path) -> None:
+def test_remove_refuses_a_model_that_is_a_step_of_an_ensemble(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     (repository / "all").mkdir()
@@ -267,7 +267,7 @@ def test_a_model_that_an_ensemble_has_a_step_of_is_not_removed(tmp_path: Path) -
         remove(repository, "front")
 
 
-def test_a_version_whose_plan_is_not_compiled_takes_nobodys_place(tmp_path: Path) -> None:
+def test_version_without_a_plan_replaces_no_other(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     front, engine = _entries(b"two")
@@ -279,9 +279,7 @@ def test_a_version_whose_plan_is_not_compiled_takes_nobodys_place(tmp_path: Path
     assert list(pending(repository, unserved=True)) == ["front_model"]
 
 
-def test_an_engine_whose_configuration_serves_both_versions_has_both_while_the_front_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_loads_both_versions_while_the_front_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "model_repository"
     seen = []
 
@@ -301,7 +299,7 @@ def test_an_engine_whose_configuration_serves_both_versions_has_both_while_the_f
     assert not any(path.is_symlink() for path in repository.rglob("*"))
 
 
-def test_what_was_copied_while_it_changed_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_continues_in_a_copy_of_an_unfinished_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository, copy, link = (
         tmp_path / "model_repository",
         tmp_path / "copy" / "model_repository",
@@ -323,7 +321,7 @@ def test_what_was_copied_while_it_changed_is_gone_on_with(tmp_path: Path, monkey
     assert not any(path.is_symlink() or path.name == versions_module.CHANGING for path in copy.rglob("*"))
 
 
-def test_a_file_system_without_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_names_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     before = _tree(tmp_path)
@@ -337,7 +335,7 @@ def test_a_file_system_without_links_is_named(tmp_path: Path, monkeypatch: pytes
     assert _tree(tmp_path) == before
 
 
-def test_a_repository_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
+def test_publish_continues_a_repository_of_an_earlier_release(tmp_path: Path) -> None:
     """It has no copies in its versions, and makes Triton load the newest version."""
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
@@ -356,7 +354,7 @@ def test_a_repository_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> N
     assert check(repository) == []
 
 
-def test_a_front_model_never_appears_before_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_never_shows_a_front_before_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
     rename = os.rename
 
@@ -371,13 +369,15 @@ def test_a_front_model_never_appears_before_its_engine(tmp_path: Path, monkeypat
     assert moved == [*entries, "warmup/2", "front_model/2", "front/2"]
 
 
-def test_only_what_says_whether_it_was_verified_is_published(tmp_path: Path) -> None:
+def test_publish_refuses_entries_without_a_verdict(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="only Verified or Unverified entries are published, not tuple"):
         publish(tmp_path / "model_repository", _entries(b"one"))  # type: ignore[arg-type]  # refused as it runs, too
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_at_any_step_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_restores_the_repository_after_an_error_at_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     before = _tree(tmp_path)
@@ -401,7 +401,9 @@ def test_an_error_at_any_step_leaves_what_was_there(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_no_model_is_missing_or_half_at_any_moment(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_never_shows_a_missing_or_incomplete_model(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that starts in the middle, and recovers nothing, finds a front and the engine that it calls.
 
     Two sizes of a batch cannot share a config.pbtxt.
@@ -431,7 +433,7 @@ def test_no_model_is_missing_or_half_at_any_moment(batch: int, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_a_killed_build_is_undone_by_the_next_command(batch: int, tmp_path: Path) -> None:
+def test_killed_build_is_undone_by_the_next_command(batch: int, tmp_path: Path) -> None:
     """The process dies without any clean-up after a number of moves; the repository is whole even so."""
     program = f"""
         import os, shutil
@@ -484,7 +486,7 @@ def test_a_killed_build_is_undone_by_the_next_command(batch: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("journal", [None, "", "{", "{}"])
-def test_a_build_killed_before_anything_moved_leaves_no_trace(journal: str | None, tmp_path: Path) -> None:
+def test_build_killed_before_its_first_move_leaves_nothing(journal: str | None, tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     before = _tree(repository)
@@ -503,7 +505,7 @@ def _no_lock(path: str | Path, *rest: Any, open: Callable[..., int] = os.open) -
     return open(path, *rest)
 
 
-def test_what_cannot_be_put_back_is_kept_and_put_back_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recover_keeps_what_it_cannot_restore_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     before = _tree(repository)
@@ -531,7 +533,7 @@ def test_what_cannot_be_put_back_is_kept_and_put_back_later(tmp_path: Path, monk
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
 
 
-def test_what_an_earlier_release_left_half_done_is_not_thrown_away(tmp_path: Path) -> None:
+def test_recover_keeps_an_unfinished_change_of_an_earlier_release(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     old = tmp_path / ".model_repository.x.staging"
@@ -542,7 +544,7 @@ def test_what_an_earlier_release_left_half_done_is_not_thrown_away(tmp_path: Pat
     assert old.is_dir()
 
 
-def test_builds_into_one_repository_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_builds_into_one_repository_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a version of its own, and whichever comes last is served."""
     repository = tmp_path / "model_repository"
     inside = threading.Lock()
@@ -572,7 +574,7 @@ def test_builds_into_one_repository_wait_for_each_other(tmp_path: Path, monkeypa
         (errno.ENOTEMPTY, r"changed\. Choose another folder"),
     ],
 )
-def test_an_error_says_what_to_do_about_it(
+def test_publish_error_says_what_to_do(
     number: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(path: Path) -> None:
@@ -583,7 +585,7 @@ def test_an_error_says_what_to_do_about_it(
         _publish(tmp_path / "model_repository", b"one")
 
 
-def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publish_to_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     before = _tree(tmp_path)
@@ -597,13 +599,13 @@ def test_a_full_disk_is_named_and_changes_nothing(tmp_path: Path, monkeypatch: p
     assert _tree(tmp_path) == before
 
 
-def test_an_output_that_cannot_be_a_folder(tmp_path: Path) -> None:
+def test_publish_refuses_an_output_that_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RepositoryError, match="could not be written"):
         _publish(tmp_path / "file" / "model_repository", b"one")
 
 
-def test_the_folder_of_a_build_that_still_runs_is_left_alone(tmp_path: Path) -> None:
+def test_recover_leaves_the_staging_of_a_running_build(tmp_path: Path) -> None:
     """The build holds the lock; the process id in an earlier folder's name does not count."""
     repository = tmp_path / "model_repository"
     repository.mkdir()

@@ -29,7 +29,7 @@ def _config(**changes: Any) -> Config:
     return dataclasses.replace(base, **changes)
 
 
-def test_what_triton_reads_is_what_was_meant() -> None:
+def test_rendered_configuration_parses_to_its_values() -> None:
     parsed = parse(render(_config(max_queue_delay_us=500)), "front")
     assert (parsed.name, parsed.backend, parsed.max_batch_size) == ("front", "python", 16)
     assert [(i.name, list(i.dims), i.optional, i.allow_ragged_batch) for i in parsed.input] == [
@@ -41,14 +41,14 @@ def test_what_triton_reads_is_what_was_meant() -> None:
     assert list(parsed.version_policy.specific.versions) == [1]
 
 
-def test_a_model_that_streams_has_a_queue_without_limits_or_batches() -> None:
+def test_decoupled_model_has_a_queue_without_limits_or_batches() -> None:
     parsed = parse(render(_config(max_batch_size=0, decoupled=True, max_queue_delay_us=500, queue_size=9)), "front")
     assert parsed.HasField("dynamic_batching")
     assert parsed.dynamic_batching.ListFields() == []
     assert not any(entry.allow_ragged_batch for entry in parsed.input)
 
 
-def test_every_field_a_user_can_set_arrives() -> None:
+def test_render_writes_every_field_that_a_user_can_set() -> None:
     serving = Serving(
         preferred_batch_sizes=(4, 8),
         queue=QueuePolicy(allow_timeout_override=True, timeout_action="DELAY"),
@@ -91,26 +91,26 @@ def test_every_field_a_user_can_set_arrives() -> None:
     assert (warm.name, warm.inputs["input_ids"].input_data_file) == ("text_0", "3/text_0_input_ids")
 
 
-def test_a_warm_up_of_a_model_without_batching_is_not_skipped() -> None:
+def test_warm_up_without_batching_has_a_batch_size_of_one() -> None:
     warm_up = WarmUp("text_0", 1, {"input_ids": {"length": 7, "file": ""}})
     (warm,) = parse(render(_config(max_batch_size=0, warm_ups=[warm_up])), "front").model_warmup
     assert (warm.batch_size, list(warm.inputs["input_ids"].dims)) == (1, [1, 7])
 
 
-def test_a_hole_in_the_template_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_render_refuses_a_missing_template_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.pbtxt.j2").write_text('name: "{{ nobody_gave_this }}"')
     monkeypatch.setattr(render_module, "templates", lambda: tmp_path)
     with pytest.raises(RepositoryError, match="nobody_gave_this"):
         render(_config())
 
 
-def test_a_template_that_loses_a_tensor_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_render_refuses_a_template_that_omits_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.pbtxt.j2").write_text('name: "{{ name }}"')
     monkeypatch.setattr(render_module, "templates", lambda: tmp_path)
     with pytest.raises(RepositoryError, match="does not read back"):
         render(_config())
 
 
-def test_a_field_triton_does_not_know_is_an_error() -> None:
+def test_render_refuses_a_field_that_triton_does_not_know() -> None:
     with pytest.raises(RepositoryError, match="not a Triton model configuration"):
         parse('name: "x" no_such_field: 1', "x")

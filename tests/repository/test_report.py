@@ -37,7 +37,7 @@ VARIANTS = ("fp32", "bf16 OpenVINO", "int8", "int8-static", "int8-static OpenVIN
 
 
 @pytest.mark.slow
-def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_explains_the_choice_of_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """auto, with labels: scores by label, a sentence, a table, a page; and `check` on a processor of another kind."""
     model, samples = token_classification()
     output = tmp_path / "model_repository"
@@ -81,7 +81,7 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
         ([], ["avx2"], False),
     ],
 )
-def test_a_choice_for_another_processor_is_warned_of(
+def test_lint_warns_of_a_choice_for_another_processor(
     tuned_for: list[str], flags: list[str], warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = {"name": "tags", "tuned_for": tuned_for, "cpu": {"model": "the one with VNNI", "flags": tuned_for}}
@@ -95,7 +95,7 @@ def test_a_choice_for_another_processor_is_warned_of(
 
 
 @pytest.mark.parametrize(("release", "warned"), [("24.10", True), ("25.05", True), ("25.06", False), ("26.08", False)])
-def test_a_release_that_one_request_ends_is_warned_of(release: str, warned: bool, tmp_path: Path) -> None:
+def test_lint_warns_of_a_release_with_known_defects(release: str, warned: bool, tmp_path: Path) -> None:
     for name in ("tags", "tags_model"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "build.json").write_text(json.dumps({"name": "tags", "triton": release}))
@@ -111,7 +111,7 @@ def _found(repository: Path, code: str, triton: str | None = None) -> list[str]:
     return [str(finding) for finding in lint(repository, triton) if finding.code == code]
 
 
-def test_the_page_is_written_beside_the_model_or_where_it_is_told(
+def test_report_page_is_written_beside_the_model_or_to_output(
     small_repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = Path(shutil.copytree(small_repository, tmp_path / "model_repository"))
@@ -141,7 +141,7 @@ def test_the_page_is_written_beside_the_model_or_where_it_is_told(
         read_report(output, "topics")
 
 
-def test_axes_have_round_numbers_and_labels_are_escaped() -> None:
+def test_chart_axes_have_round_numbers_and_escaped_labels() -> None:
     chart = charts.points({"a<b": (1.0, 0.9977), "c": (6.1, 1.0)}, ("speed", "cosine"), "c")
     assert "a&lt;b" in chart
     assert [number in chart for number in (">0.9975<", ">0.9980<", ">1.0000<", ">2<", ">6<")] == [True] * 5
@@ -199,7 +199,7 @@ def test_chart_labels_of_near_points_do_not_overlap() -> None:
     assert min(abs(a - b) for a, b in pairwise(sorted(rows))) >= 12
 
 
-def test_what_a_front_tells_of_its_build_is_small_and_of_the_variant_that_is_served() -> None:
+def test_summary_is_small_and_describes_the_served_variant() -> None:
     pytorch = MeasuredVariant("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0, "8x128": 160.0})
     int8 = MeasuredVariant("int8", 20, {"1x16": 2.04321, "8x64": 20.0, "8x128": 40.0}, quality=0.997)
     report = replace(REPORT, variants=(pytorch, int8), chosen="int8", samples=32, memory={"weights": 20, "cache": 5})

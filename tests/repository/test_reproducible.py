@@ -15,7 +15,7 @@ from builder.repository.check import check
 
 
 @pytest.mark.slow
-def test_two_builds_give_the_same_files(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_equal_builds_give_equal_files(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     trees = []
     for turn in ("one", "two"):
         output = tmp_path / turn / "model_repository"
@@ -42,7 +42,7 @@ def test_two_builds_give_the_same_files(checkpoint: Callable[[str], Path], tmp_p
         assert all(ms > 0 for ms in measured["latency_ms"].values())
 
 
-def test_check_names_what_a_release_cannot_read(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_check_names_a_graph_that_a_release_cannot_read(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     import onnx
 
     output = tmp_path / "model_repository"

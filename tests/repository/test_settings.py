@@ -47,7 +47,7 @@ def _written(folder: Path, entry: RepositoryEntry) -> Path:
         {"serving": {"rate_limiter": [{"name": "memory", "count": 7}], "queue": {"max_size": 9}}},
     ],
 )
-def test_an_encoder_is_what_a_build_would_have_made(options: dict[str, Any], tmp_path: Path) -> None:
+def test_encoder_settings_equal_those_of_a_build(options: dict[str, Any], tmp_path: Path) -> None:
     version = _written(tmp_path, _entry(**options))
     settings = {
         "instances": 2,
@@ -69,12 +69,12 @@ def test_an_encoder_is_what_a_build_would_have_made(options: dict[str, Any], tmp
     assert read_settings(version) == settings
 
 
-def test_nothing_asked_for_is_nothing_changed(tmp_path: Path) -> None:
+def test_no_settings_change_nothing(tmp_path: Path) -> None:
     version = _written(tmp_path, _entry())
     assert all((tmp_path / name).read_bytes() == content for name, content in with_settings(version, {}).items())
 
 
-def test_a_budget_holds_at_least_one_text(tmp_path: Path) -> None:
+def test_token_budget_fits_at_least_one_text(tmp_path: Path) -> None:
     version = _written(tmp_path, _entry())
     changed = with_settings(version, {"serving.token_budget": 16})
     assert changed["1/serving.json"] == _entry(serving={"token_budget": 16}).files["1/serving.json"]
@@ -88,7 +88,7 @@ def _decoder(folder: Path, **changes: Any) -> Path:
     return folder / "1"
 
 
-def test_a_decoder_has_as_many_beams_as_slots_unless_it_was_told(tmp_path: Path) -> None:
+def test_decoder_has_as_many_beams_as_slots_by_default(tmp_path: Path) -> None:
     version = _decoder(tmp_path, beams=2)
     settings = {"threads": 3, "slots": 8, "serving.prefill_tokens": 64, "serving.queue.max_size": 40}
     changed = with_settings(version, settings)
@@ -100,7 +100,7 @@ def test_a_decoder_has_as_many_beams_as_slots_unless_it_was_told(tmp_path: Path)
     assert read_settings(version) == settings
 
 
-def test_what_needs_a_build_is_refused_by_name(tmp_path: Path) -> None:
+def test_settings_that_need_a_build_are_refused_by_name(tmp_path: Path) -> None:
     for name in ("encoder", "bls", "decoder", "paged", "reads"):
         (tmp_path / name).mkdir()
     encoder = _written(tmp_path / "encoder", _entry(serving={"preferred_batch_sizes": [16]}))

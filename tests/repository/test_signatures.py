@@ -71,7 +71,7 @@ def _write_version(entry: Path, number: int, built: tuple[str, ...] = ()) -> Non
 ALL = ["front/1", "front/2", "front_model/1", "other/1"]
 
 
-def test_what_was_signed_holds(repository: Path, keys: tuple[Path, Path]) -> None:
+def test_signed_model_is_verified(repository: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
     assert sign(repository, Signer(private)) == ALL
     assert unsigned(repository, public) == []
@@ -80,7 +80,7 @@ def test_what_was_signed_holds(repository: Path, keys: tuple[Path, Path]) -> Non
     assert not [path for path in repository.iterdir() if path.is_file()]
 
 
-def test_what_is_asked_for_is_verified_with_its_engine(repository: Path, keys: tuple[Path, Path]) -> None:
+def test_named_model_is_verified_with_its_engine(repository: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
     sign(repository, Signer(private), ["front"])
     assert unsigned(repository, public, ["front"]) == []
@@ -91,9 +91,7 @@ def test_what_is_asked_for_is_verified_with_its_engine(repository: Path, keys: t
         unsigned(repository, public, ["absent"])
 
 
-def test_only_the_versions_that_are_loaded_are_read_where_that_is_asked_for(
-    repository: Path, keys: tuple[Path, Path]
-) -> None:
+def test_verify_reads_only_loaded_versions_if_requested(repository: Path, keys: tuple[Path, Path]) -> None:
     """Nothing beside them is taken from a version that is not loaded."""
     private, public = keys
     sign(repository, Signer(private))
@@ -132,7 +130,7 @@ def _with_a_damaged_report(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("hide", [_without_a_report, _with_the_report_of_before, _with_a_damaged_report])
-def test_no_file_beside_the_versions_hides_an_engine(
+def test_verify_finds_the_engine_despite_files_beside_the_versions(
     hide: Callable[[Path], None], repository: Path, keys: tuple[Path, Path]
 ) -> None:
     """The signed versions name the models that are loaded with them."""
@@ -146,7 +144,7 @@ def test_no_file_beside_the_versions_hides_an_engine(
     assert "front_model: 1/model.py was changed after it was signed" in unsigned(repository, public, ["front"])
 
 
-def test_what_belongs_beside_the_versions_is_missed(repository: Path, keys: tuple[Path, Path]) -> None:
+def test_verify_finds_missing_files_beside_the_versions(repository: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
     sign(repository, Signer(private))
     for name in ("build.json", "config.pbtxt"):
@@ -166,7 +164,7 @@ def _in_no_utf_8_and_signed(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_in_no_utf_8, _in_no_utf_8_and_signed])
-def test_what_is_no_text_is_a_sentence_of_its_model(
+def test_verify_reports_files_that_are_not_text(
     damage: Callable[[Path], None], repository: Path, keys: tuple[Path, Path]
 ) -> None:
     private, public = keys
@@ -179,7 +177,7 @@ def test_what_is_no_text_is_a_sentence_of_its_model(
     assert problem.startswith("other: it cannot be verified, for it cannot be read ('utf-8' codec can't decode")
 
 
-def test_what_goes_while_it_is_verified_is_a_sentence_of_its_model(
+def test_verify_reports_a_file_that_disappears_meanwhile(
     repository: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It happens if a build removes an old version meanwhile."""
@@ -199,7 +197,7 @@ def test_what_goes_while_it_is_verified_is_a_sentence_of_its_model(
         refuse_unsigned(repository, public, ["front"])
 
 
-def test_a_rollback_and_a_version_that_is_gone_leave_what_was_signed(repository: Path, keys: tuple[Path, Path]) -> None:
+def test_signatures_stay_valid_after_rollback_and_removal(repository: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
     sign(repository, Signer(private))
     for name in ("config.pbtxt", "build.json"):
@@ -212,7 +210,7 @@ def test_a_rollback_and_a_version_that_is_gone_leave_what_was_signed(repository:
     assert unsigned(repository, public) == []
 
 
-def test_a_new_version_has_to_be_signed_and_the_others_hold(repository: Path, keys: tuple[Path, Path]) -> None:
+def test_new_version_is_unsigned_and_the_others_stay_valid(repository: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
     sign(repository, Signer(private))
     _write_version(repository / "other", 2)
@@ -326,7 +324,7 @@ def _forge(repository: Path) -> None:
         (_forge, ["front: the signature of version 1 does not hold"]),
     ],
 )
-def test_what_is_not_what_was_signed_is_named(
+def test_verify_names_changed_added_and_removed_files(
     attack: Callable[[Path], None], expected: list[str], repository: Path, keys: tuple[Path, Path]
 ) -> None:
     private, public = keys
@@ -339,7 +337,7 @@ def test_what_is_not_what_was_signed_is_named(
         pytest.fail("it started")
 
 
-def test_a_front_and_an_engine_of_two_builds_are_noticed(
+def test_verify_finds_a_front_and_an_engine_of_two_builds(
     repository: Path, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Each is signed, and of the same number."""
@@ -358,22 +356,20 @@ def test_a_front_and_an_engine_of_two_builds_are_noticed(
     assert unsigned(repository, public) == ["front: version 1 of front_model beside it is of another build"]
 
 
-def test_a_version_without_a_configuration_of_its_own_cannot_be_signed(
-    repository: Path, keys: tuple[Path, Path]
-) -> None:
+def test_sign_refuses_a_version_without_its_own_configuration(repository: Path, keys: tuple[Path, Path]) -> None:
     (repository / "other" / "1" / "config.pbtxt").unlink()
     with pytest.raises(RepositoryError, match=r"other/1 has no config.pbtxt of its own, which is to be signed"):
         sign(repository, Signer(keys[0]))
 
 
-def test_another_s_signature_does_not_hold(repository: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+def test_verify_refuses_a_signature_by_another_key(repository: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     sign(repository, Signer(_private(tmp_path / "theirs.pem", ec.generate_private_key(ec.SECP384R1()))))
     problems = unsigned(repository, keys[1])
     assert len(problems) == len(ALL)
     assert all("does not hold: " in problem and problem.endswith("expected one by public.pem") for problem in problems)
 
 
-def test_with_certificates_whoever_the_trusted_one_names_may_sign(
+def test_verify_accepts_certificates_issued_by_the_trusted_one(
     repository: Path, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     ours, theirs = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -417,7 +413,7 @@ def _certificate(
     return path
 
 
-def test_keys_that_cannot_be_used(repository: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+def test_sign_and_verify_refuse_unusable_keys(repository: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     private, public = keys
     locked, other = tmp_path / "locked.pem", tmp_path / "ed25519.pem"
     locked.write_bytes(
@@ -436,7 +432,7 @@ def test_keys_that_cannot_be_used(repository: Path, keys: tuple[Path, Path], tmp
             unsigned(repository, key)
 
 
-def test_what_others_are_to_trust_holds_no_secret(keys: tuple[Path, Path], tmp_path: Path) -> None:
+def test_trusted_text_refuses_a_private_key(keys: tuple[Path, Path], tmp_path: Path) -> None:
     assert trusted_text(keys[1]) == keys[1].read_text()
     key = ec.generate_private_key(ec.SECP256R1())
     both = _certificate(tmp_path / "both.pem", key, key, True)
@@ -446,7 +442,9 @@ def test_what_others_are_to_trust_holds_no_secret(keys: tuple[Path, Path], tmp_p
         trusted_text(both)
 
 
-def test_the_commands(repository: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_sign_and_verify_commands(
+    repository: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     private, public = map(str, keys)
     assert main(["verify", str(repository), "--key", public]) == 1
     assert main(["sign", "--repository", str(repository), "--key", private]) == 0
@@ -458,6 +456,6 @@ def test_the_commands(repository: Path, keys: tuple[Path, Path], capsys: pytest.
     assert "1/model.py was changed after it was signed" in capsys.readouterr().err
 
 
-def test_a_folder_without_models(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+def test_sign_and_verify_refuse_a_folder_without_models(tmp_path: Path, keys: tuple[Path, Path]) -> None:
     with pytest.raises(RepositoryError, match="holds no model"):
         unsigned(tmp_path / "absent", keys[1])

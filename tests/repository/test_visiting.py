@@ -29,7 +29,7 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def test_others_change_the_repository_while_a_guest_is_there(repository: Path) -> None:
+def test_repository_can_change_while_a_guest_is_there(repository: Path) -> None:
     with visiting(repository, "front-candidate", _made):
         assert (repository / "front-candidate" / "config.pbtxt").is_file()
         with ThreadPoolExecutor(1) as other:
@@ -46,7 +46,7 @@ def _write(repository: Path, name: str) -> None:
         change.undo()
 
 
-def test_who_changes_a_model_waits_for_who_has_it_alone(repository: Path) -> None:
+def test_change_of_a_model_waits_for_its_lock(repository: Path) -> None:
     with ThreadPoolExecutor(1) as other:
         with locked(repository, "front"):
             changed = other.submit(_write, repository, "front")
@@ -55,7 +55,7 @@ def test_who_changes_a_model_waits_for_who_has_it_alone(repository: Path) -> Non
         changed.result(timeout=300)
 
 
-def test_the_guest_of_a_killed_process_is_taken_out(repository: Path) -> None:
+def test_guest_of_a_killed_process_is_removed(repository: Path) -> None:
     program = f"""
         import os
         from pathlib import Path
@@ -72,7 +72,7 @@ def test_the_guest_of_a_killed_process_is_taken_out(repository: Path) -> None:
     assert [path.name for path in repository.iterdir()] == ["front"]
 
 
-def test_a_guest_takes_nobodys_name_and_leaves_nothing_when_it_cannot_be_made(repository: Path) -> None:
+def test_guest_takes_no_existing_name_and_leaves_nothing_on_failure(repository: Path) -> None:
     with pytest.raises(RepositoryError, match="has a model front of its own"), visiting(repository, "front", _made):
         pass
 

@@ -25,7 +25,7 @@ GOLDEN = json.loads((Path(checkpoints.__file__).parent / "question_answering.jso
 
 
 @pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
-def test_golden_answers(model_type: str, tmp_path: Path) -> None:
+def test_question_answering_gives_the_pipelines_golden_answers(model_type: str, tmp_path: Path) -> None:
     """Windows, n-best, unanswerable questions, strides and Unicode offsets."""
     checkpoints.make(tmp_path)
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])

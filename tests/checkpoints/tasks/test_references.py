@@ -25,7 +25,7 @@ from tests.models import SERVED
 @pytest.mark.parametrize(
     ("name", "strategy"), [("names", "none"), ("names", "first"), ("names_bpe", "none"), ("names_bpe", "simple")]
 )
-def test_words_of_added_tokens_come_without_the_blanks_they_eat(
+def test_added_tokens_are_words_without_their_spaces(
     name: str, strategy: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """An added token with lstrip and rstrip matches the blanks around it; its name in the vocabulary has none."""
@@ -44,7 +44,7 @@ def test_words_of_added_tokens_come_without_the_blanks_they_eat(
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["topics", "entail"])
-def test_texts_are_cut_on_the_side_of_the_tokenizer(
+def test_texts_are_truncated_on_the_tokenizers_side(
     name: str, side: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """If truncation is requested, texts are cut as the pipelines cut: topics a text, entail the text of a pair."""
@@ -67,7 +67,7 @@ def test_texts_are_cut_on_the_side_of_the_tokenizer(
 
 
 @pytest.mark.parametrize("clean_up", [False, True])
-def test_filled_texts_are_written_as_the_pipeline_writes_them(
+def test_fill_mask_writes_texts_like_the_pipeline(
     clean_up: bool, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """All of the vocabulary, the padding token too, which is never shown; with and without spaces cleaned up."""
@@ -84,7 +84,7 @@ def test_filled_texts_are_written_as_the_pipeline_writes_them(
     assert shown(answer["predictions"]) == shown(expected["predictions"])
 
 
-def test_inputs_that_the_model_does_not_take_are_left_out(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_inputs_that_the_model_does_not_take_are_dropped(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     """A BERT's tokeniser beside a DistilBERT, as many checkpoints have it: transformers' pipeline fails on it."""
     folder = Path(shutil.copytree(checkpoint("names"), tmp_path / "names"))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -106,7 +106,7 @@ def test_a_context_before_its_question_is_refused(checkpoint: Callable[[str], Pa
         encoder_task(resolved.task).parameters(resolved)
 
 
-def test_special_tokens_in_a_context_are_words_of_it(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_special_tokens_in_a_context_are_plain_words(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     """Regression: the reference counted a [CLS] of the context twice, and a build refused a sample that has one."""
     spec = make_spec(model=str(checkpoint("answers")), max_length=128)
     resolved = resolve(spec)
@@ -125,7 +125,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # of a request that comes before one wit
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_pipeline_that_is_kept_answers_as_one_made_anew(name: str, checkpoint: Callable[[str], Path]) -> None:
+def test_cached_pipeline_answers_like_a_new_one(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Options of one request do not apply to the next."""
     resolved = resolve(make_spec(model=str(checkpoint(name))))
     task = encoder_task(resolved.task)

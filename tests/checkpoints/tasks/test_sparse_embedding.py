@@ -38,7 +38,7 @@ def pooling(folder: Path, config: dict[str, str]) -> None:
     (folder / "1_SpladePooling" / "config.json").write_text(json.dumps(config))
 
 
-def test_a_built_model_tells_the_tokens_that_sentence_transformers_tells(splade: Path, tmp_path: Path) -> None:
+def test_sparse_embedding_equals_sentence_transformers(splade: Path, tmp_path: Path) -> None:
     report = build(make_spec(model=str(splade), name="sparse", output=tmp_path / "models"))
     assert (report.task, report.verified) == ("sparse-embedding", True)
     front = open_front(tmp_path / "models" / "sparse" / "1")
@@ -68,7 +68,7 @@ def test_another_pooling_and_a_pooling_of_vectors_are_refused(splade: Path) -> N
         pooling(splade, {})
 
 
-def test_an_embedding_of_so_many_tokens_at_most_is_refused(splade: Path, tmp_path: Path) -> None:
+def test_sparse_embedding_with_max_active_dims_is_refused(splade: Path, tmp_path: Path) -> None:
     """Regression: sentence-transformers keeps the largest of them; here all were answered."""
     folder = Path(shutil.copytree(splade, tmp_path / "splade"))
     general = {"model_type": "SparseEncoder", "max_active_dims": 3}

@@ -25,12 +25,12 @@ def findings(module_folder: Callable[[str], Path]) -> dict[str, list[Finding]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_rule_that_is_broken_says_so(name: str, findings: dict[str, list[Finding]]) -> None:
+def test_lint_finds_each_broken_rule(name: str, findings: dict[str, list[Finding]]) -> None:
     code, codes = CASES[name].code, {finding.code for finding in findings[name]}
     assert code in codes if code else not codes
 
 
-def test_a_finding_says_where(findings: dict[str, list[Finding]]) -> None:
+def test_finding_names_file_field_and_line(findings: dict[str, list[Finding]]) -> None:
     (finding,) = findings["preferred_above"]
     assert (finding.severity, finding.file) == (Severity.ERROR, "preferred_above/config.pbtxt")
     assert (finding.field, finding.line) == ("dynamic_batching.preferred_batch_size", 7)
@@ -43,12 +43,12 @@ def test_a_finding_says_where(findings: dict[str, list[Finding]]) -> None:
     assert (weights.file, weights.line) == ("onnx_weights/1/model.onnx", None)
 
 
-def test_an_old_version_is_a_warning(findings: dict[str, list[Finding]]) -> None:
+def test_finding_of_an_unserved_version_is_a_warning(findings: dict[str, list[Finding]]) -> None:
     (finding,) = findings["broken_old_version"]
     assert (finding.severity, finding.file) == (Severity.WARNING, "broken_old_version/1/model.py")
 
 
-def test_the_other_configurations_of_a_model_are_checked(tmp_path: Path) -> None:
+def test_lint_checks_the_other_configurations_of_a_model(tmp_path: Path) -> None:
     CASES["whole"].write(tmp_path / "m")
     (tmp_path / "m" / "configs").mkdir()
     (tmp_path / "m" / "configs" / "fast.pbtxt").write_text('backend: "python" max_batch_size: -1')

@@ -25,14 +25,14 @@ parameters { key: 'b' value < string_value: "1" "2" > }
 response_cache { enable: true }; max_batch_size: 8  # its rows"""
 
 
-def test_every_field_has_its_place() -> None:
+def test_field_spans_cover_every_field() -> None:
     lines = {path: spot.line for path, spot in field_spans(LIST).items()}
     assert lines["input.dims"] == lines["input.name"] == 4
     assert (lines["input[1].name"], lines["parameters[a]"], lines["parameters[1].value.string_value"]) == (5, 7, 8)
     assert lines["response_cache.enable"] == lines["max_batch_size"] == 9
 
 
-def test_an_edit_leaves_everything_else_as_it_is() -> None:
+def test_edit_changes_nothing_else() -> None:
     result = edited(LIST, [Edit("name", 'n"w'), Edit("parameters[a]"), Edit("response_cache")], "m")
     assert result is not None
     assert result.splitlines()[:2] == ["# a model", r'name: "n\"w"  # its name']
@@ -43,7 +43,7 @@ def test_an_edit_leaves_everything_else_as_it_is() -> None:
     assert parse(result, "m").name == 'n"w'
 
 
-def test_what_is_written_in_another_way_is_left() -> None:
+def test_edit_leaves_unknown_syntax_unchanged() -> None:
     listed = 'parameters [ { key: "a" value { string_value: "1" } }, { key: "b" value { string_value: "1" } } ]'
     assert edited(listed, [Edit("parameters[a]")], "m") is None
 
@@ -56,7 +56,7 @@ def test_what_is_written_in_another_way_is_left() -> None:
         (WHOLE.replace("max_batch_size: 8", "max_batch_size: 0") + "dynamic_batching { }", "left out dynamic_batching"),
     ],
 )
-def test_a_fixed_model_has_nothing_left_to_find(config: str, changed: str, tmp_path: Path) -> None:
+def test_fixed_model_has_no_more_findings(config: str, changed: str, tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.py").write_text(PYTHON + "\n# get_response_sender".replace("#", "x."))
     (tmp_path / "m" / "config.pbtxt").write_text(config)
@@ -66,7 +66,7 @@ def test_a_fixed_model_has_nothing_left_to_find(config: str, changed: str, tmp_p
     assert fix(tmp_path, lint(tmp_path)) == []
 
 
-def test_all_that_an_ensemble_cannot_have_goes_at_once(tmp_path: Path) -> None:
+def test_fix_removes_all_refused_fields_of_an_ensemble(tmp_path: Path) -> None:
     CASES["whole"].write(tmp_path / "whole")
     (tmp_path / "e" / "1").mkdir(parents=True)
     config = f"{ENSEMBLE}{ON_CPU}{ON_CPU}optimization {{ }}\n"
@@ -76,7 +76,7 @@ def test_all_that_an_ensemble_cannot_have_goes_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "e" / "config.pbtxt").read_text() == ENSEMBLE
 
 
-def test_a_link_is_left(tmp_path: Path) -> None:
+def test_fix_leaves_a_link_unchanged(tmp_path: Path) -> None:
     CASES["other_name"].write(tmp_path / "r" / "m")
     (tmp_path / "r" / "m" / "config.pbtxt").rename(tmp_path / "r" / "m" / "kept.pbtxt")
     (tmp_path / "r" / "m" / "config.pbtxt").symlink_to("kept.pbtxt")
@@ -85,7 +85,9 @@ def test_a_link_is_left(tmp_path: Path) -> None:
     assert 'name: "another"' in (tmp_path / "r" / "m" / "kept.pbtxt").read_text()
 
 
-def test_the_verb_fixes_says_so_and_reports_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fix_reports_its_changes_and_the_other_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     CASES["onnx_spinning"].write(tmp_path / "m")
     config = tmp_path / "m" / "config.pbtxt"
     config.write_text(config.read_text() + parameter("arena", "1") + 'name: "n"\n')

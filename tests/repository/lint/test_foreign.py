@@ -43,7 +43,7 @@ FOREIGN: dict[str, str | bytes] = {
 }
 
 
-def test_what_others_wrote_has_no_errors(tmp_path: Path) -> None:
+def test_lint_finds_no_errors_in_repositories_of_others(tmp_path: Path) -> None:
     for name, content in FOREIGN.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,14 +59,14 @@ def test_what_others_wrote_has_no_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("triton", "unknown"), [(None, 1), ("24.04", 1), ("26.08", 0)])
-def test_each_release_can_be_checked_for(triton: str | None, unknown: int, tmp_path: Path) -> None:
+def test_lint_checks_for_each_release(triton: str | None, unknown: int, tmp_path: Path) -> None:
     """One of them has a field of 24.11, and says that it is for 24.10."""
     for name, case in CASES.items():
         case.write(tmp_path / name)
     assert [finding.code for finding in lint(tmp_path, triton)].count("TR607") == unknown
 
 
-def test_no_damage_is_a_traceback(tmp_path: Path) -> None:
+def test_lint_of_damaged_files_raises_nothing(tmp_path: Path) -> None:
     """Cut, doubled and mixed bytes in every file that is read; the same damage every time."""
     chance = random.Random(7)
     files = {
@@ -117,7 +117,7 @@ DAMAGED = (
 
 
 @pytest.mark.parametrize("name", ["topics", "writes"])
-def test_damaged_files_of_a_build_are_findings(
+def test_lint_finds_damaged_files_of_a_build(
     name: str, built: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: a truncated model.onnx and a deeply nested serving.json ended the check in a traceback."""
@@ -149,7 +149,7 @@ def _json(content: bytes) -> Any:
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "build.json", "1/serving.json", "1/model.onnx", "1/model.py"])
-def test_a_fifo_or_a_folder_in_place_of_a_file_is_a_finding(name: str, tmp_path: Path) -> None:
+def test_lint_finds_a_fifo_or_folder_in_place_of_a_file(name: str, tmp_path: Path) -> None:
     """Regression: a check waited for ever for data that never came."""
     CASES["whole"].write(tmp_path / "m")
     path = tmp_path / "m" / name
@@ -164,7 +164,7 @@ def test_a_fifo_or_a_folder_in_place_of_a_file_is_a_finding(name: str, tmp_path:
     assert not [str(finding) for finding in lint(tmp_path) if "could not be checked" in finding.found]
 
 
-def test_a_rule_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_reports_a_failing_rule_as_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["whole"].write(tmp_path / "m")
 
     def fail(model: RepositoryModel) -> Iterator[Problem]:
@@ -177,14 +177,14 @@ def test_a_rule_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monk
     assert "could not be checked (KeyError: 'dims')" in finding.found
 
 
-def test_an_empty_repository_and_none_are_said_in_a_line(tmp_path: Path) -> None:
+def test_lint_reports_an_empty_or_missing_repository(tmp_path: Path) -> None:
     (finding,) = lint(tmp_path)
     assert (finding.code, str(finding).split(";")[0]) == ("TR101", f"{tmp_path} holds no model")
     (finding,) = lint(tmp_path / "none")
     assert "is not a folder" in str(finding)
 
 
-def test_a_link_that_leads_out_is_told(tmp_path: Path) -> None:
+def test_lint_finds_a_link_out_of_the_repository(tmp_path: Path) -> None:
     CASES["whole"].write(tmp_path / "elsewhere")
     (tmp_path / "r" / "m").mkdir(parents=True)
     (tmp_path / "r" / "m" / "config.pbtxt").write_text(WHOLE)
@@ -192,7 +192,7 @@ def test_a_link_that_leads_out_is_told(tmp_path: Path) -> None:
     assert [finding.file for finding in lint(tmp_path / "r") if finding.code == "TR109"] == ["m/1"]
 
 
-def test_a_rule_explains_itself_or_is_no_rule() -> None:
+def test_rule_without_explanation_is_refused() -> None:
     for known in all_rules():
         assert known.what.endswith("."), known.code
         assert known.why, known.code

@@ -25,14 +25,14 @@ def _printed(repository: Path, form: str, capsys: pytest.CaptureFixture[str]) ->
     return capsys.readouterr().out
 
 
-def test_json_has_every_field_of_a_finding(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_format_has_every_field_of_a_finding(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(_printed(repository, "json", capsys))
     (finding,) = (finding for finding in document["findings"] if finding["code"] == "TR302")
     assert set(finding) == set(Finding.__dataclass_fields__)
     assert (finding["severity"], finding["file"], finding["line"]) == ("error", "m/config.pbtxt", 7)
 
 
-def test_sarif_has_every_rule_and_places_in_the_repository(
+def test_sarif_has_every_rule_and_locations_in_the_repository(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run,) = json.loads(_printed(repository, "sarif", capsys))["runs"]
@@ -44,12 +44,12 @@ def test_sarif_has_every_rule_and_places_in_the_repository(
     assert run["originalUriBaseIds"]["REPOSITORY"]["uri"] == f"{repository.as_uri()}/"
 
 
-def test_github_annotates_the_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_github_format_annotates_the_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = _printed(repository, "github", capsys).splitlines()
     (line,) = (line for line in lines if "TR302" in line)
     assert line.startswith(f"::error file={repository}/m/config.pbtxt,title=TR302,line=7::m: a preferred batch")
 
 
-def test_github_is_told_nothing_that_it_would_read_as_a_command() -> None:
+def test_github_format_escapes_workflow_commands() -> None:
     finding = Finding("TR104", Severity.WARNING, "m", "a,b:c", "", None, "100% of\nit", "")
     assert as_github(Path("r"), [finding]) == "::warning file=r/a%2Cb%3Ac,title=TR104::m: 100%25 of%0Ait"

@@ -45,7 +45,7 @@ HERE = {
 }  # fmt: skip
 
 
-def test_every_rule_is_broken_somewhere() -> None:
+def test_every_rule_has_a_test_that_breaks_it() -> None:
     assert {rule.code for rule in all_rules()} == {case.code for case in CASES.values()} - {None} | HERE | set(
         ELSEWHERE
     )
@@ -59,7 +59,7 @@ def _write(folder: Path, config: str, files: Mapping[str, str | bytes]) -> None:
     Case(config, None, files).write(folder)
 
 
-def test_threads_of_all_instances_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_counts_the_threads_of_all_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instances, "available_cores", lambda: 4)
     model = CASES["onnx"].files
     _write(tmp_path / "two_by_itself", 'backend: "onnxruntime"', model)
@@ -71,7 +71,7 @@ def test_threads_of_all_instances_are_counted(tmp_path: Path, monkeypatch: pytes
     }
 
 
-def test_gpus_of_this_machine_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_compares_gpus_with_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["whole"].write(tmp_path / "cpu")
     _write(tmp_path / "gpu", WHOLE.replace("KIND_CPU", "KIND_GPU gpus: [ 0 ]"), CASES["whole"].files)
     _write(tmp_path / "second", WHOLE.replace("KIND_CPU", "KIND_GPU gpus: [ 1 ]"), CASES["whole"].files)
@@ -81,14 +81,14 @@ def test_gpus_of_this_machine_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
     assert [finding.model for finding in _found(tmp_path, "TR403")] == ["gpu", "second"]
 
 
-def test_resources_are_global_or_not(tmp_path: Path) -> None:
+def test_lint_finds_resources_that_are_global_in_one_model_only(tmp_path: Path) -> None:
     for name, scope in (("a", "global: true"), ("b", "")):
         limited = f'rate_limiter {{ resources {{ name: "R" {scope} count: 1 }} }} }}'
         _write(tmp_path / name, WHOLE.replace("KIND_CPU }", f"KIND_CPU {limited}"), CASES["whole"].files)
     assert [finding.model for finding in _found(tmp_path, "TR405")] == ["b"]
 
 
-def test_weights_of_all_instances_need_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_counts_the_weights_of_all_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(CASES["onnx"].files["1/model.onnx"])
     _write(tmp_path / "m", ONNX.replace("count: 1", "count: 3"), CASES["onnx"].files)
     monkeypatch.setattr(memory, "total_memory", lambda: 3 * size)
@@ -97,7 +97,7 @@ def test_weights_of_all_instances_need_memory(tmp_path: Path, monkeypatch: pytes
     assert [finding.model for finding in _found(tmp_path, "TR451")] == ["m"]
 
 
-def test_a_cache_in_blocks_is_what_its_slots_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_counts_the_blocks_that_slots_share_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arena = Arena(slots=100, length=64, dtype="float32", layers=(LayerShape(2, 8),), blocks=3)
     files = {
         **CASES["whole"].files,
@@ -111,7 +111,7 @@ def test_a_cache_in_blocks_is_what_its_slots_share(tmp_path: Path, monkeypatch: 
     assert len(_found(tmp_path, "TR451")) == 1
 
 
-def test_dockers_own_shared_memory_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_warns_of_dockers_default_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["onnx"].write(tmp_path / "onnx")
     room = SimpleNamespace(total=64 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
@@ -152,14 +152,14 @@ def _graph(node: onnx.NodeProto, half: bool = False, **metadata: str) -> bytes:
         ("TR606", _graph(helper.make_node("Clip", ["x", "w"], ["y"])), {"24.10": 0}),
     ],
 )
-def test_what_changed_between_releases_is_told(
+def test_lint_finds_operators_that_changed_between_releases(
     code: str, content: bytes, releases: dict[str, int], tmp_path: Path
 ) -> None:
     _write(tmp_path / "m", ONNX, {"1/model.onnx": content})
     assert {release: len(_found(tmp_path, code, release)) for release in releases} == releases
 
 
-def test_arguments_of_vllm_are_those_of_the_release(tmp_path: Path) -> None:
+def test_lint_checks_vllm_arguments_against_the_release(tmp_path: Path) -> None:
     arguments = json.dumps({"model": "a/b", "max_num_seq": 8})
     _write(tmp_path / "m", 'backend: "vllm"', {"1/model.json": arguments})
     (finding,) = _found(tmp_path, "TR654", "25.10")
@@ -169,7 +169,7 @@ def test_arguments_of_vllm_are_those_of_the_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["python", "vllm"])
-def test_decoupled_models_need_a_queue_before_26_11(backend: str, tmp_path: Path) -> None:
+def test_lint_wants_a_queue_for_decoupled_models_before_26_11(backend: str, tmp_path: Path) -> None:
     """Regression: `check` was silent about decoupled models that a burst of requests can crash Triton with."""
     config = f'backend: "{backend}"\nmodel_transaction_policy {{ decoupled: true }}\n'
     for name, text in {
@@ -185,7 +185,7 @@ def test_decoupled_models_need_a_queue_before_26_11(backend: str, tmp_path: Path
     assert _found(tmp_path, "TR312") == [], "the release is unknown"
 
 
-def test_decoupled_models_need_no_queue_from_26_11_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_wants_no_queue_from_26_11_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repository, "RELEASES", {"26.10": None, "26.11": None})
     _write(tmp_path / "m", 'backend: "python" model_transaction_policy { decoupled: true }', {"1/model.py": ""})
     assert [len(_found(tmp_path, "TR312", release)) for release in ("26.10", "26.11")] == [1, 0]
@@ -201,12 +201,12 @@ def test_decoupled_models_need_no_queue_from_26_11_on(tmp_path: Path, monkeypatc
         ("TR802", {"build.json": '{"files": {"m": {"1/gone.py": "00"}}}'}),
     ],
 )
-def test_what_is_not_what_was_built_is_told(code: str, files: dict[str, str], tmp_path: Path) -> None:
+def test_lint_finds_files_that_differ_from_the_build(code: str, files: dict[str, str], tmp_path: Path) -> None:
     _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, **files})
     assert len(_found(tmp_path, code)) == 1
 
 
-def test_a_file_that_was_changed_since_the_last_look_is_told_whatever_its_time(tmp_path: Path) -> None:
+def test_lint_finds_a_changed_file_with_an_unchanged_time(tmp_path: Path) -> None:
     weights = tmp_path / "m" / "1" / "weights"
     content = b"1" * LARGE
     recorded = {"files": {"m": {"1/weights": hashlib.sha256(content).hexdigest()}}}
@@ -218,7 +218,7 @@ def test_a_file_that_was_changed_since_the_last_look_is_told_whatever_its_time(t
     assert [finding.file for finding in _found(tmp_path, "TR802")] == ["m/1/weights"]
 
 
-def test_a_graph_that_a_front_lacks_is_told(small_repository: Path, tmp_path: Path) -> None:
+def test_lint_finds_the_missing_graph_of_a_front(small_repository: Path, tmp_path: Path) -> None:
     front = small_repository / "topics"
     files = {path.relative_to(front).as_posix(): path.read_bytes() for path in front.rglob("*") if path.is_file()}
     del files["1/model.onnx"]
@@ -226,7 +226,7 @@ def test_a_graph_that_a_front_lacks_is_told(small_repository: Path, tmp_path: Pa
     assert [finding.file for finding in _found(tmp_path, "TR704")] == ["topics/1/model.onnx"]
 
 
-def test_signatures_are_asked_for_where_there_is_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_checks_signatures_if_a_key_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["whole"].write(tmp_path / "m")
     calls: list[tuple[Path, Path]] = []
 
@@ -257,7 +257,7 @@ def test_signatures_are_asked_for_where_there_is_a_key(tmp_path: Path, monkeypat
         (("count: 1", "count: 2"), []),
     ],
 )
-def test_edited_tensors_of_a_built_version_are_found(edit: tuple[str, str], found: list[str], tmp_path: Path) -> None:
+def test_lint_finds_edited_tensors_of_a_built_version(edit: tuple[str, str], found: list[str], tmp_path: Path) -> None:
     """Regression: nothing compared the configuration with the copy that the version keeps."""
     config = WHOLE + 'input { name: "z" data_type: TYPE_FP32 dims: [ 4 ] optional: true }\n'
     edited = config.replace(*edit)
@@ -268,7 +268,7 @@ def test_edited_tensors_of_a_built_version_are_found(edit: tuple[str, str], foun
     assert all(text in finding.found for text, finding in zip(found, findings, strict=True)), findings
 
 
-def test_unreadable_copy_of_a_configuration_is_found(tmp_path: Path) -> None:
+def test_lint_finds_an_unreadable_copy_of_a_configuration(tmp_path: Path) -> None:
     _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, "1/config.pbtxt": "max_batchsize: 8"})
     (finding,) = _found(tmp_path, "TR156")
     assert finding.file == "m/1/config.pbtxt"

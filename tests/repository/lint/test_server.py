@@ -25,7 +25,7 @@ LOST = "StatusCode.UNAVAILABLE"  # of a server that ended, and of some that go o
 
 
 @pytest.mark.slow
-def test_what_check_passes_loads_and_what_the_server_refuses_check_refuses(tmp_path: Path) -> None:
+def test_check_and_triton_agree_on_every_case(tmp_path: Path) -> None:
     refused = _refused(tmp_path)
     errors = {finding.model: str(finding) for finding in lint(tmp_path / "0") if finding.severity is Severity.ERROR}
     assert {name: reason for name, reason in refused.items() if name not in errors} == {}, "check passes them"

@@ -53,7 +53,7 @@ def any_store(request: pytest.FixtureRequest, make_bucket: Callable[[str], str],
     return open_store(f"file://{tmp_path / 'store'}" if scheme == "file" else f"{scheme}://{make_bucket(scheme)}/fleet")
 
 
-def test_what_was_put_is_what_is_got(any_store: Store, tmp_path: Path) -> None:
+def test_store_returns_the_content_that_was_put(any_store: Store, tmp_path: Path) -> None:
     for content in (CONTENT, b"", b"x"):
         blob = _blob(content)
         assert any_store.put(_file(tmp_path, content), blob) is True
@@ -63,7 +63,7 @@ def test_what_was_put_is_what_is_got(any_store: Store, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_a_version_is_there_whole_once_it_is_published(any_store: Store) -> None:
+def test_store_lists_a_version_once_its_manifest_is_published(any_store: Store) -> None:
     assert (any_store.models(), any_store.versions("front")) == ([], [])
     any_store.publish(MANIFEST)
     for version in (10, 9):
@@ -76,14 +76,14 @@ def test_a_version_is_there_whole_once_it_is_published(any_store: Store) -> None
     assert MANIFEST.entries() == ["front", "front_model"]
 
 
-def test_a_version_is_never_replaced(any_store: Store) -> None:
+def test_store_never_replaces_a_version(any_store: Store) -> None:
     any_store.publish(MANIFEST)
     with pytest.raises(VersionTakenError, match="has a version 1 of front already"):
         any_store.publish(replace(MANIFEST, source="org/other"))
     assert any_store.manifest("front") == MANIFEST
 
 
-def test_what_is_not_there_is_named(any_store: Store) -> None:
+def test_store_names_a_missing_model_or_version(any_store: Store) -> None:
     with pytest.raises(RepositoryError, match="has no model front; it has none"):
         any_store.manifest("front")
     any_store.publish(MANIFEST)
@@ -111,7 +111,7 @@ def test_what_is_not_there_is_named(any_store: Store) -> None:
         "./x/y",
     ],
 )
-def test_a_manifest_names_nothing_outside_of_a_repository(path: str) -> None:
+def test_manifest_with_a_path_outside_the_repository_is_refused(path: str) -> None:
     document = json.loads(dump(MANIFEST))
     document["files"][path] = {"sha256": "0" * 64, "size": 1}
     with pytest.raises(RepositoryError, match="is not the manifest of a version"):
@@ -129,7 +129,7 @@ def test_a_manifest_names_nothing_outside_of_a_repository(path: str) -> None:
         '{"schema": 1, "files": {"front/x": {"sha256": "../x", "size": 1}}}',
     ],
 )
-def test_a_manifest_that_is_none(text: str) -> None:
+def test_damaged_manifest_is_refused(text: str) -> None:
     with pytest.raises(RepositoryError, match="is not the manifest of a version"):
         load(text.encode(), "it")
 
@@ -143,7 +143,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_connection_cut_mid_blob_goes_on_from_there(
+def test_store_resumes_a_blob_after_a_lost_connection(
     cloud: Store, port_of: Port, reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob, scheme = _blob(CONTENT), cloud.url.split(":")[0]
@@ -157,7 +157,7 @@ def test_a_connection_cut_mid_blob_goes_on_from_there(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_version_whose_acknowledgement_was_lost_is_published(cloud: Store, port_of: Port, reach: Reach) -> None:
+def test_store_publishes_a_version_whose_acknowledgement_was_lost(cloud: Store, port_of: Port, reach: Reach) -> None:
     scheme = cloud.url.split(":")[0]
     with Faulty(port_of(scheme), after=2 * len(CONTINUE), cuts=1) as faulty:
         reach(scheme, faulty.url)
@@ -167,7 +167,7 @@ def test_a_version_whose_acknowledgement_was_lost_is_published(cloud: Store, por
     assert open_store(cloud.url).manifest("front") == MANIFEST
 
 
-def test_of_many_who_publish_a_version_at_once_one_does(any_store: Store) -> None:
+def test_store_lets_one_of_many_concurrent_publishers_win(any_store: Store) -> None:
     start = threading.Barrier(8, timeout=600)
 
     def publish(source: str) -> str | None:
@@ -182,7 +182,7 @@ def test_of_many_who_publish_a_version_at_once_one_does(any_store: Store) -> Non
     assert [any_store.manifest("front").source] == winners
 
 
-def test_a_model_has_no_versions_of_those_whose_names_begin_like_its_own(cloud: Store) -> None:
+def test_store_does_not_mix_models_with_a_common_prefix(cloud: Store) -> None:
     for name, version in (("front", 1), ("front2", 2), ("front-x", 3)):
         cloud.publish(Manifest(name, version, None, {f"{name}/{version}/x": _blob(b"a")}))
     cloud.files.pipe_file(f"{cloud.root}/models/front/copies/9.json", b"{}")
@@ -190,7 +190,7 @@ def test_a_model_has_no_versions_of_those_whose_names_begin_like_its_own(cloud: 
     assert cloud.models() == ["front", "front-x", "front2"]
 
 
-def test_a_store_that_is_gone_leaves_what_came_for_the_next_time(
+def test_store_keeps_a_partial_download_for_the_next_attempt(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob = _blob(CONTENT)
@@ -218,7 +218,9 @@ def test_a_store_that_is_gone_leaves_what_came_for_the_next_time(
 
 
 @pytest.mark.parametrize("lie", [bytes(len(CONTENT)), CONTENT[:-1], b"", CONTENT + b"more"])
-def test_a_blob_that_lies_is_refused(lie: bytes, store: Store, bucket: str, tmp_path: Path) -> None:
+def test_store_refuses_a_blob_that_does_not_match_its_hash(
+    lie: bytes, store: Store, bucket: str, tmp_path: Path
+) -> None:
     blob = _blob(CONTENT)
     key = f"fleet/blobs/sha256/{blob.sha256[:2]}/{blob.sha256}"
     boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=lie)
@@ -227,7 +229,7 @@ def test_a_blob_that_lies_is_refused(lie: bytes, store: Store, bucket: str, tmp_
     assert not (tmp_path / "got").exists()
 
 
-def test_a_push_replaces_a_blob_of_another_size(
+def test_push_replaces_a_blob_of_another_size(
     store: Store, bucket: str, raw: Callable[[str], bytes | None], tmp_path: Path
 ) -> None:
     blob = _blob(CONTENT)
@@ -238,7 +240,7 @@ def test_a_push_replaces_a_blob_of_another_size(
 
 
 @pytest.mark.parametrize("url", ["s3://", "http://a/b", "model_repository", "ftp://x/y", "S3://a/b"])
-def test_addresses_that_are_none(url: str) -> None:
+def test_store_refuses_an_invalid_address(url: str) -> None:
     assert not is_store(url)
     with pytest.raises(SpecError, match="is not the address of an object store"):
         open_store(url)
@@ -247,7 +249,7 @@ def test_addresses_that_are_none(url: str) -> None:
 @pytest.mark.parametrize(
     ("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")]
 )
-def test_a_package_that_is_missing_is_named(
+def test_store_names_the_missing_package(
     scheme: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(_registry, scheme, raising=False)
@@ -256,7 +258,7 @@ def test_a_package_that_is_missing_is_named(
         open_store(f"{scheme}://bucket/x")
 
 
-def test_a_bucket_that_is_not_there_is_one_line(cloud: Store, tmp_path: Path) -> None:
+def test_store_reports_a_missing_bucket_in_one_line(cloud: Store, tmp_path: Path) -> None:
     absent = open_store(f"{cloud.url.split(':')[0]}://no-such-bucket/x")
     nothing: Callable[[], object]
     for nothing in (
@@ -288,7 +290,7 @@ REFUSALS = {  # as each API documents them
         ("az", "Not authorized", "AZURE_STORAGE_CONNECTION_STRING"),
     ],
 )
-def test_who_is_not_let_in_is_told_where_credentials_are_looked_for(
+def test_store_says_where_credentials_are_looked_for(
     scheme: str, said: str, advice: str, reach: Reach, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with answering(403, *REFUSALS[scheme]) as endpoint:
@@ -301,14 +303,14 @@ def test_who_is_not_let_in_is_told_where_credentials_are_looked_for(
     assert capfd.readouterr().err == "", "no library prints a traceback beside it"
 
 
-def test_an_account_that_nothing_names_is_not_a_missing_package(reach: Reach) -> None:
+def test_store_without_an_account_does_not_name_a_missing_package(reach: Reach) -> None:
     with pytest.raises(
         SpecError, match=r"az://c/x could not be opened: .*account_name.* AZURE_STORAGE_CONNECTION_STRING"
     ):
         open_store("az://c/x")
 
 
-def test_credentials_that_are_nowhere(reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_reports_missing_credentials(reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reach("s3", "http://127.0.0.1:1")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

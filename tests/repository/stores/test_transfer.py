@@ -58,7 +58,7 @@ def _tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_what_is_pulled_is_what_was_published(cloud: Store, repository: Path, target: Path) -> None:
+def test_pull_yields_the_published_files(cloud: Store, repository: Path, target: Path) -> None:
     publish_version(repository, b"one", LARGE)
     pushed = push(repository, "front", cloud)
     assert pushed.sent > len(LARGE)
@@ -69,7 +69,7 @@ def test_what_is_pulled_is_what_was_published(cloud: Store, repository: Path, ta
     assert [path.name for path in target.parent.iterdir()] == ["model_repository"], "nothing is left beside it"
 
 
-def test_builds_that_end_at_once_become_versions_one_after_another(
+def test_concurrent_builds_become_consecutive_versions_in_a_store(
     cloud: Store, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting, met, publish = threading.Barrier(2, timeout=600), set(), Store.publish
@@ -96,7 +96,7 @@ def test_builds_that_end_at_once_become_versions_one_after_another(
     assert sorted(model.rpartition(b"# ")[2] for model in models) == [b"one", b"two"]
 
 
-def test_only_what_changed_is_sent_and_fetched(store: Store, repository: Path, target: Path) -> None:
+def test_push_and_pull_transfer_only_changed_files(store: Store, repository: Path, target: Path) -> None:
     publish_version(repository, b"one", LARGE)
     push(repository, "front", store)
     pull(store, "front", target)
@@ -115,7 +115,7 @@ def test_only_what_changed_is_sent_and_fetched(store: Store, repository: Path, t
     assert version_numbers(target / "front") == [3]
 
 
-def test_what_a_shared_front_hosts_is_not_pulled_beside_it(store: Store, repository: Path, target: Path) -> None:
+def test_pull_refuses_a_model_that_a_shared_front_hosts(store: Store, repository: Path, target: Path) -> None:
     publish_version(repository, b"one", b"")
     push(repository, "front", store)
     (target / "news" / "models" / "front").mkdir(parents=True)
@@ -125,7 +125,7 @@ def test_what_a_shared_front_hosts_is_not_pulled_beside_it(store: Store, reposit
     assert [path.name for path in target.iterdir()] == ["news"]
 
 
-def test_the_same_in_a_folder(tmp_path: Path, repository: Path, target: Path) -> None:
+def test_file_store_pushes_and_pulls(tmp_path: Path, repository: Path, target: Path) -> None:
     store = open_store(f"file://{tmp_path / 'store'}")
     publish_version(repository, b"one", LARGE)
     push(repository, "front", store)
@@ -143,7 +143,7 @@ push(Path(sys.argv[1]), "front", store.open_store(sys.argv[2]))
 """
 
 
-def test_a_push_that_is_killed_shows_nothing_and_the_next_goes_on(store: Store, repository: Path, target: Path) -> None:
+def test_killed_push_is_invisible_and_resumed_by_the_next(store: Store, repository: Path, target: Path) -> None:
     publish_version(repository, b"one", LARGE)
     killed = subprocess.run([sys.executable, "-c", KILLED, str(repository), store.url], timeout=600)
     assert killed.returncode == -signal.SIGKILL
@@ -155,7 +155,9 @@ def test_a_push_that_is_killed_shows_nothing_and_the_next_goes_on(store: Store, 
     assert _tree(target) == _tree(repository)
 
 
-def test_two_who_push_one_number_do_not_mix(store: Store, repository: Path, tmp_path: Path, target: Path) -> None:
+def test_concurrent_pushes_of_one_number_do_not_mix(
+    store: Store, repository: Path, tmp_path: Path, target: Path
+) -> None:
     other = tmp_path / "other" / "model_repository"
     publish_version(repository, b"one", LARGE)
     publish_version(other, b"another", LARGE)
@@ -175,7 +177,7 @@ def _blob_key(manifest: bytes, path: str) -> str:
 
 
 @pytest.mark.parametrize("fault", ["lies", "is cut off", "is gone"])
-def test_a_blob_that_is_not_what_it_was_changes_nothing(
+def test_pull_of_a_damaged_blob_changes_nothing(
     fault: str,
     store: Store,
     bucket: str,
@@ -206,7 +208,7 @@ def test_a_blob_that_is_not_what_it_was_changes_nothing(
     assert _tree(target) == _tree(repository)
 
 
-def test_a_manifest_that_is_gone_or_another_one_changes_nothing(
+def test_pull_of_a_missing_or_wrong_manifest_changes_nothing(
     store: Store, bucket: str, raw: Callable[[str], bytes | None], repository: Path, target: Path
 ) -> None:
     publish_version(repository, b"one", LARGE)
@@ -227,7 +229,7 @@ def test_a_manifest_that_is_gone_or_another_one_changes_nothing(
     assert not list(target.glob("*"))
 
 
-def test_a_manifest_with_files_of_another_model_changes_nothing(
+def test_pull_of_a_manifest_with_foreign_files_changes_nothing(
     store: Store, bucket: str, raw: Callable[[str], bytes | None], repository: Path, target: Path
 ) -> None:
     publish_version(repository, b"one", LARGE)
@@ -241,7 +243,7 @@ def test_a_manifest_with_files_of_another_model_changes_nothing(
     assert not list(target.glob("*"))
 
 
-def test_only_what_was_signed_is_pulled_where_a_key_says_so(
+def test_pull_with_a_key_refuses_unsigned_versions(
     store: Store, repository: Path, target: Path, tmp_path: Path
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
@@ -261,7 +263,7 @@ def test_only_what_was_signed_is_pulled_where_a_key_says_so(
     assert _tree(target) == before
 
 
-def test_a_build_goes_to_a_store(
+def test_build_publishes_to_a_store(
     bucket: str, checkpoint: Callable[[str], Path], target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"s3://{bucket}/built"
@@ -276,7 +278,7 @@ def test_a_build_goes_to_a_store(
         build(make_spec(model=str(shutil.copytree(checkpoint("flags"), tmp_path / "topics")), output=url))
 
 
-def test_what_pushes_and_pulls_says_what_is_missing(
+def test_push_and_pull_commands_name_what_is_missing(
     bucket: str, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish_version(repository, b"one", LARGE)
@@ -291,7 +293,7 @@ def test_what_pushes_and_pulls_says_what_is_missing(
         assert message in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_a_plan_that_is_not_compiled_is_not_for_a_store() -> None:
+def test_build_refuses_to_publish_an_uncompiled_plan_to_a_store() -> None:
     with pytest.raises(SpecError, match="a plan is compiled in a folder"):
         make_spec(model="org/name", target="tensorrt", precision="fp16", output="s3://bucket/x")
 
@@ -306,5 +308,5 @@ def test_a_plan_that_is_not_compiled_is_not_for_a_store() -> None:
         (Path("/tmp/s3:/x"), None),
     ],
 )
-def test_an_output_that_is_an_address_is_a_store(output: str | Path, address: str | None) -> None:
+def test_output_address_selects_a_store(output: str | Path, address: str | None) -> None:
     assert make_spec(model="org/name", output=output).store == address
