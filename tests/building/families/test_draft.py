@@ -191,7 +191,7 @@ def test_the_weights_of_both_are_given_back_before_a_stage(
 
     monkeypatch.setattr("builder.building.pipeline.select_variant", first_stage)
     monkeypatch.setattr("builder.checkpoints.mapped.LARGE", 0)
-    monkeypatch.setattr("builder.checkpoints.mapped.SOON", -1)
+    monkeypatch.setattr("builder.checkpoints.mapped.MIN_INTERVAL_S", -1)
     monkeypatch.setattr("builder.checkpoints.mapped.give_back", lambda model: given.append(model.config.model_type))
     with pytest.raises(BuilderError, match="enough"):
         built(tmp_path, folder / "large", folder / "small")
