@@ -1,6 +1,6 @@
-"""Distance of two answers: numbers by their difference, everything else must be equal.
+"""Difference of two answers: numbers may differ, everything else must be equal.
 
-Knows Python values; a str that holds JSON is compared by its JSON value.
+Values are Python's; a str that contains JSON is compared by its JSON value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def difference(expected: Any, actual: Any, path: str = "answer") -> tuple[float,
     if isinstance(expected, (list, tuple)) and isinstance(actual, (list, tuple)) and len(expected) == len(actual):
         parts = [difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(expected, actual, strict=True))]
         return max(parts, default=(0.0, path))
-    if _number(expected) and _number(actual):
+    if _is_number(expected) and _is_number(actual):
         error = abs(expected - actual) / max(1.0, abs(expected))
         return (error, path) if not math.isnan(error) else (math.inf, f"{path}: {expected} became {actual}")
     if expected == actual:
@@ -35,5 +35,5 @@ def difference(expected: Any, actual: Any, path: str = "answer") -> tuple[float,
     return float("inf"), f"{path}: {str(expected)[:80]!r} became {str(actual)[:80]!r}"
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

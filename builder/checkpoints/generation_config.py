@@ -1,8 +1,7 @@
 """A checkpoint's generation_config.json as the emitted loop reads it: the defaults of requests.
 
 Every field of transformers' GenerationConfig is in exactly one of three tables: implemented as transformers' own
-processors do, without effect here (and why), or refused by name when it is set. Knows transformers' names for options;
-knows no architecture and no task.
+processors do, without effect here (and why), or refused by name when it is set.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ HARMLESS: Mapping[str, str] = {
     "_commit_hash": _METADATA,
     "_original_object_hash": _METADATA,
 }
-# Of what is refused: what each value of `field` means that changes nothing, and is taken.
+# Fields that are refused, with the values that change nothing and are accepted.
 _OFF: tuple[Any, ...] = (None, False, 0)
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "guidance_scale": (*_OFF, 1),
@@ -101,9 +100,9 @@ INSTEAD: Mapping[str, str] = {
 
 
 def generation_file(folder: Path) -> str:
-    """Return the name of the file in `folder` that holds the generation settings: config.json in old checkpoints.
+    """Return the name of the file in `folder` with the generation settings: config.json in old checkpoints.
 
-    The field `_from_model_config` does not tell: transformers copies it into the generation_config.json that it saves.
+    The field `_from_model_config` is no sign: transformers copies it into the generation_config.json that it saves.
     """
     return FILE if (folder / FILE).is_file() else "config.json"
 
@@ -111,7 +110,7 @@ def generation_file(folder: Path) -> str:
 def refuse_unserved(
     config: GenerationConfig, is_decoder: bool, of_task: Collection[str] = (), file: str = FILE
 ) -> None:
-    """Raise CheckpointError for a field that is not implemented and would change answers, or makes no sense.
+    """Raise CheckpointError for a field that is not implemented and would change answers, or has an absurd value.
 
     `of_task`: the fields that task_specific_params sets; `file`: the one that sets the others.
     """
@@ -134,7 +133,7 @@ def refuse_unserved(
 
 
 def _refuse_absurd(config: GenerationConfig, file: str) -> None:
-    """Raise CheckpointError for values with which no request could be answered, as its options are read."""
+    """Raise CheckpointError for values with which no request could be answered."""
     try:
         defaults = option_defaults(config, beams=LARGEST_SEARCH)
         for name, value in defaults.items():
@@ -168,8 +167,8 @@ _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
 def option_defaults(config: GenerationConfig, beams: int, start: int | None = None) -> dict[str, Any]:
     """Return options that a request leaves out; greedy unless the checkpoint samples or searches.
 
-    If a checkpoint is greedy, its filters, such as top_p, still apply to sampled requests, and the way it ends a search
-    to searching requests, if they make sense; its temperature does not: such a request samples at 1.0, as the table of
+    If a checkpoint is greedy, its filters, such as top_p, still apply to sampled requests, and its end of a search to
+    searching requests, if they are valid. Its temperature does not: such a request samples at 1.0, as the table of
     options says.
     `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts with, which
     transformers counts in min_length. (A decoder's min_length counts a prompt that is unknown here.)
@@ -184,7 +183,7 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
         if defaults["top_k"] is None:
             defaults["top_k"] = 50  # transformers' own default for sampling
     else:
-        defaults |= {name: None for name in SAMPLING if not _makes_sense(name, defaults[name])}
+        defaults |= {name: None for name in SAMPLING if not _is_valid(name, defaults[name])}
     searches = not config.do_sample and min(config.num_beams or 1, beams) > 1
     if beams > 1:
         defaults |= _end_of_search(config, searches)
@@ -196,24 +195,21 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
 
 
 def _end_of_search(config: GenerationConfig, searches: bool) -> dict[str, Any]:
-    """Return how a search ends, for a request too that is the first to search; there only where that makes sense.
+    """Return how a search ends, also for requests that search although the checkpoint does not, if it is valid there.
 
     transformers compares `early_stopping` with True itself, and with "never".
     """
     stopping, penalty = config.early_stopping, config.length_penalty
     return {
-        "length_penalty": penalty if searches or _makes_sense("length_penalty", penalty) else None,
+        "length_penalty": penalty if searches or _is_valid("length_penalty", penalty) else None,
         "early_stopping": "true" if stopping is True else "never" if stopping == "never" else None,
     }
 
 
-def _makes_sense(name: str, value: Any) -> bool:
-    """Return True if a request could have this value.
-
-    transformers never reads it of a checkpoint that does not sample or search.
-    """
-    least, most = RANGES.get(name, (0.0, 1.0))
-    return isinstance(value, int | float) and least <= value <= most
+def _is_valid(name: str, value: Any) -> bool:
+    """Return True if a request could have this value, which transformers ignores in a greedy checkpoint."""
+    low, high = RANGES.get(name, (0.0, 1.0))
+    return isinstance(value, int | float) and low <= value <= high
 
 
 def known_token_rules(config: GenerationConfig, ends: list[int], vocabulary: int, file: str = FILE) -> TokenRules:
@@ -242,7 +238,7 @@ def known_token_rules(config: GenerationConfig, ends: list[int], vocabulary: int
 
 
 def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:
-    """Return the tokens that must, must not, or should rather come in every answer."""
+    """Return the tokens that are forced, forbidden, or made more or less likely in every answer."""
     decay = config.exponential_decay_length_penalty
     return TokenRules(
         bad_words=bad_words(config, ends),
@@ -255,7 +251,7 @@ def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:
 
 
 def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> list[int]:
-    """Return every token that ends an answer, of a model with `vocabulary` tokens: another, such as -1, ends none."""
+    """Return every token that ends an answer, without ids outside the `vocabulary` of the model, such as -1."""
     ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
     return [token for token in token_list(ends) if 0 <= token < vocabulary]
 

@@ -1,4 +1,4 @@
-"""Grids on which a checkpoint's own quantised matrices lie, so that they are served as they are, not rounded again.
+"""Scales and zero points of a checkpoint's quantised matrices, so that they are served as they are, not rounded again.
 
 A matrix of a graph may be a part of the checkpoint's, several of them side by side, or one transposed: it is found by
 the values of its columns, which the rewrites of a graph leave as they are.

@@ -1,4 +1,4 @@
-"""transformers' losses without SciPy, which only the matching of boxes in object detection's training needs.
+"""Import transformers' losses without SciPy, which only the matching of boxes in object detection's training needs.
 
 `transformers.modeling_utils` imports the losses of all heads, and these SciPy's optimisers: 0.3 seconds of every build.
 

@@ -1,8 +1,8 @@
-"""transformers.models without a second look through all of its files.
+"""Import transformers.models without a second search through all of its files.
 
 `import transformers` reads every module of every model for the names that it offers. `transformers.models` reads them
-all again when it is imported, because what was found is remembered for 128 folders and there are three times as many.
-It is handed what was found the first time.
+all again when it is imported, because the result is cached for 128 folders and there are three times as many. Here it
+gets the result of the first search.
 
 Source: transformers 5, src/transformers/__init__.py and `create_import_structure_from_path` of utils/import_utils.py
 """

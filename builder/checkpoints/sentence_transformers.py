@@ -1,4 +1,4 @@
-"""sentence-transformers folders: modules.json says how token features become one embedding.
+"""Read sentence-transformers folders: modules.json says how token features become one embedding.
 
 Knows that format's files; what the modules compute is in builder/checkpoints/pooling.py.
 """
@@ -278,7 +278,7 @@ def _refuse_splade(config: dict[str, Any], general: dict[str, Any], root: Path) 
 
 
 def read_json(path: Path, default: Any = None, kind: type = dict) -> Any:
-    """Return the `kind` of JSON in a file of such a folder, `default` where there is no file.
+    """Return the JSON value of type `kind` in a file, or `default` if there is no file.
 
     Raises CheckpointError.
     """

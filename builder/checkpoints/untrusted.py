@@ -1,7 +1,7 @@
 """Check links, file names and numbers of a checkpoint before a library reads it.
 
-A library would follow a link out of the folder, open whatever file an index names, or make as many layers as it is told
-before it looks at the weights.
+A library would follow a link out of the folder, open any file that an index names, or create as many layers as
+config.json asks for before it looks at the weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights in 16 bits as fp32, in files that are mapped: half of a checkpoint's numbers need no memory of their own.
+"""Widen 16-bit weights to fp32 in mapped files, so that they need no memory of their own.
 
 Files are written tensor by tensor, in the format of safetensors (its README, "Format"), and disappear with the last
 mapping of them.

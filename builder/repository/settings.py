@@ -121,7 +121,7 @@ def _encoder(serving: EncoderServing, settings: Settings) -> EncoderServing:
 def _generation(serving: GenerationServing, settings: Settings) -> GenerationServing:
     """Return `serving` with other settings.
 
-    A decoder's searches may have as many beams as it has slots, unless the build was told otherwise.
+    A decoder's searches may have as many beams as it has slots, unless the build set another number.
     """
     slots = settings.get("slots", serving.arena.slots)
     all_slots = serving.source is None and serving.beams == serving.arena.slots

@@ -1,4 +1,4 @@
-"""Read what the source of a Python model defines and which models it calls. Knows syntax; runs nothing.
+"""Read what the source of a Python model defines and which models it calls. It runs nothing.
 
 Only literal names can be read: a call of a model whose name is computed is not found here.
 """

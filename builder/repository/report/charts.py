@@ -1,6 +1,6 @@
 """Draw small charts as SVG markup: bars, stacked bars, points and lines, with every text inside the picture.
 
-Knows numbers and labels; the styles are the page's. SVG does not wrap or measure text: places come from GLYPH_WIDTH.
+The styles are the page's. SVG does not wrap or measure text: positions come from GLYPH_WIDTH.
 """
 
 from __future__ import annotations
