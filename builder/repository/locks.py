@@ -70,9 +70,8 @@ def staging(repository: Path) -> Iterator[Path]:
 
 def abandoned_staging(repository: Path) -> list[Path]:
     """Return the staging folders whose process has ended."""
-    return [
-        folder for folder in sorted(repository.parent.glob(f".{repository.name}.*.staging")) if not _is_locked(folder)
-    ]
+    folders = sorted(repository.parent.glob(f".{repository.name}.*.staging"))
+    return [folder for folder in folders if not _is_locked(folder)]
 
 
 def _is_locked(folder: Path) -> bool:

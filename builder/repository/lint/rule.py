@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -100,13 +100,13 @@ def all_rules() -> tuple[Rule, ...]:
     return tuple(RULES[code] for code in sorted(RULES))
 
 
-def _subjects(scope: type, repository: Repository) -> Iterator[Repository | RepositoryModel | ModelVersion]:
+def _subjects(scope: type, repository: Repository) -> Sequence[Repository | RepositoryModel | ModelVersion]:
+    """Return what rules of a scope check: the repository, its models, or their versions."""
     if scope is Repository:
-        yield repository
-    for model in repository.models if scope is not Repository else ():
-        yield from (
-            (model,) if scope is RepositoryModel else (version for version in model.versions if version.is_checked)
-        )
+        return [repository]
+    if scope is RepositoryModel:
+        return repository.models
+    return [version for model in repository.models for version in model.versions if version.is_checked]
 
 
 def _finding(rule: Rule, subject: Repository | RepositoryModel | ModelVersion, problem: Problem) -> Finding:
