@@ -21,7 +21,7 @@ from builder.common.errors import CheckpointError, SpecError
 from builder.common.folders import PACKAGE
 from builder.common.machine import available_cores, total_memory
 from builder.options import BuildSpec, Source
-from builder.repository.report.provenance import PACKAGES, samples_file, versions
+from builder.repository.report.provenance import PACKAGES, package_versions, samples_file
 
 TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # in a checkout, in an installed wheel
 LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
@@ -81,7 +81,7 @@ def code() -> str:
 def libraries() -> tuple[tuple[str, str], ...]:
     """Return the libraries that make and judge graphs, and Python, with their versions."""
     python = ".".join(map(str, sys.version_info[:3]))
-    return ("python", python), *versions(LIBRARIES).items()
+    return ("python", python), *package_versions(LIBRARIES).items()
 
 
 def checkpoint_facts(source: Source) -> dict[str, Any]:

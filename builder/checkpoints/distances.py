@@ -25,7 +25,7 @@ class PairedNumbers:
         return (_log_odds(first), _log_odds(second)) if self.probabilities else (first, second)
 
 
-def scores(expected: Sequence[float], actual: Sequence[float]) -> PairedNumbers:
+def paired_scores(expected: Sequence[float], actual: Sequence[float]) -> PairedNumbers:
     """Return scores, which are probabilities where all of them can be."""
     first, second = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
     both = np.concatenate([first, second])

@@ -15,7 +15,7 @@ Scores = dict[str, float]
 Span = tuple[int, int, str]
 
 
-def classification(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
+def score_labels(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
     """Score one label per sample."""
     from sklearn.metrics import accuracy_score, f1_score
 
@@ -23,7 +23,9 @@ def classification(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
     return {"accuracy": float(accuracy_score(expected, predicted)), "F1 macro": float(macro)}
 
 
-def spans(texts: Sequence[str], expected: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]]) -> Scores:
+def score_spans(
+    texts: Sequence[str], expected: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]]
+) -> Scores:
     """Score entities, (begin, end, type) in characters, as tags of the words they touch."""
     from seqeval.metrics import f1_score
 
@@ -44,7 +46,7 @@ def _tags(text: str, labels: Sequence[Span]) -> list[str]:
     return tags
 
 
-def questions(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Scores:
+def score_questions(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Scores:
     """Score the right answers of each question, none where it has no answer, against the one given ("" for none)."""
     from torchmetrics.functional.text import squad
 
@@ -57,7 +59,7 @@ def questions(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Sc
     return {"F1": float(scores["f1"]) / 100, "exact match": float(scores["exact_match"]) / 100}
 
 
-def ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Scores:
+def score_ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Scores:
     """Score the relevance of each document of each query against the score it was given."""
     from sklearn.metrics import ndcg_score
 
@@ -66,14 +68,14 @@ def ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[floa
     return {"nDCG@10": float(np.mean(values)) if values else 1.0}
 
 
-def similarity(expected: Sequence[float], cosines: Sequence[float]) -> Scores:
+def score_similarity(expected: Sequence[float], cosines: Sequence[float]) -> Scores:
     """Score how alike pairs of texts are."""
     from scipy.stats import spearmanr
 
     return {"Spearman": float(spearmanr(expected, cosines).statistic)}
 
 
-def texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
+def score_texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
     """Score texts against their references."""
     from sacrebleu.metrics.chrf import CHRF
     from torchmetrics.functional.text import rouge_score

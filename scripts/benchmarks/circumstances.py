@@ -9,7 +9,7 @@ from typing import Any
 
 from builder.common.cpu import cpu
 from builder.common.machine import available_cores
-from builder.repository.report.provenance import versions
+from builder.repository.report.provenance import package_versions
 
 
 def circumstances() -> dict[str, Any]:
@@ -18,7 +18,7 @@ def circumstances() -> dict[str, Any]:
         "date": date.today().isoformat(),
         "cores": available_cores(),
         "cpu": cpu()["model"],
-        "versions": versions(),
+        "versions": package_versions(),
     }
 
 

@@ -21,7 +21,7 @@ from builder.common.progress import Stage
 from builder.engines import checkpoint_engine
 from builder.options import BuildSpec, LayoutOptions
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.provenance import samples_file, versions
+from builder.repository.report.provenance import package_versions, samples_file
 from builder.repository.report.record import BuildReport
 from builder.repository.verdict import Comparison, Unverified
 
@@ -132,7 +132,7 @@ def built_from(options: LayoutOptions, samples: Path | None, checkpoint: Checkpo
         "triton": options.triton,
         "target": options.target,
         "checkpoint": {**checkpoint.identity(), **checkpoint.card},
-        "versions": versions(),
+        "versions": package_versions(),
         "cpu": cpu(),
         "samples_file": samples_file(samples),
     }

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers
-from builder.checkpoints.metrics import similarity
+from builder.checkpoints.metrics import score_similarity
 from builder.checkpoints.pooling import Pooler
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.common.errors import CheckpointError
@@ -98,7 +98,7 @@ class FeatureExtraction(EncoderTask):
         if len(whole) < 2:
             raise ValueError("two texts with the same `pair`, of at least two pairs")
         cosines = [cosine(answers[a]["embedding"], answers[b]["embedding"]) for a, b in whole]
-        return similarity([float(samples[a]["similarity"]) for a, _ in whole], cosines)
+        return score_similarity([float(samples[a]["similarity"]) for a, _ in whole], cosines)
 
 
 def prompted(checkpoint: Checkpoint, sample: Sample) -> str:

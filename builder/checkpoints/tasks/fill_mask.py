@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import cleans_up
-from builder.checkpoints.distances import PairedNumbers, scores
-from builder.checkpoints.metrics import classification
+from builder.checkpoints.distances import PairedNumbers, paired_scores
+from builder.checkpoints.metrics import score_labels
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
@@ -89,12 +89,12 @@ class FillMask(EncoderTask):
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         masks = [[{p["token"]: p["score"] for p in side} for side in mask] for mask in _masks(expected, actual)]
         both = [(first[token], second[token]) for first, second in masks for token in first if token in second]
-        return {"the score of a token": scores([first for first, _ in both], [second for _, second in both])}
+        return {"the score of a token": paired_scores([first for first, _ in both], [second for _, second in both])}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `target`, the word under the mask."""
         best = [json.loads(answer["predictions"])[0]["token_str"].strip() for answer in answers]
-        return classification([str(sample["target"]) for sample in samples], best)
+        return score_labels([str(sample["target"]) for sample in samples], best)
 
 
 def _masks(expected: Answer, actual: Answer) -> list[tuple[Any, Any]]:

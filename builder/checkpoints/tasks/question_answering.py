@@ -10,8 +10,8 @@ import torch
 from transformers import BatchEncoding
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import PairedNumbers, scores
-from builder.checkpoints.metrics import questions
+from builder.checkpoints.distances import PairedNumbers, paired_scores
+from builder.checkpoints.metrics import score_questions
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
@@ -72,11 +72,11 @@ class QuestionAnswering(EncoderTask):
 
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         same = expected["answer"] == actual["answer"]
-        return {"the score of an answer": scores([expected["score"]], [actual["score"]])} if same else {}
+        return {"the score of an answer": paired_scores([expected["score"]], [actual["score"]])} if same else {}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `answers`, the texts that are right; none where the context has no answer."""
-        return questions([sample["answers"] for sample in samples], [str(answer["answer"]) for answer in answers])
+        return score_questions([sample["answers"] for sample in samples], [str(answer["answer"]) for answer in answers])
 
 
 def _windows(checkpoint: Checkpoint, sample: Sample) -> BatchEncoding:

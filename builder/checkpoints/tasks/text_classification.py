@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import PairedNumbers, scores
-from builder.checkpoints.metrics import classification
+from builder.checkpoints.distances import PairedNumbers, paired_scores
+from builder.checkpoints.metrics import score_labels
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 from builder.common.samples import MORE_TEXTS, TEXTS
 
@@ -53,11 +53,11 @@ class TextClassification(EncoderTask):
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         first, second = (dict(zip(answer["label"], answer["score"], strict=True)) for answer in (expected, actual))
         both = [label for label in first if label in second]
-        return {f"the score of {label}": scores([first[label]], [second[label]]) for label in both}
+        return {f"the score of {label}": paired_scores([first[label]], [second[label]]) for label in both}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `label`, the right label."""
-        return classification([str(sample["label"]) for sample in samples], [str(a["label"][0]) for a in answers])
+        return score_labels([str(sample["label"]) for sample in samples], [str(a["label"][0]) for a in answers])
 
 
 def head_size(checkpoint: Checkpoint) -> int:

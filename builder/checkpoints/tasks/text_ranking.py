@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import PairedNumbers, scores
-from builder.checkpoints.metrics import ranking
+from builder.checkpoints.distances import PairedNumbers, paired_scores
+from builder.checkpoints.metrics import score_ranking
 from builder.checkpoints.sentence_transformers import CROSS_ENCODER
 from builder.checkpoints.tasks.base import Answer, Sample
 from builder.checkpoints.tasks.text_classification import TextClassification, head_size
@@ -80,11 +80,11 @@ class TextRanking(TextClassification):
         return float(np.corrcoef(ranks)[0, 1])
 
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
-        return {"the score of a document": scores(expected["score"], actual["score"])}
+        return {"the score of a document": paired_scores(expected["score"], actual["score"])}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `relevance`, a number for each document."""
-        return ranking([sample["relevance"] for sample in samples], [answer["score"] for answer in answers])
+        return score_ranking([sample["relevance"] for sample in samples], [answer["score"] for answer in answers])
 
 
 TASK = TextRanking()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import PairedNumbers, scores
-from builder.checkpoints.metrics import Span, spans
+from builder.checkpoints.distances import PairedNumbers, paired_scores
+from builder.checkpoints.metrics import Span, score_spans
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 from builder.common.samples import MORE_TEXTS, TEXTS
 
@@ -61,7 +61,7 @@ class TokenClassification(EncoderTask):
             sides = kinds.setdefault(f"the score of {span[2]}", ([], []))
             sides[0].append(first[span])
             sides[1].append(second[span])
-        return {kind: scores(*sides) for kind, sides in kinds.items()}
+        return {kind: paired_scores(*sides) for kind, sides in kinds.items()}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `entities`, a list of {"start", "end", "entity"}, in characters."""
@@ -69,7 +69,7 @@ class TokenClassification(EncoderTask):
         expected, predicted = (
             [_spans(entities) for entities in side] for side in ([s["entities"] for s in samples], entities_of_answers)
         )
-        return spans([sample["text_input"] for sample in samples], expected, predicted)
+        return score_spans([sample["text_input"] for sample in samples], expected, predicted)
 
 
 def _spans(entities: Sequence[Mapping[str, Any]]) -> list[Span]:

@@ -18,7 +18,7 @@ _ENGINES = tuple(facts.package for facts in ENGINES.values() if facts.is_install
 PACKAGES = ("torch", "transformers", "tokenizers", "onnx", *_ENGINES, "optimum", "numpy")
 
 
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+def package_versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Return the installed versions of the packages that make graphs."""
     return {package: version(package) for package in packages}
 

@@ -9,7 +9,7 @@ from builder.checkpoints import metrics
 
 def test_questions_by_squads_definition() -> None:
     """Articles, case and punctuation do not count; no answer is right only where there is none."""
-    scores = metrics.questions(
+    scores = metrics.score_questions(
         [["the red kettle"], [], [], ["Oslo", "in Oslo"]], ["Red kettle.", "", "Rome", "Oslo in May"]
     )
     assert scores["exact match"] == pytest.approx((1 + 1 + 0 + 0) / 4)
@@ -19,18 +19,18 @@ def test_questions_by_squads_definition() -> None:
 def test_entities_count_whole() -> None:
     texts = ["Mario Rossi moved to New York"]
     expected = [[(0, 11, "PER"), (21, 29, "LOC")]]
-    assert metrics.spans(texts, expected, expected)["entity F1"] == 1
+    assert metrics.score_spans(texts, expected, expected)["entity F1"] == 1
     half = [[(0, 11, "PER"), (21, 24, "LOC")]]
-    assert metrics.spans(texts, expected, half)["entity F1"] == pytest.approx(0.5)
+    assert metrics.score_spans(texts, expected, half)["entity F1"] == pytest.approx(0.5)
 
 
 def test_classification_ranking_similarity_and_texts() -> None:
-    scores = metrics.classification(["a", "a", "b", "b"], ["a", "b", "b", "b"])
+    scores = metrics.score_labels(["a", "a", "b", "b"], ["a", "b", "b", "b"])
     assert scores["accuracy"] == 0.75
     assert scores["F1 macro"] == pytest.approx((2 / 3 + 0.8) / 2)
-    assert metrics.ranking([[3, 2, 1]], [[0.9, 0.5, 0.1]])["nDCG@10"] == 1
-    assert metrics.ranking([[3, 2, 1]], [[0.1, 0.5, 0.9]])["nDCG@10"] < 0.9
-    assert metrics.similarity([0.1, 0.5, 0.9], [0.2, 0.3, 0.8])["Spearman"] == pytest.approx(1)
-    same = metrics.texts(["the cat sat"], ["the cat sat"])
+    assert metrics.score_ranking([[3, 2, 1]], [[0.9, 0.5, 0.1]])["nDCG@10"] == 1
+    assert metrics.score_ranking([[3, 2, 1]], [[0.1, 0.5, 0.9]])["nDCG@10"] < 0.9
+    assert metrics.score_similarity([0.1, 0.5, 0.9], [0.2, 0.3, 0.8])["Spearman"] == pytest.approx(1)
+    same = metrics.score_texts(["the cat sat"], ["the cat sat"])
     assert (same["chrF"], same["ROUGE-L"]) == pytest.approx((1, 1))
-    assert metrics.texts(["the cat sat"], ["a dog ran"])["ROUGE-L"] == 0
+    assert metrics.score_texts(["the cat sat"], ["a dog ran"])["ROUGE-L"] == 0

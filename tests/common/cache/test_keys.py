@@ -137,10 +137,10 @@ def test_other_libraries_and_other_code_are_another_build(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = build_key(_spec(folder))
-    monkeypatch.setattr(keys, "versions", lambda names: dict.fromkeys(names, "1") | {"onnxruntime": "0.0.1"})
+    monkeypatch.setattr(keys, "package_versions", lambda names: dict.fromkeys(names, "1") | {"onnxruntime": "0.0.1"})
     keys.libraries.cache_clear()
     other = build_key(_spec(folder))
-    monkeypatch.setattr(keys, "versions", lambda names: dict.fromkeys(names, "1") | {"onnxruntime": "0.0.2"})
+    monkeypatch.setattr(keys, "package_versions", lambda names: dict.fromkeys(names, "1") | {"onnxruntime": "0.0.2"})
     keys.libraries.cache_clear()
     assert len({key, other, build_key(_spec(folder))}) == 3
     code = tmp_path / "builder"

@@ -38,7 +38,7 @@ from builder.graphs.export.encoder import export, task_graph
 from builder.graphs.export.rows import rows_of
 from builder.options import BuildSpec
 from builder.repository.layout.encoder import lay_out
-from builder.repository.report.provenance import versions
+from builder.repository.report.provenance import package_versions
 from builder.repository.report.record import MeasuredVariant
 
 EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is
@@ -130,7 +130,7 @@ class Encoder:
             "graph": own_files(spec.samples, spec.graph)["graph"],
             "samples": [evaluator.samples, evaluator.labels],
             "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],
-            "versions": versions(),
+            "versions": package_versions(),
             "cpu": cpu(),
         }
 

@@ -39,7 +39,7 @@ from builder.building.verify.seq2seq import (
 )
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import end_ids
-from builder.checkpoints.metrics import texts as texts_against
+from builder.checkpoints.metrics import score_texts
 from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.memory import Memory
 from builder.common.progress import Stage
@@ -212,7 +212,7 @@ class Seq2Seq:
         """Return the task's usual scores of `answers`, if the samples have reference texts."""
         labels = self.checkpoint.task.labels
         targets = [str(sample[key]) for sample in self.samples for key in labels if key in sample]
-        return texts_against(targets, [self._decode(answer) for answer in answers]) if targets else {}
+        return score_texts(targets, [self._decode(answer) for answer in answers]) if targets else {}
 
     def _measure(self, name: str, graphs: Graphs, reference: Reference) -> tuple[MeasuredVariant, Agreement]:
         """Measure `graphs` in every way."""
