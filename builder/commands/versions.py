@@ -31,14 +31,14 @@ def run(options: argparse.Namespace) -> int:
         quality = next((variant.quality for variant in report.variants if variant.name == report.chosen), None)
         table.add_row(
             str(version.number),
-            "served" if version.served else "",
+            "served" if version.is_served else "",
             time.strftime("%Y-%m-%d %H:%M", time.localtime(version.published)),
             report.chosen,
             f"{version.size / 1e6:.1f}",
             "-" if quality is None else f"{quality:.4f}",
             str(report.checkpoint.get("revision") or "-")[:12],
             report.triton,
-            style="bold" if version.served else None,
+            style="bold" if version.is_served else None,
         )
     screen_table(table)
     return 0

@@ -41,7 +41,7 @@ class PublishedVersion:
     """One version of a model. `size`: bytes of all its files; `published`: seconds since 1970."""
 
     number: int
-    served: bool
+    is_served: bool
     published: float
     size: int
     report: BuildReport

@@ -171,10 +171,10 @@ class RepositoryModel:
     def versions(self) -> tuple[ModelVersion, ...]:
         """Version folders, the oldest first."""
         paths = {int(path.name): path for path in _subfolders(self.path) if re.fullmatch(r"0|[1-9]\d*", path.name)}
-        return tuple(ModelVersion(self, path, number in self.served) for number, path in sorted(paths.items()))
+        return tuple(ModelVersion(self, path, number in self.served_numbers) for number, path in sorted(paths.items()))
 
     @cached_property
-    def served(self) -> frozenset[int]:
+    def served_numbers(self) -> frozenset[int]:
         """Versions that Triton loads: core, model_lifecycle.cc, VersionsToLoad."""
         names = [path.name for path in _subfolders(self.path) if path.name not in BESIDE_VERSIONS]
         matches = [NUMBER.match(name) for name in names if len(name) == 1 or not name.startswith("0")]
@@ -196,11 +196,11 @@ def read_file(path: Path) -> str:
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """Version folder. `served`: Triton loads it."""
+    """Version folder. `is_served`: Triton loads it."""
 
     model: RepositoryModel
     path: Path
-    served: bool
+    is_served: bool
 
     @property
     def number(self) -> str:
@@ -221,7 +221,7 @@ class ModelVersion:
     @property
     def is_checked(self) -> bool:
         """True if the model's configuration applies to this version: one that is not served yet keeps its own."""
-        return self.served or not (self.path / CONFIG).is_file()
+        return self.is_served or not (self.path / CONFIG).is_file()
 
     @property
     def recipe(self) -> Path:

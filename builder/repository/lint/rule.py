@@ -117,7 +117,7 @@ def _finding(rule: Rule, subject: Repository | RepositoryModel | ModelVersion, p
             rule.code, rule.severity, problem.model, file, problem.field, None, problem.found, problem.instead
         )
     model = subject.model if isinstance(subject, ModelVersion) else subject
-    is_unserved = isinstance(subject, ModelVersion) and not subject.served
+    is_unserved = isinstance(subject, ModelVersion) and not subject.is_served
     in_config = not problem.file
     span = span_of(problem.field, model.spans) if in_config else None
     return Finding(

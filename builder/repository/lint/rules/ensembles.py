@@ -166,7 +166,7 @@ def steps_are_models(model: RepositoryModel) -> Iterator[Problem]:
         if target is None:
             problem = f"the step {step.model_name} is not in the repository"
             yield Problem(problem, "add the model, or name another", f"{field}.model_name")
-        elif step.model_version > 0 and step.model_version not in target.served:
+        elif step.model_version > 0 and step.model_version not in target.served_numbers:
             problem = f"the step {step.model_name} asks for version {step.model_version}, which is not served"
             yield Problem(problem, "write model_version: -1 for the latest", f"{field}.model_version")
 

@@ -105,7 +105,7 @@ def threads_have_cores(version: ModelVersion) -> Iterator[Problem]:
     other: throughput falls and latency doubles.
     """
     model, cores = version.model, available_cores()
-    if not version.served or any(group.kind == Group.KIND_GPU for group in model.config.instance_group):
+    if not version.is_served or any(group.kind == Group.KIND_GPU for group in model.config.instance_group):
         return
     threads = _threads(version, cores)
     if threads is not None and model.instances * threads > cores and model.instances > 1:

@@ -54,7 +54,7 @@ def weights_and_caches_have_memory(repository: Repository) -> Iterator[Problem]:
 def _bytes(version: ModelVersion) -> int:
     """Return the bytes of memory that a version takes at least; 0 if it is not served or uses a GPU's memory."""
     model, served = version.model, version.serving
-    if not version.served or any(group.kind == KIND_GPU for group in model.config.instance_group):
+    if not version.is_served or any(group.kind == KIND_GPU for group in model.config.instance_group):
         return 0
     if served is not None:
         return model.instances * sum(_loaded(folder, one) for folder, one in version.documents)

@@ -34,7 +34,7 @@ def has_a_version(model: RepositoryModel) -> Iterator[Problem]:
 
     The file of a model lies in a folder such as `1`. Without a version to load, Triton refuses the model.
     """
-    if model.served:
+    if model.served_numbers:
         return
     numbers = [version.number for version in model.versions]
     if not numbers:
@@ -56,8 +56,8 @@ def has_the_versions_it_asks_for(model: RepositoryModel) -> Iterator[Problem]:
     Triton logs an error for one that does not, loads the others and reports the model as ready: requests for the
     missing version are refused.
     """
-    absent = sorted(set(model.config.version_policy.specific.versions) - model.served)
-    if absent and model.served:
+    absent = sorted(set(model.config.version_policy.specific.versions) - model.served_numbers)
+    if absent and model.served_numbers:
         names = ", ".join(map(str, absent))
         yield Problem(
             f"version_policy asks for version {names}, which is not there",
@@ -107,7 +107,8 @@ def versions_are_whole_numbers(model: RepositoryModel) -> Iterator[Problem]:
         if not path.is_dir() or path.name in BESIDE_VERSIONS or path.name.startswith("0") or match is None:
             continue
         number = match.group()
-        if match.end() < len(path.name) and int(number) in model.served and not (model.path / number.strip()).is_dir():
+        is_loaded = match.end() < len(path.name) and int(number) in model.served_numbers
+        if is_loaded and not (model.path / number.strip()).is_dir():
             yield Problem(
                 f"{path.name}/ is taken for version {number}, which is not there",
                 "rename it so that it does not begin with a number",
@@ -159,7 +160,7 @@ def has_the_tensors_that_it_was_built_with(version: ModelVersion) -> Iterator[Pr
     now, the model loads and the requests of its documentation fail. Batching and instances may be edited.
     """
     own = version.path / CONFIG
-    if not version.served or version.model.file != CONFIG or not own.is_file():
+    if not version.is_served or version.model.file != CONFIG or not own.is_file():
         return
     try:
         built = parse(own.read_text("utf-8", errors="replace"), version.model.name)

@@ -34,7 +34,7 @@ def has_its_engine(version: ModelVersion) -> Iterator[Problem]:
         yield Problem(f"its engine {served.engine} is not in the repository", file=f"{version.number}/{FILE}")
         return
     engine = None if served is None else version.model.repository.by_name.get(served.engine or "")
-    if engine is not None and int(version.number) not in engine.served:
+    if engine is not None and int(version.number) not in engine.served_numbers:
         yield Problem(
             f"it calls version {version.number} of {engine.name}, which Triton does not load",
             f"have both served: build-repo rollback {version.model.name} {version.number}",
