@@ -210,7 +210,7 @@ def _on_demand(options: argparse.Namespace) -> OnDemandSettings | None:
                 "--repository, --memory-gb, --pin and --verify-key say what --load-on-demand loads; give that too"
             )
         return None
-    from builder.repository.signatures import trusted_text
+    from builder.repository.signing_keys import trusted_text
     from builder.serving.gateway.settings import OnDemandSettings
 
     repository = options.repository or DEFAULT_REPOSITORY

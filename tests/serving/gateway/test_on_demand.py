@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from prometheus_client import CollectorRegistry
 
 from builder.common.errors import SpecError
-from builder.repository.signatures import Signer, sign
+from builder.repository.signatures import sign
+from builder.repository.signing_keys import Signer
 from builder.serving.gateway.residency import memory_budget
 from builder.serving.gateway.residency.lifecycle import Lifecycle
 from builder.serving.gateway.residency.loading_metrics import LoadingMetrics
