@@ -38,10 +38,10 @@ from scripts.documentation.code import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = {
-    "kubectl": ("apply", "create", "get", "port-forward", "rollout"),
-    "helm": ("install", "lint", "upgrade"),
+    "kubectl": ("apply", "create", "delete", "get", "port-forward", "rollout"),
+    "helm": ("install", "lint", "rollback", "uninstall", "upgrade"),
     "ray": ("start",),
-    "serve": ("deploy", "status"),
+    "serve": ("deploy", "shutdown", "status"),
 }
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 BLOCK = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

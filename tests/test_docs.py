@@ -32,7 +32,7 @@ from tests.documents import (
 PAGES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in [*pages(), ROOT / "SECURITY.md"]}
 README = PAGES["README.md"]
 PATH = re.compile(r"(builder|docs|scripts|templates|tests|\.ci)(/[\w.-]+)+/?|[\w-]+\.(md|toml|txt|yml)")
-WRITTEN_BY_USERS = {"texts.txt", "keys.txt", "config.json", "model.safetensors"}
+WRITTEN_BY_USERS = {"texts.txt", "keys.txt", "engine.toml", "backend.toml", "config.json", "model.safetensors"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,7 +13,7 @@ from builder.common.cards import CARDS
 from builder.common.releases import RELEASES
 from builder.runtime.fields import Field
 from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
-from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, RequestOptions
+from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, Options
 from scripts.documentation.markdown import table
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
@@ -24,24 +24,24 @@ MEANINGS = {  # of each request option of a generating model
     "text_input": "the prompt, or the text to read",
     "input_ids": "the prompt as token ids of the model, instead of `text_input`",
     "messages": "a chat as a JSON list of messages, instead of `text_input`; the checkpoint's template is applied",
-    "max_tokens": "most tokens to generate; without it, the checkpoint's own limit or 128, as far as there is room",
-    "min_tokens": "tokens before which the answer cannot end",
-    "temperature": "0 is greedy decoding, which is the default unless the checkpoint asks to sample; a request that "
-    "names another option of sampling samples at 1.0",
+    "max_tokens": "maximum number of generated tokens; default: the checkpoint's limit or 128, within the model's",
+    "min_tokens": "minimum number of tokens before the answer may end",
+    "temperature": "0: greedy decoding, the default unless the checkpoint samples; a request with another sampling "
+    "option samples at 1.0",
     "top_k": "sample from the k most probable tokens; 0: from all",
-    "top_p": "sample from the smallest set of tokens that has this probability",
+    "top_p": "sample from the smallest set of tokens with this total probability",
     "min_p": "drop tokens below this share of the best token's probability",
     "typical_p": "locally typical sampling",
-    "repetition_penalty": "divides the logits of tokens that occurred",
-    "presence_penalty": "subtracted from the logits of tokens that were generated",
-    "frequency_penalty": "subtracted for each time that a token was generated",
+    "repetition_penalty": "divide the logits of tokens that occurred",
+    "presence_penalty": "subtracted from the logits of generated tokens",
+    "frequency_penalty": "subtracted for each time a token was generated",
     "no_repeat_ngram_size": "no n-gram of this length occurs twice; 0: off",
     "encoder_no_repeat_ngram_size": "no n-gram of this length is copied from the input; 0: off",
-    "logit_bias": "JSON object of token ids to values added to their logits",
+    "logit_bias": "JSON object: token ids and the values added to their logits",
     "bad_words": "texts that are never generated",
     "stop_words": "texts, or special tokens, that end the answer; they are not part of it",
     "stop_token_ids": "token ids that end the answer",
-    "random_seed": "same seed and same request: same answer",
+    "random_seed": "the same seed and request give the same answer",
     "n": "number of answers",
     "num_beams": "beams of beam search; 1: off",
     "length_penalty": "exponent of the length in a beam's score",
@@ -49,21 +49,21 @@ MEANINGS = {  # of each request option of a generating model
     "source_language": "language of the text, for multilingual models",
     "target_language": "language of the answer, for multilingual models",
     "logprobs": "report this many log-probabilities for each token",
-    "ignore_eos": "go on after the end token",
-    "return_perf_metrics": "also answer `cached_tokens` and `queue_seconds`",
+    "ignore_eos": "continue after the end token",
+    "return_perf_metrics": "also return `cached_tokens` and `queue_seconds`",
     "skip_special_tokens": "leave special tokens out of the text",
-    "tools": "what the model may call, as a JSON list, for a chat template that knows tools",
-    "chat_template_kwargs": 'variables of the chat template, as a JSON object, such as `{"enable_thinking": false}`',
+    "tools": "tools that the model may call, as a JSON list, for a chat template that supports tools",
+    "chat_template_kwargs": 'variables of the chat template, as a JSON object: `{"enable_thinking": false}`',
     "reasoning_effort": "`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`, for a chat template that reads "
     "it or turns thinking on and off",
-    "continue_final_message": "go on with the last message instead of answering it",
+    "continue_final_message": "continue the last message instead of answering it",
     "echo": "repeat the prompt in the answer",
-    "guide": "what the answer must be, as JSON: see [guided answers](#guided-answers)",
-    "tokenize": "answer the prompt's tokens in `tokens`, and generate nothing",
-    "prompt_logprobs": "report log-probabilities of the prompt's own tokens, and of so many others at each",
+    "guide": "constraint on the answer, as JSON: see [guides](#guides)",
+    "tokenize": "return the prompt's tokens in `tokens`, and generate nothing",
+    "prompt_logprobs": "report log-probabilities of the prompt's tokens, and of this many alternatives for each",
     "stream": "send text as it is generated instead of one answer at the end",
     "priority": "requests with a lower number start first",
-    "timeout_ms": "give up after this many milliseconds; 0: never",
+    "timeout_ms": "fail after this many milliseconds; 0: never",
 }
 
 
@@ -104,13 +104,13 @@ def _type(field: Field) -> str:
 
 def request_options() -> str:
     """Return every option of a request to a generating model. Raises SystemExit for an option without a description."""
-    defaults = {field.name: field.default for field in fields(RequestOptions) if field.name != "temperature"}
+    defaults = {field.name: field.default for field in fields(Options) if field.name != "temperature"}
     rows = []
     for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES):
         if field in FOREIGN:  # described together, in the page
             continue
         if field.name not in MEANINGS:
-            raise SystemExit(f"say what the request option {field.name} means: MEANINGS in {__file__}")
+            raise SystemExit(f"the request option {field.name} has no description: add it to MEANINGS in {__file__}")
         low_high = RANGES.get(field.name)
         limits = "" if low_high is None else _limits(*low_high)
         rows.append((f"`{field.name}`", _type(field), _default(defaults.get(field.name)), limits, MEANINGS[field.name]))

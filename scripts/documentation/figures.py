@@ -72,9 +72,9 @@ def results() -> str:
     return table(("served through Triton", "compared with", "there", "here", "ratio"), rows)
 
 
-def _result(what: str, unit: str, peer: tuple[str, float], here: tuple[str, float]) -> tuple[str, ...]:
+def _result(subject: str, unit: str, peer: tuple[str, float], here: tuple[str, float]) -> tuple[str, ...]:
     there = f"{peer[1]:.0f} {unit}"
-    return what, peer[0], there, f"{here[1]:.0f} {unit} ({here[0]})", f"{here[1] / peer[1]:.1f}x"
+    return subject, peer[0], there, f"{here[1]:.0f} {unit} ({here[0]})", f"{here[1] / peer[1]:.1f}x"
 
 
 def encoders() -> str:
@@ -133,8 +133,8 @@ def long_prompts() -> str:
 def _generation(name: str, options: str = "") -> str:
     figures = _figures(name)
     between = ", and from token to token" if "date" in figures else ""
-    what = f"Tokens a second; in brackets, median milliseconds to the first token{between}."
-    parts = [f"{_ran('generation', figures, name, options)} {what}"]
+    unit = f"Tokens a second; in brackets, median milliseconds to the first token{between}."
+    parts = [f"{_ran('generation', figures, name, options)} {unit}"]
     for model, sides in figures["models"].items():
         counts = sorted({int(count) for side in sides.values() for count in side if count.isdigit()})
         heads = (model, *(f"{count} client{'s' * (count > 1)}" for count in counts))
@@ -205,7 +205,7 @@ def decoding() -> str:
 
 
 def soak() -> str:
-    """Return minutes of traffic of every kind, with kills, floods and publishes in it, and the memory meanwhile."""
+    """Return the outcome of a soak test with kills, floods and publishes, and the memory by minute."""
     f = _figures("soak")
     disturbed = " ".join(f"--{plural} {f[kind]}" for kind, plural in DISTURBANCES)
     command = f"scripts/bench soak --minutes {f['minutes']:g} --clients {f['clients']} {disturbed}"
@@ -225,9 +225,10 @@ def soak() -> str:
     return (
         f"Recorded by `{command} --output docs/soak.json` on {f['date']} on {f['cores']} cores of an {f['cpu']} "
         f"([figures](../soak.json)): {f['streamed']:,} streams and {f['whole']:,} whole answers, {f['left']:,} clients "
-        f"that left early, {f['bad']:,} bad requests. {f['cut_by_a_kill_or_a_flood']:,} requests were cut by a kill or "
-        f"refused in a flood, and {f['refused_in_a_flood']:,} of the floods themselves. Wrong answers, and failures "
-        f"without such a reason: {len(f['wrong'])}. Slots lost: {lost:.0f}. The model answered again "
+        f"that disconnected early, {f['bad']:,} bad requests. {f['cut_by_a_kill_or_a_flood']:,} requests were cut by a "
+        f"kill or refused in a flood, and {f['refused_in_a_flood']:,} of the floods themselves. "
+        f"Wrong answers, and failures without one of these reasons: {len(f['wrong'])}. Slots lost: {lost:.0f}. "
+        "The model answered again "
         f"{', '.join(map(str, f['back_after_s']))} s after it was killed.\n\n"
         + table(("minute", "Triton, MB", "processes of the model", "together, MB", "shared memory, MB"), rows)
     )

@@ -25,7 +25,7 @@ HEADS = {
     "TOKEN_CLASSIFICATION": "Token classification",
 }
 NOT_TRIED = "not tried"
-MANY = 8  # checks of a client that are still listed
+MAX_LISTED_CHECKS = 8
 SUBJECT = re.compile(r"^[\w.-]+ cannot be served for generation: ")  # the model type is in a column of its own
 
 
@@ -111,7 +111,7 @@ def clients() -> str:
     for name, result in document.items():
         checks = result["checks"]
         passed = [check for check, outcome in checks.items() if outcome == "passed"]
-        listed = "; ".join(passed) if len(passed) <= MANY else f"{len(passed)} of {len(checks)}"
+        listed = "; ".join(passed) if len(passed) <= MAX_LISTED_CHECKS else f"{len(passed)} of {len(checks)}"
         others = {outcome: [c for c in checks if checks[c] == outcome] for outcome in checks.values()}
         others.pop("passed", None)
         missed = [f"{'; '.join(names)} ({_plain(outcome)})" for outcome, names in others.items()]
@@ -121,5 +121,5 @@ def clients() -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text that a table takes as it is."""
+    """Escape a text for a table."""
     return text.replace("|", "\\|").replace("<", "&lt;")

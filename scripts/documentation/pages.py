@@ -1,6 +1,6 @@
 """Write the generated parts of README.md and docs/*.md, which stand between `<!-- NAME -->` and `<!-- /NAME -->`.
 
-`scripts/docs` writes them; `scripts/docs --check` only says whether they are up to date.
+`scripts/docs` writes them; `scripts/docs --check` fails if they are out of date.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def rendered(text: str) -> str:
 
     def part(match: re.Match[str]) -> str:
         if match["name"] not in PARTS:
-            raise SystemExit(f"nothing generates <!-- {match['name']} -->; known are {', '.join(PARTS)}")
+            raise SystemExit(f"<!-- {match['name']} --> has no generator; known are {', '.join(PARTS)}")
         return f"{match[1]}{PARTS[match['name']]()}\n{match[3]}"
 
     return MARK.sub(part, text)

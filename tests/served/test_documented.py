@@ -25,7 +25,7 @@ def _examples(page: str, language: str, server: Server) -> list[str]:
     return [block for kind, _, block in blocks(text) if kind == language]
 
 
-@pytest.mark.parametrize("page", ["serving.md", "text-generation.md"])
+@pytest.mark.parametrize("page", ["clients.md", "text-generation.md", "guided-answers.md"])
 def test_requests_by_curl_are_answered(page: str, server: Server) -> None:
     sent = 0
     for block in _examples(page, "bash", server):
@@ -41,8 +41,8 @@ def test_requests_by_curl_are_answered(page: str, server: Server) -> None:
 
 
 def test_python_clients_are_answered(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    programs = _examples("serving.md", "python", server)
+    programs = _examples("clients.md", "python", server)
     assert len(programs) == 3
     for program in programs:
-        exec(compile(program, "docs/guides/serving.md", "exec"), {})
+        exec(compile(program, "docs/guides/clients.md", "exec"), {})
         assert capsys.readouterr().out.strip()

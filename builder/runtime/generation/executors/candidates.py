@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import TokenCandidates
+from .base import Candidates
 
 MAX_CANDIDATES = (
     128  # above what requests send as top_k, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
@@ -18,9 +18,7 @@ TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that f
 TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # for searches: an output, and the count to find
 
 
-def in_order(candidates: TokenCandidates) -> TokenCandidates:
+def in_order(candidates: Candidates) -> Candidates:
     """Sort equal logits by token: CUDA's TopK leaves them as its threads found them (onnxruntime, topk_impl.cuh)."""
     order = np.lexsort((candidates.tokens, -candidates.logits), axis=-1)
-    return TokenCandidates(
-        *(np.take_along_axis(part, order, axis=-1) for part in (candidates.tokens, candidates.logits))
-    )
+    return Candidates(*(np.take_along_axis(part, order, axis=-1) for part in (candidates.tokens, candidates.logits)))
