@@ -41,7 +41,7 @@ from builder.graphs.onnx.searches import for_searches
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.onnxruntime import InProcess
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from tests.decoders import DECODERS, make_decoder
 from tests.models import minilm
@@ -123,7 +123,9 @@ def seq2seqs(name: str, folder: Path) -> Iterator[Row]:
 
 def _asked(source: Sequence[int], beams: int, count: int) -> PromptedRequest:
     """Return a request for an answer of `count` tokens to `source`, whatever they are."""
-    return PromptedRequest((2,), Rules(Options(temperature=0.0, num_beams=beams), max_tokens=count), tuple(source))
+    return PromptedRequest(
+        (2,), Rules(RequestOptions(temperature=0.0, num_beams=beams), max_tokens=count), tuple(source)
+    )
 
 
 def outcome(row: Row, version: str, folder: Path) -> str:

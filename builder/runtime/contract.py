@@ -129,7 +129,7 @@ class Language:
 
 
 @dataclass(frozen=True)
-class Source:
+class EncoderInput:
     """Input of an encoder-decoder's encoder."""
 
     max_length: int  # tokens
@@ -224,7 +224,7 @@ class GenerationServing:
     queue_timeout_ms: int = 0  # how long a request may wait for its turn; 0: no limit
     prefix_cache: bool = False
     rules: TokenRules = TokenRules()
-    source: Source | None = None  # of an encoder-decoder
+    source: EncoderInput | None = None  # of an encoder-decoder
     chat: Chat | None = None
     fill: str | None = None  # the mark at which the tokeniser splits a text to be filled in, if it has one
     clean_up: bool = False  # True if answers lose the spaces before punctuation that their tokens have (spaces.py)

@@ -47,7 +47,7 @@ from builder.graphs.onnx.candidates import with_candidates
 from builder.graphs.onnx.slots import slot_copier
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
-from builder.runtime.generation.executors.base import Part
+from builder.runtime.generation.executors.base import CallPart
 from builder.runtime.generation.executors.cuda import ELEMENTS, PROVIDERS
 from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
 from scripts.benchmarks.generators import make_checkpoint
@@ -164,7 +164,7 @@ def decode(
     executor = Cuda(half.path, copier.path, geometry, Session(device=device))
     times = {}
     for count in rows:
-        part = Part(0, np.full((count, 1), 100), np.full(count, CONTEXT))
+        part = CallPart(0, np.full((count, 1), 100), np.full(count, CONTEXT))
         times[str(count)] = median_ms(partial(executor.best, [part]) if few else partial(executor.run, *part))
     return times
 

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from builder.runtime.generation.beams import BeamSearch
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 
 BEAMS, STEPS = 4, 24  # of a search, which then begins anew
@@ -20,7 +20,7 @@ BEAMS, STEPS = 4, 24  # of a search, which then begins anew
 
 def main(rows: int, vocabulary: int, steps: int, *forbidden: int) -> None:
     logits = np.random.default_rng(0).normal(0, 3, (rows, vocabulary)).astype(np.float32)
-    options = Options(temperature=0.0, num_beams=BEAMS)
+    options = RequestOptions(temperature=0.0, num_beams=BEAMS)
     rules = Rules(options, (vocabulary,), tuple((token,) for token in forbidden), max_tokens=STEPS + 2)
     times: list[float] = []
     while len(times) < steps:

@@ -23,9 +23,9 @@ from builder.graphs.export.seq2seq import export_seq2seq
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.searches import for_searches
 from builder.options import WeightOptions
-from builder.runtime.generation.executors.base import Part, ScoredCandidates
+from builder.runtime.generation.executors.base import CallPart, ScoredCandidates
 from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttending
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from scripts.benchmarks.search_side import BEAMS
 from scripts.benchmarks.seq2seq import make_checkpoint
@@ -53,7 +53,7 @@ class Alternating:
                 self.times[MODEL].append(_ms_since(start))
             return logits
 
-        def few_read(part: Part, count: int) -> ScoredCandidates:
+        def few_read(part: CallPart, count: int) -> ScoredCandidates:
             self._begin(FEW, len(part.tokens))
             return likeliest(part, count)
 
@@ -85,7 +85,7 @@ def _by_turns(graphs: Graphs, forbidden: tuple[int, ...], turns: int) -> dict[st
     """Run turns that each read eight short texts and answer them."""
     executor = graphs.executor(SEARCHES * BEAMS, ANSWER + 1, SOURCE, available_cores())
     rules = Rules(
-        Options(temperature=0.0, num_beams=BEAMS), (), tuple((token,) for token in forbidden), max_tokens=ANSWER
+        RequestOptions(temperature=0.0, num_beams=BEAMS), (), tuple((token,) for token in forbidden), max_tokens=ANSWER
     )
     texts = np.random.default_rng(0).integers(5, 30_000, (SEARCHES, SOURCE)).tolist()
     prompted = [PromptedRequest((0,), rules, tuple(text)) for text in texts]

@@ -13,7 +13,7 @@ from builder.common.cards import CARDS
 from builder.common.releases import RELEASES
 from builder.runtime.fields import Field
 from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
-from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, Options
+from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, RequestOptions
 from scripts.documentation.markdown import table
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
@@ -104,7 +104,7 @@ def _type(field: Field) -> str:
 
 def request_options() -> str:
     """Return every option of a request to a generating model. Raises SystemExit for an option without a description."""
-    defaults = {field.name: field.default for field in fields(Options) if field.name != "temperature"}
+    defaults = {field.name: field.default for field in fields(RequestOptions) if field.name != "temperature"}
     rows = []
     for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES):
         if field in FOREIGN:  # described together, in the page

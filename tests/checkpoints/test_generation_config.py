@@ -27,7 +27,7 @@ from builder.checkpoints.generation_config import (
 )
 from builder.common.errors import CheckpointError
 from builder.runtime.generation.beams import BeamSearch
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import make_rules
 from builder.runtime.generation.sampling import Sampler, choose
 from tests.decoders import make_decoder
@@ -238,7 +238,7 @@ def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTraine
     refuse_unserved(config, is_decoder)
     ends = end_ids(config, make_tokenizer("bpe", type_ids=False), VOCABULARY)
     theirs = model._get_logits_processor(config, len(prompt), torch.tensor([read]), device="cpu", model_kwargs={})
-    options = Options(**option_defaults(config, 1, None if is_decoder else 1))
+    options = RequestOptions(**option_defaults(config, 1, None if is_decoder else 1))
     always = known_token_rules(config, ends, VOCABULARY)
     rules = make_rules(always, options, tuple(ends), source=tuple(read), max_tokens=count)
     sampler = Sampler(rules, prompt=prompt)
@@ -290,7 +290,7 @@ def test_searches_are_those_of_generate(fields: dict[str, Any], ends: tuple[int,
     config = GenerationConfig(
         **fields, num_beams=4, num_return_sequences=3, eos_token_id=list(ends), pad_token_id=0, max_new_tokens=count
     )
-    options = Options(**option_defaults(config, 8))
+    options = RequestOptions(**option_defaults(config, 8))
     rules = make_rules(token_rules(config, list(ends)), options, ends, source=tuple(prompt), max_tokens=count)
     search = BeamSearch(rules, prompt, frozenset(ends))
     with torch.no_grad():

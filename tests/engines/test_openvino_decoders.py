@@ -30,7 +30,7 @@ from builder.repository.report.record import read_report
 from builder.runtime.contract import CacheType, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation.decode_loop import DecodeLoop
-from builder.runtime.generation.executors.openvino import OpenVino
+from builder.runtime.generation.executors.openvino import OpenVinoExecutor
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
@@ -48,9 +48,9 @@ def paged(model_type: str, folder: Path, **options: object) -> tuple[DecoderExpo
     return result, page_attention(result.graph, folder)
 
 
-def executor_of(exported: DecoderExport, graph: Graph, slots: int, cache: CacheType = "float32") -> OpenVino:
+def executor_of(exported: DecoderExport, graph: Graph, slots: int, cache: CacheType = "float32") -> OpenVinoExecutor:
     executor = opened(graph, 1)(geometry_of(exported.caches, slots, 128, VOCABULARY, cache))
-    assert isinstance(executor, OpenVino)
+    assert isinstance(executor, OpenVinoExecutor)
     return executor
 
 
@@ -122,7 +122,7 @@ def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_aga
     executors = opened(graph, 1)
     alive: list[bool] = []
 
-    class Compiled(OpenVino):
+    class Compiled(OpenVinoExecutor):
         def __init__(self, *arguments: Any) -> None:
             alive.append(before() is not None)
             super().__init__(*arguments)
@@ -133,7 +133,7 @@ def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_aga
         executor.loop = executor  # type: ignore[attr-defined]
         before = weakref.ref(executor)
         del executor
-        monkeypatch.setattr(room, "OpenVino", Compiled)
+        monkeypatch.setattr(room, "OpenVinoExecutor", Compiled)
         executors(geometry_of(exported.caches, 2, 128, VOCABULARY))
     finally:
         gc.enable()

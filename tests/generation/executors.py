@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from builder.runtime.generation.executors.base import (
+    CallPart,
     Executor,
     Geometry,
-    Part,
     ScoredCandidates,
     copy_slot,
     last_of_rows,
 )
 from builder.runtime.generation.executors.encoding import CrossGeometry, EncodingExecutor
 from builder.runtime.generation.executors.onnxruntime_seq2seq import TextArena
-from builder.runtime.generation.executors.paged import Paged, Rows
+from builder.runtime.generation.executors.paged import Paged, PagedRows
 
 VOCABULARY, BLOCK = 50, 32
 
@@ -62,7 +62,7 @@ class JoiningSumExecutor(SumExecutor):
 
     joins_prefills = True
 
-    def run_together(self, parts: Sequence[Part]) -> list[np.ndarray]:
+    def run_together(self, parts: Sequence[CallPart]) -> list[np.ndarray]:
         first, longest = parts[0].first, max(part.tokens.shape[1] for part in parts)
         assert [part.first for part in parts] == list(range(first, first + len(parts))), "slots beside one another"
         assert not any(part.lengths.any() for part in parts), "a row that goes on is no beginning"
@@ -82,7 +82,7 @@ class SearchingSumExecutor(SumExecutor):
         super().__init__(slots, max_length)
         self.counts: list[int] = []  # of tokens that were asked for
 
-    def likeliest(self, part: Part, count: int) -> ScoredCandidates:
+    def likeliest(self, part: CallPart, count: int) -> ScoredCandidates:
         self.counts.append(count)
         return likeliest(self.run(*part), count)
 
@@ -96,7 +96,7 @@ class PagedSumExecutor(Paged):
         self.held = np.full((blocks, BLOCK), -1000.0)
         self.calls: list[int] = []  # rows
 
-    def _infer(self, rows: Rows) -> np.ndarray:
+    def _infer(self, rows: PagedRows) -> np.ndarray:
         begins = rows.begins
         self.calls.append(len(begins) - 1)
         tokens = np.zeros(begins[-1], np.int64)

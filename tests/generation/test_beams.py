@@ -12,10 +12,10 @@ from builder.runtime.generation.beams import BeamSearch, reorder
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.errors import DeadlineExceeded
 from builder.runtime.generation.executors.base import Executor
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.scheduler import SchedulerLimits
-from builder.runtime.generation.sequences import Beams, Piece, Request
+from builder.runtime.generation.sequences import AnswerPiece, BeamSequence, Request
 from tests.generation.executors import (
     VOCABULARY,
     PagedSumExecutor,
@@ -50,12 +50,12 @@ class Searched:
     """Request for a beam search, and its outcome."""
 
     def __init__(self, prompt: list[int], count: int, beams: int, n: int = 1, deadline: float | None = None) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[AnswerPiece] = []
         self.errors: list[Exception] = []
-        options = Options(temperature=0.0, num_beams=beams, n=n)
+        options = RequestOptions(temperature=0.0, num_beams=beams, n=n)
         self.request = Request(prompt, options, count, self.pieces.append, self.errors.append, deadline)
         search = BeamSearch(Rules(options, max_tokens=count), prompt, frozenset())
-        self.beams = Beams(self.request, search, Letters)
+        self.beams = BeamSequence(self.request, search, Letters)
 
     @property
     def answers(self) -> list[tuple[int, ...]]:
@@ -192,7 +192,9 @@ def test_failed_or_late_search_fails_alone() -> None:
     loop = loop_of(SumExecutor(slots=6, max_length=40), prefill=100)
     late, broken, good = Searched([1], 30, 2, deadline=time.monotonic() - 1), Searched([2], 5, 2), Asked([3], 8)
     broken.beams.search.rules = Rules(
-        Options(temperature=0.0, num_beams=2), bad_words=tuple((token,) for token in range(VOCABULARY)), max_tokens=5
+        RequestOptions(temperature=0.0, num_beams=2),
+        bad_words=tuple((token,) for token in range(VOCABULARY)),
+        max_tokens=5,
     )
     loop.submit([late.beams])
     loop.submit([broken.beams])
@@ -218,7 +220,7 @@ def test_search_with_failing_rules_fails_alone(kind: type[SumExecutor]) -> None:
     loop = loop_of(kind(slots=6, max_length=40), prefill=100)
     broken, good, stream = Searched([1], 6, beams=2), Searched([2], 6, beams=2), Asked([3], 8)
     broken.beams.search.rules = FailingRules(
-        Options(temperature=0.0, num_beams=2, no_repeat_ngram_size=2), max_tokens=6
+        RequestOptions(temperature=0.0, num_beams=2, no_repeat_ngram_size=2), max_tokens=6
     )
     loop.submit([broken.beams])
     loop.submit([good.beams])
@@ -232,7 +234,7 @@ def test_search_with_failing_rules_fails_alone(kind: type[SumExecutor]) -> None:
 
 def test_search_breaks_ties_by_beam_then_token() -> None:
     """Two beams gave 0 and 1, both as likely, and the model prefers none of 5,000 tokens."""
-    search = BeamSearch(Rules(Options(temperature=0.0, num_beams=2), max_tokens=9), [7], frozenset())
+    search = BeamSearch(Rules(RequestOptions(temperature=0.0, num_beams=2), max_tokens=9), [7], frozenset())
     search.generated, search.scores = [[0], [1]], np.zeros(2, np.float32)
     assert search.step(list(np.zeros((2, 5000), np.float32))) == [0, 0]
     assert search.generated == [[0, 0], [0, 1]]
@@ -240,7 +242,7 @@ def test_search_breaks_ties_by_beam_then_token() -> None:
 
 def test_forced_token_is_the_only_continuation() -> None:
     """All others of 5,000 are equal, and equally banned."""
-    options = Options(temperature=0.0, num_beams=2)
+    options = RequestOptions(temperature=0.0, num_beams=2)
     logits = np.random.default_rng(0).normal(size=(2, 5000)).astype(np.float32)
     search = BeamSearch(Rules(options, max_tokens=9, first=4321), [7], frozenset())
     assert search.step([logits[0]]) == [0]
@@ -252,12 +254,12 @@ def test_forced_token_is_the_only_continuation() -> None:
 
 ENDS = (4, 9)
 SETTLED: dict[str, Rules] = {
-    "plain": Rules(Options(temperature=0.0, num_beams=3), ENDS, max_tokens=9),
+    "plain": Rules(RequestOptions(temperature=0.0, num_beams=3), ENDS, max_tokens=9),
     "renormalised, nothing banned": Rules(
-        Options(temperature=0.0, num_beams=3, renormalize_logits=True), ENDS, max_tokens=9
+        RequestOptions(temperature=0.0, num_beams=3, renormalize_logits=True), ENDS, max_tokens=9
     ),
     "banned": Rules(
-        Options(temperature=0.0, num_beams=3, no_repeat_ngram_size=1, min_tokens=3),
+        RequestOptions(temperature=0.0, num_beams=3, no_repeat_ngram_size=1, min_tokens=3),
         ENDS,
         bad_words=((1,), (2, 3)),
         suppressed=(5, 6),
@@ -300,13 +302,13 @@ def test_search_prefers_the_higher_logit_of_equal_scores(kind: str) -> None:
 @pytest.mark.parametrize(
     "rules",
     [
-        Rules(Options(num_beams=2, repetition_penalty=1.2), max_tokens=5),
-        Rules(Options(num_beams=2, logit_bias={3: 1.0}), max_tokens=5),
-        Rules(Options(num_beams=2), sequence_bias=(((3, 4), 1.0),), max_tokens=5),
-        Rules(Options(num_beams=2), decay=(2, 1.1), max_tokens=5),
-        Rules(Options(num_beams=2), first=3, max_tokens=5),
-        Rules(Options(num_beams=2), last=(3,), max_tokens=1),
-        Rules(Options(num_beams=2, renormalize_logits=True), bad_words=((1,),), max_tokens=5),
+        Rules(RequestOptions(num_beams=2, repetition_penalty=1.2), max_tokens=5),
+        Rules(RequestOptions(num_beams=2, logit_bias={3: 1.0}), max_tokens=5),
+        Rules(RequestOptions(num_beams=2), sequence_bias=(((3, 4), 1.0),), max_tokens=5),
+        Rules(RequestOptions(num_beams=2), decay=(2, 1.1), max_tokens=5),
+        Rules(RequestOptions(num_beams=2), first=3, max_tokens=5),
+        Rules(RequestOptions(num_beams=2), last=(3,), max_tokens=1),
+        Rules(RequestOptions(num_beams=2, renormalize_logits=True), bad_words=((1,),), max_tokens=5),
     ],
 )
 def test_search_with_changed_scores_needs_all_logits(rules: Rules) -> None:
@@ -314,7 +316,7 @@ def test_search_with_changed_scores_needs_all_logits(rules: Rules) -> None:
 
 
 def test_search_whose_candidates_are_all_banned_is_refused() -> None:
-    rules = Rules(Options(num_beams=2), bad_words=tuple((token,) for token in range(6)), max_tokens=5)
+    rules = Rules(RequestOptions(num_beams=2), bad_words=tuple((token,) for token in range(6)), max_tokens=5)
     search = BeamSearch(rules, [7], frozenset())
     logits = np.zeros((1, 6), np.float32)
     with pytest.raises(RuntimeError, match="forbid every token"):

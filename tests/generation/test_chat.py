@@ -20,7 +20,7 @@ from builder.runtime.fields import InputError
 from builder.runtime.generation import sandbox
 from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.generation.decoder_prompts import DecoderPrompts
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from tests.decoders import CHAT
 from tests.servings import decoder_serving
 from tests.tiny_encoders import make_tokenizer
@@ -84,7 +84,7 @@ def test_chat_with_tools_uses_the_tool_template(tokenizer: PreTrainedTokenizerFa
     offered: list[Any] = list(TOOLS)
     for tools in (None, offered):
         wanted = tokenizer.apply_chat_template(MESSAGES, tools=tools, tokenize=False, add_generation_prompt=True)
-        assert prompts(Options(messages=MESSAGES, tools=tools)).text == wanted
+        assert prompts(RequestOptions(messages=MESSAGES, tools=tools)).text == wanted
     tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": "{% endif %}"}
     with pytest.raises(CheckpointError, match="does not compile"):
         chat_template(tokenizer)

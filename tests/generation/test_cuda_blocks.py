@@ -37,7 +37,7 @@ from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cuda import ELEMENTS
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks, block_tokens, feeds_of
-from builder.runtime.generation.executors.paged import Rows
+from builder.runtime.generation.executors.paged import PagedRows
 from builder.runtime.generation.scheduler import SchedulerLimits
 from tests.decoders import SIZES, make_decoder, make_decoder_checkpoint
 from tests.generation.copying_device import CopyingDevice
@@ -182,7 +182,7 @@ def test_attention_tile_lies_in_one_block() -> None:
     assert block_tokens([(8, 256), (8, 64)]) == 256
 
 
-ROWS = Rows([0, 1, 2], [0, 1, 20], [1, 2], [1, 1], [0, 20], [2, 1], [[4], [2, 7]])
+ROWS = PagedRows([0, 1, 2], [0, 1, 20], [1, 2], [1, 1], [0, 20], [2, 1], [[4], [2, 7]])
 
 
 def test_paged_feeds_locate_each_row() -> None:

@@ -36,12 +36,12 @@ from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import FILE, Session, dump, load_generation
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors import cuda as device_module
-from builder.runtime.generation.executors.base import Candidates, Executor, Geometry
+from builder.runtime.generation.executors.base import Executor, Geometry, TokenCandidates
 from builder.runtime.generation.executors.candidates import MAX_CANDIDATES, in_order
 from builder.runtime.generation.executors.cuda import ELEMENTS, copy_to_host
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import SchedulerLimits
@@ -172,12 +172,12 @@ def test_stand_in_refuses_several_tokens_of_rows_with_a_past(
 
 
 def test_candidates_with_equal_logits_are_ordered_by_token() -> None:
-    ordered = in_order(Candidates(np.array([[9, 4, 6, 2]]), np.array([[3.0, 1.0, 1.0, 1.0]], np.float32)))
+    ordered = in_order(TokenCandidates(np.array([[9, 4, 6, 2]]), np.array([[3.0, 1.0, 1.0, 1.0]], np.float32)))
     assert (ordered.tokens.tolist(), ordered.logits.tolist()) == ([[9, 2, 4, 6]], [[3, 1, 1, 1]])
 
 
 def test_option_that_needs_all_logits_gets_them() -> None:
-    sampler = Sampler(Rules(Options(temperature=0.0, min_tokens=2), ends=(3,), last=(3,), max_tokens=5))
+    sampler = Sampler(Rules(RequestOptions(temperature=0.0, min_tokens=2), ends=(3,), last=(3,), max_tokens=5))
     assert [sampler.needs_only_top(8, 1) for sampler.generated in ([], [5] * 2, [5] * 3, [5] * 4)] == [0, 1, 1, 0]
     sampler.generated = [5] * 3
     assert not sampler.needs_only_top(8, 2), "the second of two is forced"

@@ -18,11 +18,11 @@ from builder.runtime.generation.beams import BeamSearch
 from builder.runtime.generation.calls import join_prefills
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.errors import DeadlineExceeded, DecodeLoopFailed, QueueFull
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import SchedulerLimits
-from builder.runtime.generation.sequences import Beams, GeneratedSequence, Piece, Request
+from builder.runtime.generation.sequences import AnswerPiece, BeamSequence, GeneratedSequence, Request
 from builder.runtime.generation.slot_cache import SlotCache
 from builder.runtime.generation.text import Detokenizer, StopStrings
 from builder.runtime.panics import TokenizerError
@@ -45,12 +45,12 @@ class Asked:
     """One request, and its outcome."""
 
     def __init__(self, prompt: list[int], count: int, ends: tuple[int, ...] = (), **options: Any) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[AnswerPiece] = []
         self.errors: list[Exception] = []
         deadline = options.pop("deadline", None)
         self.request = Request(
             prompt,
-            Options(**{"temperature": 0.0, **options}),
+            RequestOptions(**{"temperature": 0.0, **options}),
             count,
             self.pieces.append,
             self.errors.append,
@@ -202,7 +202,7 @@ def test_scheduler_orders_by_priority_then_arrival() -> None:
     loop = loop_of(SumExecutor(slots=1))
     order: list[str] = []
 
-    def note(name: str, piece: Piece) -> None:
+    def note(name: str, piece: AnswerPiece) -> None:
         order.append(name)
 
     for name, priority in (("first", 1), ("second", 1), ("urgent", 0), ("later", 5)):
@@ -287,8 +287,8 @@ def test_detokeniser_error_fails_only_its_request(beams: int) -> None:
             raise TokenizerError("index out of bounds")
 
     if beams > 1:
-        search = BeamSearch(Rules(Options(num_beams=2, temperature=0.0), max_tokens=4), [1], frozenset())
-        loop.submit([Beams(broken.request, search, Broken)])
+        search = BeamSearch(Rules(RequestOptions(num_beams=2, temperature=0.0), max_tokens=4), [1], frozenset())
+        loop.submit([BeamSequence(broken.request, search, Broken)])
     else:
         broken.sequences[0].detokenizer = Broken()
         loop.submit(broken.sequences)
@@ -326,7 +326,7 @@ def test_request_gets_one_error_from_two_threads() -> None:
             return was
 
     errors: list[Exception] = []
-    request = Watched([1], Options(), 1, lambda piece: None, errors.append)
+    request = Watched([1], RequestOptions(), 1, lambda piece: None, errors.append)
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(request.refuse, (ValueError("a"), ValueError("b"))))
     assert sorted(ended) == [False, True]
@@ -458,9 +458,9 @@ def test_failing_sampler_leaves_other_random_streams_unchanged(
 
     alone = answers([])
     plain = sampling._filter
-    calls: list[Options] = []
+    calls: list[RequestOptions] = []
 
-    def failing(scores: np.ndarray, options: Sequence[Options], size: int) -> tuple[np.ndarray, np.ndarray]:
+    def failing(scores: np.ndarray, options: Sequence[RequestOptions], size: int) -> tuple[np.ndarray, np.ndarray]:
         calls.extend(option for option in options if option.typical_p == 0.5)
         if len(calls) > 1 and options[-1] is calls[-1]:  # its second token, beside that of another request
             raise MemoryError("no room")

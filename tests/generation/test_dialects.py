@@ -12,13 +12,13 @@ import pytest
 from builder.runtime.fields import InputError
 from builder.runtime.generation.checking import read_options
 from builder.runtime.generation.dialects import FOREIGN
-from builder.runtime.generation.options import COMMON, PROMPT, Options
+from builder.runtime.generation.options import COMMON, PROMPT, RequestOptions
 
 FIELDS = [field.name for field in (*COMMON, *PROMPT)]
 KINDS = {"TYPE_UINT64": np.uint64, "TYPE_INT32": np.int32, "TYPE_FP32": np.float32, "TYPE_BOOL": np.bool_}
 
 
-def read(**tensors: Any) -> Options:
+def read(**tensors: Any) -> RequestOptions:
     """Read tensors of shape [1, n], as TensorRT-LLM's clients send them, in the types of the configuration."""
     kinds = {field.name: KINDS.get(field.data_type, np.object_) for field in (*COMMON, *PROMPT)}
     arrays = {}
@@ -28,7 +28,7 @@ def read(**tensors: Any) -> Options:
     return read_options(arrays, {}, {"temperature": 0.0}, FIELDS)
 
 
-def vllm(**sampling: Any) -> Options:
+def vllm(**sampling: Any) -> RequestOptions:
     parameters = json.dumps(sampling)
     return read(text_input="a", stream=False, exclude_input_in_output=True, sampling_parameters=parameters)
 
@@ -54,7 +54,7 @@ def test_tensorrt_llm_request_is_translated() -> None:
         beam_width=1,
         stream=True,
     )
-    assert options == Options(
+    assert options == RequestOptions(
         prompt="a",
         max_tokens=9,
         stop_words=("x", "y"),
@@ -64,7 +64,7 @@ def test_tensorrt_llm_request_is_translated() -> None:
         random_seed=2**63 - 1,
         stream=True,
     )
-    assert read(text_input="a", beam_width=3, num_return_sequences=2, end_id=-1) == Options(
+    assert read(text_input="a", beam_width=3, num_return_sequences=2, end_id=-1) == RequestOptions(
         prompt="a", num_beams=3, n=2, temperature=0.0
     )
 
@@ -85,7 +85,7 @@ def test_vllm_request_is_translated() -> None:
         skip_special_tokens=False,
         early_stopping=False,
     )
-    assert options == Options(
+    assert options == RequestOptions(
         prompt="a",
         n=2,
         temperature=0.5,
@@ -99,7 +99,7 @@ def test_vllm_request_is_translated() -> None:
     assert read(text_input="a", exclude_input_in_output=False).echo
     assert read(text_input="a", max_tokens=2, sampling_parameters='{"max_tokens": 9}').max_tokens == 2
     counted = read(text_input="a", return_num_input_tokens=True, return_num_output_tokens=False)
-    assert counted == Options(prompt="a", count_tokens=True, temperature=0.0)
+    assert counted == RequestOptions(prompt="a", count_tokens=True, temperature=0.0)
 
 
 @pytest.mark.parametrize("written", [dict, json.dumps])
@@ -134,7 +134,7 @@ def test_openai_frontend_request_for_vllm_is_translated() -> None:
         return_num_input_tokens=True,
         return_num_output_tokens=True,
     )
-    assert options == Options(
+    assert options == RequestOptions(
         prompt="a",
         stream=True,
         temperature=0.7,
@@ -166,7 +166,7 @@ def test_openai_frontend_request_for_tensorrt_llm_is_translated() -> None:
         return_num_input_tokens=True,
         return_num_output_tokens=True,
     )
-    assert options == Options(
+    assert options == RequestOptions(
         prompt="a",
         max_tokens=16,
         stop_words=("x", "y"),

@@ -10,11 +10,11 @@ import pytest
 
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.errors import DecodeLoopFailed
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import SchedulerLimits
-from builder.runtime.generation.sequences import GeneratedSequence, Piece, Request
+from builder.runtime.generation.sequences import AnswerPiece, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
 from tests.generation.executors import ReadingExecutor, answered
 from tests.generation.test_decode_loop import Letters
@@ -25,9 +25,9 @@ class Read:
 
     def __init__(self, text: list[int], count: int, n: int = 1, deadline: float | None = None) -> None:
         self.text, self.count = text, count
-        self.pieces: list[Piece] = []
+        self.pieces: list[AnswerPiece] = []
         self.errors: list[Exception] = []
-        options = Options(temperature=0.0, n=n)
+        options = RequestOptions(temperature=0.0, n=n)
         self.request = Request(
             [1], options, count, self.pieces.append, self.errors.append, deadline, source=tuple(text)
         )

@@ -15,7 +15,7 @@ import pytest
 from builder.runtime.fields import InputError
 from builder.runtime.generation import guides as guides_module
 from builder.runtime.generation.guides import Guide, Guides
-from builder.runtime.generation.numerals import Place
+from builder.runtime.generation.numerals import NumeralState
 from tests.generation.schema_net.generated import generated
 from tests.generation.schema_net.pairs import pairs
 from tests.generation.schema_net.shapes import shapes
@@ -162,11 +162,11 @@ def test_random_walks_end_in_valid_documents_only(guides: Guides, unchecked: Non
 
 
 def test_number_of_a_document_is_followed_across_tokens() -> None:
-    assert Place().after(b'{"a1e9999":"\\"1e9999') == Place(quoted=True)
-    assert Place().after(b'{"a":-1').after(b"2.5") == Place(part="decimals", whole=2, decimals=1)
-    assert Place().after(b"1.5e+12,") == Place()
+    assert NumeralState().after(b'{"a1e9999":"\\"1e9999') == NumeralState(quoted=True)
+    assert NumeralState().after(b'{"a":-1').after(b"2.5") == NumeralState(part="decimals", whole=2, decimals=1)
+    assert NumeralState().after(b"1.5e+12,") == NumeralState()
     for text, is_too_long in ((b"1e99", False), (b"1e100", True), (b"1" * 15 + b".", True), (b"1" * 18, False)):
-        assert Place().after(text).is_too_long is is_too_long
+        assert NumeralState().after(text).is_too_long is is_too_long
 
 
 def test_choice_of_thousands_of_texts_is_answered(guides: Guides) -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from builder.runtime.fields import InputError
 from builder.runtime.generation.checking import read_options
-from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, SOURCE, Options
+from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, SOURCE, RequestOptions
 
 GREEDY = {"temperature": 0.0}
 FIELDS = [field.name for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES)]
 
 
-def read(parameters: dict[str, Any] | None = None, **tensors: Any) -> Options:
+def read(parameters: dict[str, Any] | None = None, **tensors: Any) -> RequestOptions:
     arrays = {}
     for name, value in tensors.items():
         values = value if isinstance(value, list) else [value]
@@ -28,7 +28,7 @@ def read(parameters: dict[str, Any] | None = None, **tensors: Any) -> Options:
 
 def test_only_the_prompt_is_required() -> None:
     options = read(text_input="Hello")
-    assert options == Options(prompt="Hello", temperature=0.0)
+    assert options == RequestOptions(prompt="Hello", temperature=0.0)
     assert read(text_input="Hello", stop_words=["a", "b"], n=2).stop_words == ("a", "b")
     assert read({"top_k": 3, "stop_words": ["x"]}, text_input="Hello").stop_words == ("x",)
 

@@ -12,17 +12,17 @@ from transformers import CodeLlamaTokenizer, MBart50Tokenizer
 
 from builder.checkpoints.languages import languages, nearest
 from builder.checkpoints.tokenizer import tokenizer_json
-from builder.runtime.contract import Chat, Source
+from builder.runtime.contract import Chat, EncoderInput
 from builder.runtime.fields import InputError
 from builder.runtime.generation.decoder_prompts import DecoderPrompts
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.prompts import token_ids
 from builder.runtime.generation.source_texts import SourceTexts
 from builder.runtime.panics import TokenizerError
 from tests.seq2seqs import make_multilingual_tokenizer
 from tests.tiny_encoders import make_tokenizer
 
-PLAIN = Source(max_length=30, layers=(), encoder="encoder.onnx", token_budget=64, start=2)
+PLAIN = EncoderInput(max_length=30, layers=(), encoder="encoder.onnx", token_budget=64, start=2)
 
 
 def texts(tokenizer: Any, **source: Any) -> SourceTexts:
@@ -31,20 +31,20 @@ def texts(tokenizer: Any, **source: Any) -> SourceTexts:
 
 def test_source_text_is_tokenised_as_by_transformers() -> None:
     tokenizer = make_tokenizer("bpe", type_ids=False)
-    prompt = texts(tokenizer)(Options(prompt="The train leaves."))
+    prompt = texts(tokenizer)(RequestOptions(prompt="The train leaves."))
     assert list(prompt.source) == tokenizer("The train leaves.")["input_ids"]
     assert (prompt.tokens, prompt.first, prompt.length) == ((2,), None, len(prompt.source))
 
 
 def test_source_text_gets_the_prefix_of_its_task_or_languages() -> None:
     tokenizer = make_tokenizer("bpe", type_ids=False)
-    prompt = texts(tokenizer, prefix="summarize: ")(Options(prompt="The train."))
+    prompt = texts(tokenizer, prefix="summarize: ")(RequestOptions(prompt="The train."))
     assert list(prompt.source) == tokenizer("summarize: The train.")["input_ids"]
     pairs = {"en to de": "translate English to German: "}
     both = texts(tokenizer, pairs=pairs, source_language="en", target_language="de")
-    assert list(both(Options(prompt="Hi")).source) == tokenizer("translate English to German: Hi")["input_ids"]
+    assert list(both(RequestOptions(prompt="Hi")).source) == tokenizer("translate English to German: Hi")["input_ids"]
     with pytest.raises(InputError, match="target_language is 'fr'; this model knows en to de"):
-        both(Options(prompt="Hi", target_language="fr"))
+        both(RequestOptions(prompt="Hi", target_language="fr"))
 
 
 def test_language_tokens_equal_the_tokenisers() -> None:
@@ -55,14 +55,14 @@ def test_language_tokens_equal_the_tokenisers() -> None:
     reader = texts(tokenizer, languages=known, source_language="en_XX")
     for code in ("en_XX", "de_DE"):
         tokenizer.src_lang = code
-        options = Options(prompt="the train", source_language=code, target_language="ro_RO")
+        options = RequestOptions(prompt="the train", source_language=code, target_language="ro_RO")
         prompt = reader(options)
         assert list(prompt.source) == tokenizer("the train")["input_ids"]
         assert prompt.first == tokenizer.convert_tokens_to_ids("ro_RO")
     with pytest.raises(InputError, match="target_language is missing; this model knows af_ZA, ar_AR"):
-        reader(Options(prompt="the train"))
+        reader(RequestOptions(prompt="the train"))
     with pytest.raises(InputError, match="source_language is 'xx'; this model knows af_ZA, ar_AR"):
-        reader(Options(prompt="the train", source_language="xx", target_language="ro_RO"))
+        reader(RequestOptions(prompt="the train", source_language="xx", target_language="ro_RO"))
 
 
 def test_language_can_have_a_short_name() -> None:
@@ -76,16 +76,16 @@ def test_language_can_have_a_short_name() -> None:
 
 def test_source_text_beyond_the_limit_is_refused() -> None:
     with pytest.raises(InputError, match=r"the text has \d+ tokens; this model reads at most 30"):
-        texts(make_tokenizer("bpe", type_ids=False))(Options(prompt="word " * 40))
+        texts(make_tokenizer("bpe", type_ids=False))(RequestOptions(prompt="word " * 40))
 
 
 def test_chat_with_half_characters_or_without_template_is_refused() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
-    chat = Options(messages=[{"role": "user", "content": "a\ud800"}])
+    chat = RequestOptions(messages=[{"role": "user", "content": "a\ud800"}])
     with pytest.raises(InputError, match=r"messages: character 1 is '\\ud800', half of one"):
         DecoderPrompts(64, Chat("{{ messages[0].content }}"), tokenizer)(chat)
     broken = DecoderPrompts(64, Chat("{% endif %}"), tokenizer)  # and the server starts
-    assert broken(Options(prompt="The train.")).tokens
+    assert broken(RequestOptions(prompt="The train.")).tokens
     with pytest.raises(InputError, match="chat template does not compile: line 1"):
         broken(chat)
 
@@ -119,13 +119,13 @@ def test_prompt_reports_a_panic_of_the_tokeniser() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(0)
     with pytest.raises(TokenizerError, match="fails here: chunk size must be non-zero"):
-        DecoderPrompts(64, None, tokenizer)(Options(prompt="The train."))
+        DecoderPrompts(64, None, tokenizer)(RequestOptions(prompt="The train."))
 
 
 def test_tools_need_a_template_that_reads_them() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     knows = "{% for tool in tools or [] %}<{{ tool.name }}>{% endfor %}{{ messages[0].content }}"
-    options = Options(messages=[{"role": "user", "content": "hi"}], tools=[{"name": "weather"}])
+    options = RequestOptions(messages=[{"role": "user", "content": "hi"}], tools=[{"name": "weather"}])
     assert DecoderPrompts(64, Chat(knows), tokenizer)(options).text == "<weather>hi"
     with pytest.raises(InputError, match="chat template does not know tools; describe them in a message"):
         DecoderPrompts(64, Chat("{% set tools = 1 %}{{ messages[0].content }}"), tokenizer)(options)
@@ -137,7 +137,7 @@ def test_prompt_with_a_fill_mark_is_refused() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     prompts = DecoderPrompts(64, Chat("{{ messages[0].content }}"), tokenizer, theirs.fill_token)
     gap = f"def half(x): {theirs.fill_token} return y"
-    for options in (Options(prompt=gap), Options(messages=[{"role": "user", "content": gap}])):
+    for options in (RequestOptions(prompt=gap), RequestOptions(messages=[{"role": "user", "content": gap}])):
         with pytest.raises(InputError, match="the prompt has <FILL_ME>, at which this checkpoint's tokeniser parts"):
             prompts(options)
-    assert prompts(Options(prompt="def half(x): return")).tokens
+    assert prompts(RequestOptions(prompt="def half(x): return")).tokens

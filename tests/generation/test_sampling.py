@@ -11,7 +11,7 @@ import torch
 from transformers.generation import logits_process as reference
 
 from builder.runtime.generation import sampling
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import EXAMINED_TOKENS, Sampler, _filter, choose, most_probable
 
@@ -37,7 +37,7 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-def transformers_probabilities(scores: np.ndarray, options: Options) -> np.ndarray:
+def transformers_probabilities(scores: np.ndarray, options: RequestOptions) -> np.ndarray:
     values, ids = torch.from_numpy(scores), torch.zeros((len(scores), 1), dtype=torch.long)
     chain: list[Any] = []
     if options.temperature != 1:
@@ -64,7 +64,7 @@ def transformers_probabilities(scores: np.ndarray, options: Options) -> np.ndarr
 def test_filters_equal_those_of_transformers(options: dict[str, Any], spread: float) -> None:
     vocabulary = 3 * EXAMINED_TOKENS
     scores = np.random.default_rng(0).normal(0, spread, (3, vocabulary)).astype(np.float32)
-    chosen = Options(**options)
+    chosen = RequestOptions(**options)
     order, allowed = _filter(scores / np.float32(chosen.temperature), [chosen] * 3, vocabulary)
     actual = np.zeros_like(allowed)
     np.put_along_axis(actual, np.asarray(order), allowed, axis=-1)
@@ -77,7 +77,7 @@ def test_filtering_the_best_first_changes_no_choice(options: dict[str, Any], spr
     """Flat and peaked distributions over more tokens than are looked at first: the same draws as over all."""
     vocabulary = 4 * EXAMINED_TOKENS
     scores = np.random.default_rng(1).normal(0, spread, (4, vocabulary)).astype(np.float32)
-    samplers = [Sampler(Rules(Options(random_seed=seed, **options))) for seed in range(4)]
+    samplers = [Sampler(Rules(RequestOptions(random_seed=seed, **options))) for seed in range(4)]
     drawn = [choice.token for choice in choose(scores, samplers)]
     for row, sampler in enumerate(samplers):
         uniform = Sampler(sampler.rules).random.random()
@@ -93,30 +93,30 @@ def test_large_top_k_of_one_row_does_not_slow_others(monkeypatch: pytest.MonkeyP
     options: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 2 * EXAMINED_TOKENS, "top_p": 0.9}, {"top_k": 40}, {}]
     sizes = []
 
-    def counted(rows: np.ndarray, filtered: list[Options], size: int) -> Any:
+    def counted(rows: np.ndarray, filtered: list[RequestOptions], size: int) -> Any:
         sizes.append((len(rows), size))
         return _filter(rows, filtered, size)
 
     monkeypatch.setattr(sampling, "_filter", counted)
-    rows = [Sampler(Rules(Options(random_seed=7, **stated))) for stated in options]
+    rows = [Sampler(Rules(RequestOptions(random_seed=7, **stated))) for stated in options]
     tokens = [choice.token for choice in choose(scores, rows)]
     assert sizes == [(2, EXAMINED_TOKENS), (1, 2 * EXAMINED_TOKENS)]
     for row, stated in enumerate(options):
-        alone = Sampler(Rules(Options(random_seed=7, **stated)))
+        alone = Sampler(Rules(RequestOptions(random_seed=7, **stated)))
         assert [choice.token for choice in choose(scores[row : row + 1], [alone])] == [tokens[row]]
 
 
 def test_penalties_equal_those_of_transformers() -> None:
     scores = np.random.default_rng(2).normal(0, 2, (1, 100)).astype(np.float32)
     prompt, generated = [3, 4, 5, 5], [7, 8, 8]
-    options = Options(temperature=0.0, repetition_penalty=1.7)
+    options = RequestOptions(temperature=0.0, repetition_penalty=1.7)
     sampler = Sampler(Rules(options), prompt=prompt, generated=list(generated))
     wanted = reference.RepetitionPenaltyLogitsProcessor(1.7)(
         torch.tensor([[*prompt, *generated]]), torch.from_numpy(scores)
     )
     assert choose(scores, [sampler])[0].token == int(wanted.argmax())
     counted = Sampler(
-        Rules(Options(temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0)), generated=[9, 9, 11]
+        Rules(RequestOptions(temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0)), generated=[9, 9, 11]
     )
     flat = np.zeros((1, 20), np.float32)
     flat[0, 9], flat[0, 11], flat[0, 3] = 4.9, 2.5, 0.1  # 9 loses 1 + 2 x 2, 11 loses 1 + 2
@@ -125,7 +125,7 @@ def test_penalties_equal_those_of_transformers() -> None:
 
 def test_frequencies_follow_the_probabilities() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
-    sampler = Sampler(Rules(Options(random_seed=3)))
+    sampler = Sampler(Rules(RequestOptions(random_seed=3)))
     counts = Counter(choose(logits, [sampler])[0].token for _ in range(4000))
     for token, share in enumerate((0.5, 0.3, 0.15, 0.05)):
         assert abs(counts[token] / 4000 - share) < 0.03
@@ -136,8 +136,8 @@ def test_seeded_tokens_do_not_depend_on_the_batch() -> None:
     logits = generator.normal(0, 1, (30, 1, 2000)).astype(np.float32)
 
     def tokens(others: int, **options: Any) -> list[int]:
-        mine = Sampler(Rules(Options(random_seed=11, **options)))
-        mates = [Sampler(Rules(Options(random_seed=seed, top_p=0.5 + seed / 100))) for seed in range(others)]
+        mine = Sampler(Rules(RequestOptions(random_seed=11, **options)))
+        mates = [Sampler(Rules(RequestOptions(random_seed=seed, top_p=0.5 + seed / 100))) for seed in range(others)]
         result = []
         for step in logits:
             rows = np.concatenate([generator.normal(0, 1, (others, 2000)).astype(np.float32), step])
@@ -146,35 +146,40 @@ def test_seeded_tokens_do_not_depend_on_the_batch() -> None:
 
     for options in ({}, {"top_p": 0.9}, {"top_k": 50, "min_p": 0.01}, {"typical_p": 0.9}):
         assert tokens(0, **options) == tokens(7, **options)
-    assert tokens(0) != [choose(s, [Sampler(Rules(Options(random_seed=12)))])[0].token for s in logits]
+    assert tokens(0) != [choose(s, [Sampler(Rules(RequestOptions(random_seed=12)))])[0].token for s in logits]
 
 
 def test_streams_of_one_request_differ() -> None:
     logits = np.zeros((1, 5000), np.float32)
-    draws = {choose(logits, [Sampler(Rules(Options(random_seed=1)), stream=index)])[0].token for index in range(8)}
+    draws = {
+        choose(logits, [Sampler(Rules(RequestOptions(random_seed=1)), stream=index)])[0].token for index in range(8)
+    }
     assert len(draws) > 4
 
 
 def test_banned_words_and_biases_are_applied() -> None:
     logits = np.array([[5.0, 4.0, 3.0, 2.0]], np.float32)
 
-    def sampled(generated: list[int], options: Options, **more: Any) -> int:
+    def sampled(generated: list[int], options: RequestOptions, **more: Any) -> int:
         return choose(logits, [Sampler(Rules(options, **more), generated=generated)])[0].token
 
-    greedy = Options(temperature=0.0)
+    greedy = RequestOptions(temperature=0.0)
     assert sampled([], greedy, bad_words=((0,),)) == 1
     assert sampled([2], greedy, bad_words=((2, 0),)) == 1, "the word would be complete"
     assert sampled([3], greedy, bad_words=((2, 0),)) == 0
-    assert sampled([], Options(temperature=0.0, logit_bias={3: 10.0})) == 3
-    assert sampled([], Options(temperature=0.0, min_tokens=2), ends=(0,)) == 1
-    assert sampled([1, 1], Options(temperature=0.0, min_tokens=2), ends=(0,)) == 0
+    assert sampled([], RequestOptions(temperature=0.0, logit_bias={3: 10.0})) == 3
+    assert sampled([], RequestOptions(temperature=0.0, min_tokens=2), ends=(0,)) == 1
+    assert sampled([1, 1], RequestOptions(temperature=0.0, min_tokens=2), ends=(0,)) == 0
     assert logits.tolist() == [[5.0, 4.0, 3.0, 2.0]], "the engine's logits are not changed"
 
 
 def test_log_probabilities_equal_pytorchs() -> None:
     logits = np.random.default_rng(5).normal(0, 2, (2, 300)).astype(np.float32)
     wanted = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1).numpy()
-    samplers = [Sampler(Rules(Options(temperature=0.0, logprobs=3))), Sampler(Rules(Options(temperature=0.0)))]
+    samplers = [
+        Sampler(Rules(RequestOptions(temperature=0.0, logprobs=3))),
+        Sampler(Rules(RequestOptions(temperature=0.0))),
+    ]
     with_them, without = choose(logits, samplers)
     assert without.logprob is None
     assert with_them.logprob == pytest.approx(wanted[0].max(), abs=1e-5)
@@ -199,7 +204,7 @@ def test_many_banned_words_and_biases_act_as_each_alone() -> None:
     generator = np.random.default_rng(0)
     words = tuple(tuple(generator.integers(0, 30, int(generator.integers(1, 4))).tolist()) for _ in range(1000))
     bias = {int(token): float(value) for token, value in enumerate(generator.normal(0, 5, 200))}
-    rules = Rules(Options(logit_bias=bias), bad_words=words)
+    rules = Rules(RequestOptions(logit_bias=bias), bad_words=words)
     generated = generator.integers(0, 30, 12).tolist()
     scores = generator.normal(size=200).astype(np.float32)
     expected = np.array([np.float32(score + bias[token]) for token, score in enumerate(scores)], np.float32)

@@ -15,7 +15,7 @@ from builder.runtime.fields import InputError
 from builder.runtime.generation import service as service_module
 from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.generation.decoder_prompts import DecoderPrompts
-from builder.runtime.generation.options import COMMON, PROMPT, Options
+from builder.runtime.generation.options import COMMON, PROMPT, RequestOptions
 from builder.runtime.generation.service import Service
 from tests.generation.executors import SumExecutor
 from tests.servings import answered, decoder_serving
@@ -95,10 +95,10 @@ def test_template_that_omits_the_last_message_is_refused() -> None:
 
 def test_prompt_is_rendered_with_the_requests_variables(tokenizer: PreTrainedTokenizerFast) -> None:
     prompts = DecoderPrompts(512, Chat(QWEN3), tokenizer.backend_tokenizer)
-    quick = Options(messages=MESSAGES[:1], chat_template_kwargs={"enable_thinking": False})
+    quick = RequestOptions(messages=MESSAGES[:1], chat_template_kwargs={"enable_thinking": False})
     assert prompts(quick).text.endswith("<think>\n\n</think>\n\n")
-    assert prompts(Options(messages=MESSAGES[:1], reasoning_effort="none")).text == prompts(quick).text
-    assert prompts(Options(messages=MESSAGES, continue_final_message=True)).text.endswith("A cat is")
+    assert prompts(RequestOptions(messages=MESSAGES[:1], reasoning_effort="none")).text == prompts(quick).text
+    assert prompts(RequestOptions(messages=MESSAGES, continue_final_message=True)).text.endswith("A cat is")
 
 
 THINKING = Thinking("<think>", "</think>")
@@ -112,7 +112,7 @@ def test_prompt_reports_if_it_ends_in_reasoning(tokenizer: PreTrainedTokenizerFa
 
     def ends(template: str, messages: list[dict[str, Any]], **options: Any) -> bool:
         prompts = DecoderPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
-        return prompts(Options(messages=messages, **options)).thinking
+        return prompts(RequestOptions(messages=messages, **options)).thinking
 
     assert ends(R1, asks)
     assert not ends(QWEN3, asks)
@@ -122,15 +122,15 @@ def test_prompt_reports_if_it_ends_in_reasoning(tokenizer: PreTrainedTokenizerFa
     assert not ends(
         QWEN3, [*asks, {"role": "assistant", "content": "<think></think>Well"}], continue_final_message=True
     )
-    assert not DecoderPrompts(512, Chat(R1), tokenizer.backend_tokenizer)(Options(messages=asks)).thinking
-    assert not DecoderPrompts(512, None, tokenizer.backend_tokenizer)(Options(prompt="<think>")).thinking
+    assert not DecoderPrompts(512, Chat(R1), tokenizer.backend_tokenizer)(RequestOptions(messages=asks)).thinking
+    assert not DecoderPrompts(512, None, tokenizer.backend_tokenizer)(RequestOptions(prompt="<think>")).thinking
 
 
 @pytest.mark.parametrize("template", [QWEN3, R1])
 def test_guided_answer_has_no_reasoning(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
     """A guide says what an answer begins with."""
     prompts = DecoderPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
-    prompt = prompts(Options(messages=MESSAGES[:1], guide=GUIDE))
+    prompt = prompts(RequestOptions(messages=MESSAGES[:1], guide=GUIDE))
     assert prompt.text.endswith("<think>\n\n</think>\n\n")
     assert not prompt.thinking
 

@@ -28,9 +28,9 @@ from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.searches import finding_likeliest
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
-from builder.runtime.generation.executors.base import Part
+from builder.runtime.generation.executors.base import CallPart
 from builder.runtime.generation.executors.onnxruntime import InProcess
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from tests.decoders import DECODERS, SIZES, WINDOW, make_decoder
 from tests.tiny_encoders import VOCABULARY, make_tokenizer
@@ -252,7 +252,7 @@ SEARCHES: tuple[dict[str, Any], ...] = (
 )
 
 
-def searched(model: PreTrainedModel, prompt: tuple[int, ...], options: Options) -> list[list[int]]:
+def searched(model: PreTrainedModel, prompt: tuple[int, ...], options: RequestOptions) -> list[list[int]]:
     """Return the beam search of transformers."""
     ids = torch.tensor([prompt])
     with torch.no_grad():
@@ -282,7 +282,7 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
     graph = finding_likeliest(fuse(result.graph, tmp_path))
     executor = InProcess(graph.path, geometry_of(result.caches, 18, 128, VOCABULARY), Session(threads=1))
     searches = [
-        PromptedRequest(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
+        PromptedRequest(tuple(prompt), Rules(RequestOptions(temperature=0.0, **options), (3,), max_tokens=20))
         for prompt, options in zip(prompts(), SEARCHES, strict=True)
     ]
     recorder = Recorder(executor)
@@ -305,13 +305,13 @@ def test_a_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> No
     executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), Session(threads=1))
     recorder = Recorder(executor)
     prompt = tuple(prompts()[0])
-    search, model = Options(temperature=0.0, num_beams=3), make_decoder("gpt2")
+    search, model = RequestOptions(temperature=0.0, num_beams=3), make_decoder("gpt2")
     for beside, few in (
-        (Options(temperature=0.0), True),
-        (Options(temperature=0.9, top_k=12), True),
-        (Options(temperature=0.9), False),
-        (Options(temperature=0.0, logprobs=2), False),
-        (Options(temperature=0.0, logit_bias={7: 1.0}), False),
+        (RequestOptions(temperature=0.0), True),
+        (RequestOptions(temperature=0.9, top_k=12), True),
+        (RequestOptions(temperature=0.9), False),
+        (RequestOptions(temperature=0.0, logprobs=2), False),
+        (RequestOptions(temperature=0.0, logit_bias={7: 1.0}), False),
     ):
         recorder.calls.clear()
         asked = [
@@ -335,9 +335,9 @@ def test_the_most_probable_tokens_of_a_decoder_are_those_of_its_logits(tmp_path:
     first, second = prompts()[0], prompts()[2]
     steps = np.array([[7], [0], [8]]), np.array([len(first), 0, len(second)]), np.array([2, 0])
     for part in (
-        Part(0, np.array([first]), np.array([0])),
-        Part(2, np.array([second]), np.array([0]), np.array([4, 0, 7, 1, 2])),  # more than there are slots
-        Part(0, *steps),
+        CallPart(0, np.array([first]), np.array([0])),
+        CallPart(2, np.array([second]), np.array([0]), np.array([4, 0, 7, 1, 2])),  # more than there are slots
+        CallPart(0, *steps),
     ):
         logits = torch.from_numpy(other.run(*part).copy())
         for count in (1, 16, 2 * VOCABULARY):

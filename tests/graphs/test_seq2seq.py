@@ -24,8 +24,8 @@ from builder.graphs.onnx.graph import nodes_of
 from builder.graphs.onnx.searches import for_searches
 from builder.graphs.onnx.shared_tables import with_shared_tables
 from builder.options import make_spec
-from builder.runtime.generation.executors.base import Part, ScoredCandidates
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.executors.base import CallPart, ScoredCandidates
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from tests.seq2seqs import BART, SEQ2SEQS, SPECIAL, T5, make_seq2seq
 from tests.tiny_encoders import VOCABULARY, make_tokenizer
@@ -58,7 +58,7 @@ def graphs_of(model: PreTrainedModel, folder: Path, beams: int = BEAMS) -> Graph
 
 
 def asked(source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> PromptedRequest:
-    chosen = Options(temperature=0.0, **options)
+    chosen = RequestOptions(temperature=0.0, **options)
     return PromptedRequest((START,), Rules(chosen, (END,), source=source, max_tokens=count, **more), source)
 
 
@@ -129,7 +129,7 @@ def test_a_search_reads_its_most_probable_tokens_alone(model_type: str, tmp_path
     runs: list[int] = []
     likeliest, run = executor.likeliest, executor.run
 
-    def counted(part: Part, count: int) -> ScoredCandidates:
+    def counted(part: CallPart, count: int) -> ScoredCandidates:
         counts.append(count)
         return likeliest(part, count)
 
@@ -161,7 +161,7 @@ def test_the_most_probable_tokens_are_those_of_the_logits(tmp_path: Path) -> Non
     for row, encoded in enumerate(executor.encode(sources()[:3])):
         executor.attach(row, encoded)
         executor.assign(row, row, 0)
-    part = Part(0, np.array([[START], [5], [6]]), np.zeros(3, np.int64), np.array([2, 0]))
+    part = CallPart(0, np.array([[START], [5], [6]]), np.zeros(3, np.int64), np.array([2, 0]))
     logits = torch.from_numpy(executor.run(*part).copy())
     for count in (1, 16, 2 * VOCABULARY):
         found = executor.likeliest(part, count)

@@ -15,7 +15,7 @@ import pytest
 
 from builder.common.folders import RUNTIME
 from builder.repository.layout.emitted import emitted_files, encoder_files, generation_files
-from builder.runtime.contract import Arena, LayerShape, Session, Source
+from builder.runtime.contract import Arena, EncoderInput, LayerShape, Session
 from tests.servings import decoder_serving, encoder_serving
 
 LAYERS = (LayerShape(2, 8),)
@@ -27,7 +27,7 @@ GENERATING = {
     "openvino": replace(IN_PROCESS, session=Session("openvino"), arena=BLOCKS.arena),
     "onnxruntime_cuda": SLOTS,
     "onnxruntime_cuda_blocks": BLOCKS,
-    "onnxruntime_seq2seq": replace(IN_PROCESS, source=Source(64, LAYERS, "encoder.onnx", 64, 0)),
+    "onnxruntime_seq2seq": replace(IN_PROCESS, source=EncoderInput(64, LAYERS, "encoder.onnx", 64, 0)),
     "bls": decoder_serving(),
     "bls_cuda": decoder_serving(session=Session(device="cuda")),
 }

@@ -14,7 +14,7 @@ from builder.repository.config.entries import RepositoryEntry
 from builder.repository.config.render import render
 from builder.repository.layout.encoder import lay_out, serving_document
 from builder.repository.settings import CONFIG, read_settings, with_settings
-from builder.runtime.contract import Arena, Source, dump
+from builder.runtime.contract import Arena, EncoderInput, dump
 from builder.runtime.fields import Field
 from tests.golden.repositories import graph
 from tests.servings import decoder_serving
@@ -110,7 +110,7 @@ def test_settings_that_need_a_build_are_refused_by_name(tmp_path: Path) -> None:
         with_settings(encoder, {"max_batch_size": 8})
     with pytest.raises(SpecError, match="its engine is a Triton model of its own"):
         read_settings(_written(tmp_path / "bls", _entry(executor="bls")))
-    source = Source(max_length=32, layers=(), encoder="encoder.onnx", token_budget=64, start=0)
+    source = EncoderInput(max_length=32, layers=(), encoder="encoder.onnx", token_budget=64, start=0)
     with pytest.raises(SpecError, match="a search of 4 beams needs as many slots, and 2 are asked for"):
         with_settings(_decoder(tmp_path / "reads", beams=4, source=source), {"slots": 2})
     blocks = Arena(slots=2, length=64, dtype="float32", layers=(), blocks=8)

@@ -16,12 +16,12 @@ from builder.runtime.contract import (
     Chat,
     ContractError,
     Decay,
+    EncoderInput,
     GenerationServing,
     Language,
     LayerShape,
     OpenVinoSession,
     Session,
-    Source,
     TokenBias,
     TokenRules,
     dump,
@@ -33,7 +33,7 @@ from tests.servings import decoder_serving, encoder_serving
 
 RULES = TokenRules(((4, 5),), (TokenBias((3,), -2.5),), (7,), (8,), Decay(4, 1.5), (1,))
 LANGUAGES = {"en_XX": Language((9,), (2,), 9)}
-SOURCE = Source(30, (LayerShape(2, 8),), "encoder.onnx", 64, 2, 5, languages=LANGUAGES, pairs={"a to b": ""})
+SOURCE = EncoderInput(30, (LayerShape(2, 8),), "encoder.onnx", 64, 2, 5, languages=LANGUAGES, pairs={"a to b": ""})
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from builder.common.errors import VerificationError
 from builder.runtime.generation.beams import BeamSearch, Hypothesis
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.base import Executor
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import SchedulerLimits
-from builder.runtime.generation.sequences import Beams, GeneratedSequence, Request
+from builder.runtime.generation.sequences import BeamSequence, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
 
 PREFILL_TOKENS = 16  # few, so that short prompts come in pieces too
@@ -153,7 +153,7 @@ def generate(
     executor: Executor, prompts: Sequence[Sequence[int]], count: int, prefill_tokens: int = PREFILL_TOKENS
 ) -> list[list[int]]:
     """Return greedy tokens after each prompt, all of them together in the emitted engine, in any order of batches."""
-    rules = Rules(Options(temperature=0.0), max_tokens=count)
+    rules = Rules(RequestOptions(temperature=0.0), max_tokens=count)
     prompted = [PromptedRequest(tuple(prompt), rules) for prompt in prompts]
     return [list(hypotheses[0].tokens) for hypotheses in answer(executor, prompted, prefill_tokens)]
 
@@ -165,7 +165,7 @@ def answer(
     loop = DecodeLoop(
         executor, SchedulerLimits(queue=len(prompted), prefill_tokens=prefill_tokens), reuse_prefixes=False
     )
-    running: list[GeneratedSequence | Beams] = []
+    running: list[GeneratedSequence | BeamSequence] = []
     errors: list[Exception] = []
     text: Any = _NoDetokeniser()
     for index, one in enumerate(prompted):
@@ -175,7 +175,7 @@ def answer(
         )
         ends = frozenset(rules.ends)
         if rules.options.num_beams > 1:
-            running.append(Beams(request, BeamSearch(rules, one.prompt, ends), lambda: text))
+            running.append(BeamSequence(request, BeamSearch(rules, one.prompt, ends), lambda: text))
         else:
             sampler = Sampler(rules, index, one.prompt)
             running.append(GeneratedSequence(request, sampler, text, StopStrings(()), ends))
@@ -185,7 +185,7 @@ def answer(
         raise VerificationError(f"the emitted engine failed on the samples: {errors[0]!r}")
     return [
         sequence.search.ended[: sequence.request.options.n]
-        if isinstance(sequence, Beams)
+        if isinstance(sequence, BeamSequence)
         else [Hypothesis(tuple(sequence.sampler.generated), 0.0, "")]
         for sequence in running
     ]

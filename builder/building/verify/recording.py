@@ -18,7 +18,7 @@ from builder.common.folders import PACKAGE
 from builder.engines import Infer, graph_engine, infer_with
 from builder.engines.decoding import session_here
 from builder.graphs.onnx.graph import Graph, nodes_of
-from builder.runtime.generation.executors.base import Executor, Part
+from builder.runtime.generation.executors.base import CallPart, Executor
 from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttending
 
 RECORDED = ("run", "likeliest", "copy", "encode", "attach", "assign")  # of an executor
@@ -127,7 +127,7 @@ class Recorder:
 
 def _plain(argument: Any) -> Any:
     """Return a part as a tuple: the process that repeats the calls knows no class of the builder."""
-    return tuple(argument) if isinstance(argument, Part) else argument
+    return tuple(argument) if isinstance(argument, CallPart) else argument
 
 
 def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[i
         tokens[slot] = executor.run(slot, np.array([row], np.int64), np.zeros(1, np.int64)).argmax()
     lengths = np.array([len(row) for row in rows], np.int64)
     if executor.has_likeliest:  # the step is then made again, and writes the same
-        executor.likeliest(Part(0, tokens, lengths), LIKELIEST_TOKENS)
+        executor.likeliest(CallPart(0, tokens, lengths), LIKELIEST_TOKENS)
     for _ in range(STEPS):
         tokens = executor.run(0, tokens, lengths).argmax(axis=-1)[:, None]
         lengths = lengths + 1

@@ -24,7 +24,7 @@ from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.encoding import CrossGeometry
 from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttending
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 
 RUN_ERRORS = (Fail, RuntimeException, InvalidArgument, RuntimeError)
@@ -176,13 +176,13 @@ def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
             "published: this architecture needs a file of its own in builder/graphs/export/architectures"
         ) from error
     forced.refuse_nan()
-    greedy = Rules(Options(temperature=0.0), reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
+    greedy = Rules(RequestOptions(temperature=0.0), reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
     prompted = [PromptedRequest((reference.start,), greedy, source) for source in reference.sources]
     together = [hypotheses[0].tokens for hypotheses in answer(executor, prompted)]
     alone = [answer(executor, [one])[0][0].tokens for one in prompted]
     searched: list[tuple[int, ...]] = []
     if reference.beams > 1:
-        options = Options(temperature=0.0, num_beams=reference.beams)
+        options = RequestOptions(temperature=0.0, num_beams=reference.beams)
         search = Rules(options, reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
         prompted = [PromptedRequest((reference.start,), search, source) for source in reference.searched_sources]
         searched = [hypotheses[0].tokens for hypotheses in answer(executor, prompted)]
@@ -222,7 +222,7 @@ def recorded(graphs: Graphs, reference: Reference, threads: int) -> Case:
 
 def _going_on(reference: Reference, source: tuple[int, ...], beams: int, count: int) -> PromptedRequest:
     """Return a request whose answer has `count` tokens, whichever they are."""
-    options = Options(temperature=0.0, num_beams=beams)
+    options = RequestOptions(temperature=0.0, num_beams=beams)
     return PromptedRequest((reference.start,), Rules(options, first=reference.first, max_tokens=count), source)
 
 

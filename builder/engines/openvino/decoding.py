@@ -14,7 +14,7 @@ from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.graphs.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.openvino import OpenVino
+from builder.runtime.generation.executors.openvino import OpenVinoExecutor
 from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.runtime.generation.executors.paged import OPERATOR
 
@@ -68,8 +68,8 @@ class OpenVinoDecoding(DecodingEngine):
     def opened(cls, graph: Graph, threads: int) -> Executors:
         """Return executors. Each compiles the graph for the type of the cache, when the one before has been freed."""
 
-        def compiled(geometry: Geometry) -> OpenVino:
+        def compiled(geometry: Geometry) -> OpenVinoExecutor:
             let_go(graph)
-            return OpenVino(graph.path, geometry, cls.session_here(geometry.cache, threads))
+            return OpenVinoExecutor(graph.path, geometry, cls.session_here(geometry.cache, threads))
 
         return compiled

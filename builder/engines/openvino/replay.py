@@ -27,6 +27,6 @@ def open_executor(case: "dict[str, Any]") -> Any:
     """Open the emitted executor, over blocks that all sequences share."""
     from runtime.contract import Session  # type: ignore[import-not-found]
     from runtime.generation.executors.base import Geometry  # type: ignore[import-not-found]
-    from runtime.generation.executors.openvino import OpenVino  # type: ignore[import-not-found]
+    from runtime.generation.executors.openvino import OpenVinoExecutor  # type: ignore[import-not-found]
 
-    return OpenVino(Path(case["models"][0]), Geometry(**case["geometry"]), Session(**case["session"]))
+    return OpenVinoExecutor(Path(case["models"][0]), Geometry(**case["geometry"]), Session(**case["session"]))

@@ -19,7 +19,7 @@ from ..contract import load_encoder
 from ..fields import InputError, Tensors, as_bytes, option, refuse_large
 from ..tokens import TOKENIZE, TOKENS
 from .cutting import cut, smallest_bucket
-from .task import PROMPT_TOKENS, TRUNCATED, Job, Row, Task
+from .task import PROMPT_TOKENS, TRUNCATED, EncodingJob, Row, Task
 from .text import TextEncoder
 
 Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -27,10 +27,10 @@ Answer = Union[dict[str, np.ndarray], Exception]
 
 
 @dataclass
-class Work:
+class PendingRequest:
     """Request in progress: its job, its rows and, once the engine has run, each row's outputs."""
 
-    job: Job
+    job: EncodingJob
     rows: list[Row]
     outputs: list[Mapping[str, np.ndarray]]
 
@@ -75,10 +75,10 @@ class Pipeline:
         answers, works = self._read(requests)
         return [feeds for _, feeds in self._calls(works)], answers
 
-    def _read(self, requests: Sequence[Tensors]) -> tuple[dict[int, Answer], dict[int, Work]]:
+    def _read(self, requests: Sequence[Tensors]) -> tuple[dict[int, Answer], dict[int, PendingRequest]]:
         """Return the requests already answered, by an error or by their tokens, and those that need the engine."""
         answers: dict[int, Answer] = {}
-        jobs: dict[int, Job] = {}
+        jobs: dict[int, EncodingJob] = {}
         for index, tensors in enumerate(requests):
             try:
                 refuse_large(tensors, self.serving.limits)
@@ -89,7 +89,7 @@ class Pipeline:
                     jobs[index] = job
             except Exception as error:
                 answers[index] = error
-        works: dict[int, Work] = {}
+        works: dict[int, PendingRequest] = {}
         encodings = self._encode(jobs)
         for index, job in jobs.items():
             try:
@@ -98,7 +98,7 @@ class Pipeline:
                     raise encoded
                 rows = self.task.rows(job, encoded)
                 self._refuse_many(rows)
-                works[index] = Work(job, rows, [{}] * len(rows))
+                works[index] = PendingRequest(job, rows, [{}] * len(rows))
             except Exception as error:
                 answers[index] = error
         return answers, works
@@ -121,7 +121,7 @@ class Pipeline:
                 tokens = [name for name, source in self.serving.inputs.items() if source != "task"]
                 self.infer({**feeds, **{name: np.resize(feeds[name], (1, length)) for name in tokens}})
 
-    def _encode(self, jobs: Mapping[int, Job]) -> dict[int, list[Encoding] | Exception]:
+    def _encode(self, jobs: Mapping[int, EncodingJob]) -> dict[int, list[Encoding] | Exception]:
         """Tokenise all jobs' texts, in one call for those that are cut the same way; retry each alone if it fails."""
         encodings: dict[int, list[Encoding] | Exception] = {}
         for truncation in dict.fromkeys(job.truncation for job in jobs.values()):
@@ -133,13 +133,13 @@ class Pipeline:
                 encodings.update({index: self._encode_alone(jobs[index]) for index in members})
         return encodings
 
-    def _encode_alone(self, job: Job) -> list[Encoding] | Exception:
+    def _encode_alone(self, job: EncodingJob) -> list[Encoding] | Exception:
         try:
             return self.text(job.texts, job.truncation)
         except Exception as error:
             return error
 
-    def _run(self, works: Mapping[int, Work]) -> dict[int, Exception]:
+    def _run(self, works: Mapping[int, PendingRequest]) -> dict[int, Exception]:
         """Run all rows of all requests; return the requests whose call failed."""
         failed: dict[int, Exception] = {}
         calls = self._calls(works)
@@ -152,7 +152,7 @@ class Pipeline:
                 works[index].outputs[position] = {name: array[at] for name, array in outputs.items()}
         return failed
 
-    def _calls(self, works: Mapping[int, Work]) -> list[tuple[list[tuple[int, int]], dict[str, np.ndarray]]]:
+    def _calls(self, works: Mapping[int, PendingRequest]) -> list[tuple[list[tuple[int, int]], dict[str, np.ndarray]]]:
         """Return calls of rows of similar length: their rows, by request and place in it, and the engine's inputs."""
         places = [(index, position) for index, work in works.items() for position in range(len(work.rows))]
         rows = [works[index].rows[position] for index, position in places]
@@ -203,7 +203,7 @@ class Pipeline:
         wider = np.pad(array, ((0, 0), (0, longer)), constant_values=self.serving.pad.get(name, 0))
         return np.pad(wider, ((0, shape[0] - array.shape[0]), (0, 0)), mode="edge")
 
-    def _answer(self, work: Work) -> dict[str, np.ndarray]:
+    def _answer(self, work: PendingRequest) -> dict[str, np.ndarray]:
         tensors = self.task.answer(work.job, work.rows, work.outputs)
         batch = len(next(iter(tensors.values())))
         truncated, tokens = np.zeros((batch, 1), dtype=bool), np.zeros((batch, 1), dtype=np.int32)

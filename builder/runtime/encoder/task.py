@@ -20,7 +20,7 @@ Outputs = Mapping[str, np.ndarray]
 
 
 @dataclass
-class Job:
+class EncodingJob:
     """One request: its texts in the order of its rows, its options, and how its texts are cut, if at all."""
 
     texts: list[Text]
@@ -62,19 +62,19 @@ class Task:
         """Return the task's own output tensors; `truncated` is added to each task's."""
         raise NotImplementedError
 
-    def read(self, tensors: Tensors) -> Job:
+    def read(self, tensors: Tensors) -> EncodingJob:
         """Check one request and return its texts and options. Raises InputError."""
         raise NotImplementedError
 
-    def answer(self, job: Job, rows: Sequence[Row], outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
+    def answer(self, job: EncodingJob, rows: Sequence[Row], outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
         """Make the output tensors from each row's outputs, batch dimension removed, padded positions kept."""
         raise NotImplementedError
 
-    def rows(self, job: Job, encodings: Sequence[Encoding]) -> list[Row]:
+    def rows(self, job: EncodingJob, encodings: Sequence[Encoding]) -> list[Row]:
         """Make engine rows from the encodings of `job.texts`. Raises InputError for a text that is too long."""
         return [self._fit(job, source, encoding) for source, encoding in enumerate(encodings)]
 
-    def _fit(self, job: Job, source: int, encoding: Encoding) -> Row:
+    def _fit(self, job: EncodingJob, source: int, encoding: Encoding) -> Row:
         if len(encoding) <= self.max_length:
             return Row(encoding, source)
         if not job.truncate:

@@ -14,11 +14,11 @@ from .block_manager import PendingWrite
 from .draft_length import DraftLength
 from .drafting import Drafter
 from .prompt_lookup import PromptLookup
-from .sequences import GeneratedSequence, Request, Running, SequenceStatus
+from .sequences import GeneratedSequence, Request, RunningSequence, SequenceStatus
 from .slot_cache import SlotCache
 
 MAX_SCORED_TOKENS = 64  # of a prompt in one call that returns logits for each: up to 0.6 MB a token
-PromptChunk = tuple[Running, Sequence[int]]  # the sequence, and tokens of its prompt
+PromptChunk = tuple[RunningSequence, Sequence[int]]  # the sequence, and tokens of its prompt
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Call:
     positions: np.ndarray
     written: Mapping[int, Sequence[int]]
     logits_positions: np.ndarray
-    sequences: Sequence[Running]
+    sequences: Sequence[RunningSequence]
     scored: Request | None = None
     proposal: Proposal | None = None
 
 
-def next_chunk(cache: SlotCache, sequence: Running, limit: int) -> Sequence[int]:
+def next_chunk(cache: SlotCache, sequence: RunningSequence, limit: int) -> Sequence[int]:
     """Return the next tokens of a prompt, at most `limit`."""
     length = cache.length(sequence.slots[0])
     return sequence.tokens[length : length + (min(limit, MAX_SCORED_TOKENS) if sequence.request.scored else limit)]
 
 
-def prefill_call(cache: SlotCache, sequence: Running, tokens: Sequence[int]) -> Call:
+def prefill_call(cache: SlotCache, sequence: RunningSequence, tokens: Sequence[int]) -> Call:
     """Return the call that prefills `tokens` of a prompt; after the last of them the sequence decodes."""
     request, slot = sequence.request, sequence.slots[0]
     scored, length = request.scored, cache.length(slot)
@@ -93,7 +93,7 @@ def _can_join(cache: SlotCache, group: Sequence[PromptChunk], one: PromptChunk, 
     return not any(cache.length(sequence.slots[0]) or sequence.request.scored for sequence, _ in rows)
 
 
-def decode_call(cache: SlotCache, sequences: Sequence[Running]) -> Call:
+def decode_call(cache: SlotCache, sequences: Sequence[RunningSequence]) -> Call:
     """Return the call that runs one token of each sequence and beam."""
     first, last = cache.allocated_range()
     tokens = np.zeros((last - first, 1), np.int64)
@@ -105,7 +105,7 @@ def decode_call(cache: SlotCache, sequences: Sequence[Running]) -> Call:
     return Call(first, tokens, cache.write_positions(first, last), written, rows, sequences)
 
 
-def speculative_call(cache: SlotCache, sequence: Running, limit: int, drafter: Drafter | None) -> Call | None:
+def speculative_call(cache: SlotCache, sequence: RunningSequence, limit: int, drafter: Drafter | None) -> Call | None:
     """Return a call that verifies up to `limit` speculative tokens of a sequence; None if none are proposed."""
     if not isinstance(sequence, GeneratedSequence):
         return None
@@ -139,13 +139,15 @@ def pending_write(call: Call) -> PendingWrite:
     return PendingWrite(call.first, start, start + call.tokens.shape[1])
 
 
-def pending_writes(cache: SlotCache, sequences: Sequence[Running], chunks: Iterable[PromptChunk]) -> list[PendingWrite]:
+def pending_writes(
+    cache: SlotCache, sequences: Sequence[RunningSequence], chunks: Iterable[PromptChunk]
+) -> list[PendingWrite]:
     """Return the positions that decoding `sequences` and prefilling `chunks` write."""
     written = [(slot, 1) for slot, _ in _next_inputs(sequences)]
     written += [(sequence.slots[0], len(tokens)) for sequence, tokens in chunks]
     return [PendingWrite(slot, cache.length(slot), cache.length(slot) + count) for slot, count in written]
 
 
-def _next_inputs(sequences: Iterable[Running]) -> list[tuple[int, int]]:
+def _next_inputs(sequences: Iterable[RunningSequence]) -> list[tuple[int, int]]:
     """Return (slot, token) of each sequence and beam."""
     return [(slot, token) for sequence in sequences for slot, token in zip(sequence.slots, sequence.inputs())]

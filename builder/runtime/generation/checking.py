@@ -30,13 +30,13 @@ from .options import (
     REAL,
     SOURCE,
     TEXT,
-    Options,
+    RequestOptions,
 )
 
 
 def read_options(
     tensors: Tensors, parameters: Mapping[str, Any], defaults: Mapping[str, Any], inputs: "Sequence[str]"
-) -> Options:
+) -> RequestOptions:
     """Check one request: its tensors, then its JSON parameters, over the model's defaults. Raises InputError.
 
     `inputs`: the names of the fields that this model has.
@@ -96,7 +96,7 @@ def _value(entry: Field, values: "Sequence[Any]") -> Any:
     return bool(values[0]) if entry.data_type == FLAG else values[0]
 
 
-def _checked(options: "dict[str, Any]", requested: "set[str]") -> Options:
+def _checked(options: "dict[str, Any]", requested: "set[str]") -> RequestOptions:
     _read_prompt(options, requested)
     _read_documents(options, requested)
     for name in requested & {"stop_words", "bad_words"}:
@@ -112,7 +112,7 @@ def _checked(options: "dict[str, Any]", requested: "set[str]") -> Options:
             f"temperature is {options['temperature']}; expected 0, which takes the most probable token, or at least "
             f"{MIN_TEMPERATURE:g}"
         )
-    return _consistent(Options(**options), requested)
+    return _consistent(RequestOptions(**options), requested)
 
 
 def _read_prompt(options: "dict[str, Any]", requested: "set[str]") -> None:
@@ -212,7 +212,7 @@ def _guide(requested: "dict[str, Any]") -> "dict[str, Any]":
     return requested
 
 
-def _consistent(options: Options, requested: "set[str]") -> Options:
+def _consistent(options: RequestOptions, requested: "set[str]") -> RequestOptions:
     """Refuse options that contradict one another. Raises InputError."""
     if options.early_stopping not in EARLY_STOPPING:
         raise InputError(f"early_stopping is {options.early_stopping!r}; expected one of {', '.join(EARLY_STOPPING)}")
@@ -226,7 +226,7 @@ def _consistent(options: Options, requested: "set[str]") -> Options:
                 raise InputError(f"guide and {name} contradict each other; send one of them")
     if options.num_beams == 1:
         for name in sorted(requested & {"length_penalty", "early_stopping"}):
-            if getattr(options, name) != getattr(Options, name):
+            if getattr(options, name) != getattr(RequestOptions, name):
                 raise InputError(f"{name} is of beam search only; send num_beams of at least 2 with it")
         return options
     contradictions = {

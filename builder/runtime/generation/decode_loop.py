@@ -20,18 +20,26 @@ from .beams import reorder
 from .calls import Call, Proposal
 from .drafting import Drafter
 from .errors import DecodeLoopFailed
-from .executors.base import Candidates, Executor, Part, ScoredCandidates
+from .executors.base import CallPart, Executor, ScoredCandidates, TokenCandidates
 from .executors.candidates import MAX_CANDIDATES
-from .sampling import Choice, Sampler, choose
+from .sampling import Sampler, TokenChoice, choose
 from .scheduler import Scheduler, SchedulerLimits
-from .sequences import Beams, GeneratedSequence, Piece, Request, RequestStatus, Running, SequenceStatus
+from .sequences import (
+    AnswerPiece,
+    BeamSequence,
+    GeneratedSequence,
+    Request,
+    RequestStatus,
+    RunningSequence,
+    SequenceStatus,
+)
 from .slot_cache import SlotCache
 from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often queue deadlines are checked while nothing runs
 COUNT_MULTIPLE = 16  # a search's number of candidates is rounded up to a multiple, so that bindings are reused
 LOG = logging.getLogger(__name__)
-Logits = Union[np.ndarray, Candidates]  # an array is all logits of a call
+Logits = Union[np.ndarray, TokenCandidates]  # an array is all logits of a call
 
 
 class DecodeLoop:
@@ -70,7 +78,7 @@ class DecodeLoop:
                 thread.join()
         self.scheduler.refuse_all(DecodeLoopFailed("the model was unloaded before this request was answered"))
 
-    def submit(self, sequences: Sequence[Running]) -> None:
+    def submit(self, sequences: Sequence[RunningSequence]) -> None:
         """Queue the sequences of one request. Raises QueueFull, or DecodeLoopFailed if the loop has failed."""
         with self.scheduler.changed:
             if self.failure is not None:
@@ -95,7 +103,7 @@ class DecodeLoop:
 
     def _run(self, calls: Sequence[Call]) -> Sequence[Logits]:
         """Return the logits of each call; several calls run as one."""
-        parts = [Part(call.first, call.tokens, call.positions, call.logits_positions) for call in calls]
+        parts = [CallPart(call.first, call.tokens, call.positions, call.logits_positions) for call in calls]
         if all(map(self._needs_candidates_only, calls)):
             return self.executor.best(parts)
         if len(parts) > 1:
@@ -116,7 +124,7 @@ class DecodeLoop:
 
     def _search_candidates(self, call: Call) -> int:
         """Return how many candidates are enough for a call with beam searches; 0 if it needs all logits."""
-        searches = [sequence.search for sequence in call.sequences if isinstance(sequence, Beams)]
+        searches = [sequence.search for sequence in call.sequences if isinstance(sequence, BeamSequence)]
         others = [sequence.sampler for sequence in call.sequences if isinstance(sequence, GeneratedSequence)]
         if not (searches and self.executor.has_likeliest) or call.scored is not None:
             return 0
@@ -218,7 +226,7 @@ class DecodeLoop:
         start, own = 0, []
         for sequence in sequences:
             count = len(sequence.inputs())
-            if isinstance(sequence, Beams):
+            if isinstance(sequence, BeamSequence):
                 own_rows = logits[start : start + count]
                 assert isinstance(own_rows, (np.ndarray, ScoredCandidates)), "`best` runs no searches"
                 self._accept_beams(sequence, own_rows if isinstance(own_rows, ScoredCandidates) else list(own_rows))
@@ -231,7 +239,7 @@ class DecodeLoop:
     def _accept_tokens(self, sequences: list[GeneratedSequence], logits: Logits) -> None:
         """Choose a token for each row, and emit its text; an error fails that row's request alone."""
         samplers = [sequence.sampler for sequence in sequences]
-        choices: list[Choice | Exception]
+        choices: list[TokenChoice | Exception]
         try:
             choices = list(choose(logits, samplers))
         except Exception as error:
@@ -248,7 +256,7 @@ class DecodeLoop:
             except Exception as error:
                 self.scheduler.refuse(sequence.request, error)
 
-    def _advance(self, sequence: GeneratedSequence, choice: Choice, now: float) -> None:
+    def _advance(self, sequence: GeneratedSequence, choice: TokenChoice, now: float) -> None:
         """Append a chosen token, and the forced tokens after it if they need no steps."""
         goes_on = self._append(sequence, choice, now)
         sampler = sequence.sampler
@@ -257,11 +265,11 @@ class DecodeLoop:
         forced = sampler.forced if sampler.options.logprobs < 0 else []  # these need every token's logits
         if forced and self.scheduler.fast_forward(sequence, len(forced)):
             for token in list(forced):
-                goes_on = goes_on and self._append(sequence, Choice(token), now)
+                goes_on = goes_on and self._append(sequence, TokenChoice(token), now)
         if goes_on:
             sampler.guide.prepare()
 
-    def _append(self, sequence: GeneratedSequence, choice: Choice, now: float) -> bool:
+    def _append(self, sequence: GeneratedSequence, choice: TokenChoice, now: float) -> bool:
         """Append one token and emit its text; return False if the sequence ends with it."""
         self.stats.generated_tokens += 1
         piece = sequence.advance(choice, self.cache.max_length)
@@ -273,7 +281,7 @@ class DecodeLoop:
             self._deliver(sequence.request, piece)
         return not piece.finish_reason
 
-    def _accept_beams(self, beams: Beams, logits: list[np.ndarray] | ScoredCandidates) -> None:
+    def _accept_beams(self, beams: BeamSequence, logits: list[np.ndarray] | ScoredCandidates) -> None:
         """Let a search choose its next beams, and copy their keys and values to the slots where they go on."""
         now = time.monotonic()
         try:
@@ -300,7 +308,7 @@ class DecodeLoop:
             self.stats.first_token_seconds += now - request.arrived
             self.stats.first_tokens += 1
 
-    def _finish(self, sequence: Running, pieces: list[Piece], now: float) -> None:
+    def _finish(self, sequence: RunningSequence, pieces: list[AnswerPiece], now: float) -> None:
         """Free the slots of a sequence that ended, then emit its last pieces."""
         self.scheduler.finish(sequence)
         self.stats.token_seconds += now - (sequence.request.first_token or now)
@@ -309,11 +317,11 @@ class DecodeLoop:
             for piece in pieces:
                 self._deliver(sequence.request, piece)
 
-    def _deliver(self, request: Request, piece: Piece) -> None:
+    def _deliver(self, request: Request, piece: AnswerPiece) -> None:
         """Emit `piece` through the request's `defer`: writing it may be slow (JSON), and the next step waits."""
         request.defer(partial(self._emit, request, piece))
 
-    def _emit(self, request: Request, piece: Piece) -> None:
+    def _emit(self, request: Request, piece: AnswerPiece) -> None:
         """Emit `piece`, unless the request failed or was cancelled; an error fails that request alone."""
         if request.undeliverable or request.status is RequestStatus.CANCELLED:
             return
@@ -324,7 +332,7 @@ class DecodeLoop:
             self.scheduler.refuse(request, error)
 
 
-def _choose_alone(logits: Logits, sampler: Sampler) -> Choice | Exception:
+def _choose_alone(logits: Logits, sampler: Sampler) -> TokenChoice | Exception:
     try:
         return choose(logits, [sampler])[0]
     except Exception as error:

@@ -16,7 +16,7 @@ from ..panics import call_tokenizer
 from ..tokens import tokens_of, tokens_of_ids
 from .chat import ChatTemplate
 from .checking import refuse_half_characters
-from .options import Options
+from .options import RequestOptions
 from .prompts import Prompt, token_ids
 
 
@@ -38,7 +38,7 @@ class DecoderPrompts:
         if chat is not None:
             self.chat = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
 
-    def __call__(self, options: Options) -> Prompt:
+    def __call__(self, options: RequestOptions) -> Prompt:
         """Return the prompt. Raises InputError for a gap, too many tokens, or a chat without a template."""
         if options.input_ids:  # their text is needed only where it is repeated
             return self._fitting(self._decoded(options, False) if options.echo else "", options.input_ids)
@@ -46,7 +46,7 @@ class DecoderPrompts:
         prompt = self._fitting(text, token_ids(self.tokenizer, [text], special)[0])
         return replace(prompt, thinking=self._ends_in_reasoning(text, options))
 
-    def tokens(self, options: Options) -> "tuple[str, str]":
+    def tokens(self, options: RequestOptions) -> "tuple[str, str]":
         """Return the text of a prompt of any length, and its tokens as JSON. Raises InputError without a template."""
         if options.input_ids:
             text = self._decoded(options, options.skip_special_tokens)
@@ -54,7 +54,7 @@ class DecoderPrompts:
         text, special = self._text(options)
         return text, tokens_of(self.tokenizer, [text], special)[0]
 
-    def _text(self, options: Options) -> "tuple[str, bool]":
+    def _text(self, options: RequestOptions) -> "tuple[str, bool]":
         """Return a prompt's text, and True if the tokeniser adds its special tokens; a rendered chat has them."""
         text, special = self._rendered(options)
         if self.fill is not None and self.fill in text:
@@ -64,7 +64,7 @@ class DecoderPrompts:
             )
         return text, special
 
-    def _rendered(self, options: Options) -> "tuple[str, bool]":
+    def _rendered(self, options: RequestOptions) -> "tuple[str, bool]":
         if options.messages is None:
             return options.prompt, True
         if self.chat is None:
@@ -82,7 +82,7 @@ class DecoderPrompts:
             )
         return text, False
 
-    def _ends_in_reasoning(self, text: str, options: Options) -> bool:
+    def _ends_in_reasoning(self, text: str, options: RequestOptions) -> bool:
         """Return True if a rendered chat ends within reasoning, which the template or a continued message began."""
         if self.thinking is None or options.messages is None:
             return False
@@ -91,7 +91,7 @@ class DecoderPrompts:
         said = str(options.messages[-1].get("content"))
         return said.rfind(self.thinking.begin) > said.rfind(self.thinking.end)
 
-    def _decoded(self, options: Options, skip_special: bool) -> str:
+    def _decoded(self, options: RequestOptions, skip_special: bool) -> str:
         text: str = call_tokenizer(self.tokenizer.decode, list(options.input_ids), skip_special_tokens=skip_special)
         return text
 

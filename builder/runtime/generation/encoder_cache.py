@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .sequences import Request, Running
+from .sequences import Request, RunningSequence
 
 if TYPE_CHECKING:
     from .executors.encoding import EncodingExecutor
@@ -24,7 +24,7 @@ class EncoderCache:
         self.token_budget = token_budget
         self.allocated = [False] * executor.geometry.slots
 
-    def unencoded(self, sequences: "Iterable[Running]") -> "list[Request]":
+    def unencoded(self, sequences: "Iterable[RunningSequence]") -> "list[Request]":
         """Return the requests of `sequences` whose source is neither encoded nor being encoded, each once, in order."""
         requests = dict.fromkeys(sequence.request for sequence in sequences)
         return [request for request in requests if not request.encoding and request.active]
@@ -42,7 +42,7 @@ class EncoderCache:
             request.encoding = True
         return batch
 
-    def allocate(self, sequence: Running) -> None:
+    def allocate(self, sequence: RunningSequence) -> None:
         """Copy the encoded source of `sequence` to a free place, and let its slots attend to it."""
         request = sequence.request
         sequence.source = self.allocated.index(False)
@@ -53,16 +53,16 @@ class EncoderCache:
             request.encoded = None
         self._assign(sequence)
 
-    def detach(self, sequence: Running, slot: int) -> None:
+    def detach(self, sequence: RunningSequence, slot: int) -> None:
         """Detach `slot`, from which `sequence` was moved to another."""
         self.executor.assign(slot, -1, 0)
         self._assign(sequence)
 
-    def _assign(self, sequence: Running) -> None:
+    def _assign(self, sequence: RunningSequence) -> None:
         for beam, slot in enumerate(sequence.slots):
             self.executor.assign(slot, sequence.source, beam)
 
-    def release(self, sequence: Running) -> None:
+    def release(self, sequence: RunningSequence) -> None:
         """Free the place of a sequence that ended."""
         self.allocated[sequence.source] = False
         for slot in sequence.slots:

@@ -21,7 +21,7 @@ import numpy as np
 from ..fields import InputError
 from .checking import refuse_half_characters
 from .json_schemas import normalised
-from .numerals import Numerals, Place
+from .numerals import Numerals, NumeralState
 from .recursion import refuse_endless_documents
 
 MAX_CACHED_GUIDES = 64  # compiled guides
@@ -56,7 +56,7 @@ class Guide:
     ) -> None:
         """Start at the beginning. `numerals` limits the numbers of a JSON document; None for guides of another kind."""
         self.matcher, self.vocabulary, self.beside, self.numerals = matcher, vocabulary, beside, numerals
-        self.place = Place()
+        self.place = NumeralState()
         self.forced: "list[int]" = list(matcher.compute_ff_tokens())
         self.complete = False
         self._next: "Future[np.ndarray] | None" = None

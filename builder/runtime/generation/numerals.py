@@ -21,7 +21,7 @@ EXPONENT = frozenset(b"eE")
 SIGNS = frozenset(b"+-")
 
 
-class Place(NamedTuple):
+class NumeralState(NamedTuple):
     """Place in a document: in a string, between two values, or in a number with its digits counted so far."""
 
     quoted: bool = False
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     decimals: int = 0
     exponent: int = 0
 
-    def after(self, text: bytes) -> Place:
+    def after(self, text: bytes) -> NumeralState:
         """Return the place after `text`."""
         place = self
         for byte in text:
@@ -49,18 +49,18 @@ class Place(NamedTuple):
     def _written(self) -> int:
         return self.whole + max(1, self.decimals)
 
-    def _after(self, byte: int) -> Place:
+    def _after(self, byte: int) -> NumeralState:
         if self.quoted:
-            return Place(quoted=self.escaped or byte != QUOTE, escaped=not self.escaped and byte == BACKSLASH)
+            return NumeralState(quoted=self.escaped or byte != QUOTE, escaped=not self.escaped and byte == BACKSLASH)
         if byte in DIGITS:
             if not self.part:
-                return Place(part="whole", whole=1)
+                return NumeralState(part="whole", whole=1)
             return self._replace(**{self.part: getattr(self, self.part) + 1})
         if self.part == "whole" and byte == POINT:
             return self._replace(part="decimals")
         if self.part and (byte in EXPONENT or (self.part == "exponent" and byte in SIGNS)):
             return self._replace(part="exponent")
-        return Place(quoted=byte == QUOTE)
+        return NumeralState(quoted=byte == QUOTE)
 
 
 class Numerals:
@@ -77,11 +77,11 @@ class Numerals:
         """Return the bytes of `token`."""
         return self.texts[token] if token < len(self.texts) else b""
 
-    def _too_long(self, place: Place) -> np.ndarray:
+    def _too_long(self, place: NumeralState) -> np.ndarray:
         return np.array([token for token in self.tokens if self._passes_limit(place, self.texts[token])], np.int64)
 
     @staticmethod
-    def _passes_limit(place: Place, text: bytes) -> bool:
+    def _passes_limit(place: NumeralState, text: bytes) -> bool:
         for byte in text:
             place = place.after(bytes((byte,)))
             if place.is_too_long:

@@ -16,7 +16,7 @@ UNSET_SEED = -1
 
 
 @dataclass(frozen=True)
-class Options:
+class RequestOptions:
     """Checked options of one request. The prompt is `prompt` (text), `messages` of a chat, or `input_ids`."""
 
     prompt: str = ""

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..contract import TokenRules
-from .options import Options
+from .options import RequestOptions
 
 
 @dataclass(frozen=True)
 class Rules:
     """Score rules of one request: `ends` end the answer, `last` is forced as the `max_tokens`-th token."""
 
-    options: Options
+    options: RequestOptions
     ends: "tuple[int, ...]" = ()
     bad_words: "tuple[tuple[int, ...], ...]" = ()
     source: "tuple[int, ...]" = ()  # of an encoder-decoder model: the tokens that the encoder read
@@ -136,7 +136,7 @@ class Rules:
 
 def make_rules(
     always: TokenRules,
-    options: Options,
+    options: RequestOptions,
     ends: "tuple[int, ...]",
     bad_words: "tuple[tuple[int, ...], ...]" = (),
     source: "tuple[int, ...]" = (),

@@ -9,7 +9,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from ..panics import call_tokenizer
-from .options import Options
+from .options import RequestOptions
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,6 @@ def token_ids(tokenizer: Tokenizer, texts: "Sequence[str]", special: bool) -> "l
 class Prompts(Protocol):
     """Maker of prompts; `tokens` belongs to decoders alone, whose requests have the option `tokenize`."""
 
-    def __call__(self, options: Options) -> Prompt: ...
+    def __call__(self, options: RequestOptions) -> Prompt: ...
 
-    def tokens(self, options: Options) -> "tuple[str, str]": ...
+    def tokens(self, options: RequestOptions) -> "tuple[str, str]": ...

@@ -11,10 +11,10 @@ from typing import Union
 
 import numpy as np
 
-from .options import Options
+from .options import RequestOptions
 from .prompts import Prompt
-from .sampling import Choice
-from .sequences import Piece
+from .sampling import TokenChoice
+from .sequences import AnswerPiece
 from .text import Spelling
 
 Texts = dict[int, str]  # by token
@@ -27,7 +27,12 @@ class StreamedAnswer:
     """Sends one response for each piece of text. `scores`: of the prompt, complete before the first piece."""
 
     def __init__(
-        self, spell: Spell, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
+        self,
+        spell: Spell,
+        options: RequestOptions,
+        prompt: Prompt,
+        respond: Respond,
+        scores: "list[TokenChoice] | None",
     ) -> None:
         self.spell, self.respond = spell, respond
         self.prompt, self.scores = prompt, scores
@@ -39,7 +44,7 @@ class StreamedAnswer:
         self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
         self.thinking = set(range(options.n)) if prompt.thinking else set()
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: AnswerPiece) -> None:
         self.unfinished -= bool(piece.finish_reason)
         text = self.echo.pop(piece.index, "") + piece.text
         tensors = _tensors([piece], [text], self.prompt_tokens)
@@ -60,16 +65,21 @@ class WholeAnswer:
     """Sends one response for all sequences of a request, when the last of them has ended."""
 
     def __init__(
-        self, spell: Spell, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
+        self,
+        spell: Spell,
+        options: RequestOptions,
+        prompt: Prompt,
+        respond: Respond,
+        scores: "list[TokenChoice] | None",
     ) -> None:
         self.spell, self.options, self.respond = spell, options, respond
         self.prompt, self.scores = prompt, scores
         self.prompt_tokens = prompt.length
         self.texts = [prompt.text if options.echo else ""] * options.n
-        self.tokens: "list[list[Choice]]" = [[] for _ in range(options.n)]
-        self.last: "dict[int, Piece]" = {}
+        self.tokens: "list[list[TokenChoice]]" = [[] for _ in range(options.n)]
+        self.last: "dict[int, AnswerPiece]" = {}
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: AnswerPiece) -> None:
         self.texts[piece.index] += piece.text
         self.tokens[piece.index].extend(piece.tokens)
         if piece.finish_reason:
@@ -91,7 +101,7 @@ class WholeAnswer:
             self.respond(tensors, True)
 
 
-def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "dict[str, np.ndarray]":
+def _tensors(pieces: "list[AnswerPiece]", texts: "list[str]", prompt_tokens: int) -> "dict[str, np.ndarray]":
     """Return the output tensors: text always, counts and reasons with the last piece of a sequence."""
     tensors = {"text_output": np.array([text.encode("utf-8") for text in texts], np.object_)}
     if any(piece.index for piece in pieces) or len(pieces) > 1:
@@ -106,10 +116,10 @@ def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "
 
 
 def _logprob_tensors(
-    tokens: "Sequence[Sequence[Choice]]", spellings: "Sequence[Spelling]", options: Options
+    tokens: "Sequence[Sequence[TokenChoice]]", spellings: "Sequence[Spelling]", options: RequestOptions
 ) -> "dict[str, np.ndarray]":
     """Return the log-probabilities of each sequence's tokens, if requested; `logprobs` is as in vLLM's backend."""
-    written: "dict[str, Callable[[Sequence[Choice], Sequence[Texts]], str]]" = {}
+    written: "dict[str, Callable[[Sequence[TokenChoice], Sequence[Texts]], str]]" = {}
     if options.logprobs >= 0:
         written["logprobs_output"] = _logprobs
     if options.return_logprobs:
@@ -123,12 +133,12 @@ def _logprob_tensors(
     }
 
 
-def _texts(tokens: "Sequence[Choice]", spelling: Spelling) -> "list[Texts]":
+def _texts(tokens: "Sequence[TokenChoice]", spelling: Spelling) -> "list[Texts]":
     """Return, for each choice, the texts of its token and of the most probable ones."""
     return [spelling([choice.token, *(token for token, _ in choice.top)]) for choice in tokens]
 
 
-def _count_tensors(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict[str, np.ndarray]":
+def _count_tensors(tokens: "list[int]", prompt_tokens: int, options: RequestOptions) -> "dict[str, np.ndarray]":
     """Count the prompt's tokens and those of this response as vLLM's backend does, if requested."""
     if not options.count_tokens:
         return {}
@@ -138,7 +148,7 @@ def _count_tensors(tokens: "list[int]", prompt_tokens: int, options: Options) ->
     }
 
 
-def _metric_tensors(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]":
+def _metric_tensors(pieces: "list[AnswerPiece]", options: RequestOptions) -> "dict[str, np.ndarray]":
     """Return the measurements of an answer that has ended, if requested; they vary between runs."""
     if not options.return_perf_metrics:
         return {}
@@ -148,14 +158,14 @@ def _metric_tensors(pieces: "list[Piece]", options: Options) -> "dict[str, np.nd
     }
 
 
-def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", options: Options, spell: Spell) -> np.ndarray:
+def _prompt_logprobs(prompt: Prompt, scores: "list[TokenChoice]", options: RequestOptions, spell: Spell) -> np.ndarray:
     """Return the prompt's log-probabilities, (1,), as JSON of `_logprobs`; the first token's is null."""
-    tokens = [Choice(prompt.tokens[0]), *scores]
+    tokens = [TokenChoice(prompt.tokens[0]), *scores]
     texts = _texts(tokens, spell(not options.input_ids, ()))  # a prompt given as text shows its special tokens
     return np.array([_logprobs(tokens, texts).encode("utf-8")], np.object_)
 
 
-def _logprobs(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
+def _logprobs(tokens: "Sequence[TokenChoice]", texts: "Sequence[Texts]") -> str:
     """Return JSON: a list of {token, text, logprob, top: [{token, text, logprob}]}."""
     entries = []
     for choice, text in zip(tokens, texts):
@@ -167,7 +177,7 @@ def _logprobs(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
     return json.dumps(entries, ensure_ascii=False)
 
 
-def _logprobs_by_id(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
+def _logprobs_by_id(tokens: "Sequence[TokenChoice]", texts: "Sequence[Texts]") -> str:
     """Return JSON: for each token {id: {logprob, rank, decoded_token}}, of itself and of the most probable ones.
 
     A token's rank is its place among the listed ones. Source: vllm_backend (8de0c14), src/utils/request.py.

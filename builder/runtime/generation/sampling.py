@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .executors.base import Candidates
+from .executors.base import TokenCandidates
 from .guides import Guide
-from .options import Options
+from .options import RequestOptions
 from .processors import Rules
 from .scores import highest
 
@@ -39,7 +39,7 @@ class Sampler:
         self.random = np.random.Generator(np.random.Philox(key=[seed, self.stream]))
 
     @property
-    def options(self) -> Options:
+    def options(self) -> RequestOptions:
         return self.rules.options
 
     @property
@@ -83,7 +83,7 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TokenChoice:
     """Chosen token and, if requested, its log-probability and those of the most probable tokens, best first."""
 
     token: int
@@ -91,14 +91,14 @@ class Choice:
     top: "tuple[tuple[int, float], ...]" = ()
 
 
-def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> "list[Choice]":
+def choose(logits: "np.ndarray | TokenCandidates", samplers: "Sequence[Sampler]") -> "list[TokenChoice]":
     """Choose a token for each row of `logits`, (rows, vocabulary) float32, which are not changed.
 
-    `logits` may instead be Candidates, if they are enough for every row (`needs_only_top`).
+    `logits` may instead be TokenCandidates, if they are enough for every row (`needs_only_top`).
     """
-    if isinstance(logits, Candidates):
+    if isinstance(logits, TokenCandidates):
         places = choose(logits.logits, samplers)
-        return [Choice(int(tokens[position.token])) for tokens, position in zip(logits.tokens, places)]
+        return [TokenChoice(int(tokens[position.token])) for tokens, position in zip(logits.tokens, places)]
     tokens = np.zeros(len(samplers), np.int64)
     is_plain = [sampler.is_plain for sampler in samplers]
     plain = [row for row, alone in enumerate(is_plain) if alone]
@@ -124,7 +124,7 @@ def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> 
             tokens[[rest[row] for row in sampled]] = chosen
     logprobs = [sampler.options.logprobs for sampler in samplers]
     return [
-        Choice(token) if top < 0 else scored_choice(logits[row], token, top)
+        TokenChoice(token) if top < 0 else scored_choice(logits[row], token, top)
         for row, (token, top) in enumerate(zip(tokens.tolist(), logprobs))
     ]
 
@@ -148,7 +148,7 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
     return tokens
 
 
-def _num_examined(options: Options) -> int:
+def _num_examined(options: RequestOptions) -> int:
     """Return how many of a row's tokens to examine first, at least its top-k; 0 if the row has no filter.
 
     Rows with the same number are filtered together, so another row's large top-k does not make a row sort more.
@@ -156,12 +156,12 @@ def _num_examined(options: Options) -> int:
     return max(EXAMINED_TOKENS, options.top_k) if _filters(options) else 0
 
 
-def _probabilities(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray | None, np.ndarray]":
+def _probabilities(scores: np.ndarray, options: "Sequence[RequestOptions]") -> "tuple[np.ndarray | None, np.ndarray]":
     """Return each row's tokens, best first (None for all in their own order), and their probabilities."""
     return _candidates(scores, options) if _filters(options[0]) else (None, _softmax(scores))
 
 
-def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray, np.ndarray]":
+def _candidates(scores: np.ndarray, options: "Sequence[RequestOptions]") -> "tuple[np.ndarray, np.ndarray]":
     """Return each row's tokens, best first, and their probabilities after all filters.
 
     Only some of the tokens are examined if these settle the choice. All `options` have the same `_num_examined`.
@@ -173,7 +173,7 @@ def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.n
     return order, allowed
 
 
-def _filters(options: Options) -> bool:
+def _filters(options: RequestOptions) -> bool:
     return (
         bool(options.top_k)
         or options.top_p < 1
@@ -184,7 +184,7 @@ def _filters(options: Options) -> bool:
     )
 
 
-def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tuple[np.ndarray, np.ndarray]":
+def _filter(scores: np.ndarray, options: "Sequence[RequestOptions]", size: int) -> "tuple[np.ndarray, np.ndarray]":
     """Return the `size` best tokens of each row, best first, and their probabilities after all filters."""
     vocabulary = scores.shape[1]
     if size < vocabulary:
@@ -221,7 +221,7 @@ def _mass(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.maximum(np.exp(scores - best).sum(axis=-1) - np.exp(values - best).sum(axis=-1), 0.0)
 
 
-def _is_settled(order: np.ndarray, allowed: np.ndarray, options: "Sequence[Options]") -> bool:
+def _is_settled(order: np.ndarray, allowed: np.ndarray, options: "Sequence[RequestOptions]") -> bool:
     """Return True if no token outside the candidates could have passed the filters."""
     for row, option in enumerate(options):
         if 0 < option.top_k <= order.shape[1]:
@@ -231,7 +231,7 @@ def _is_settled(order: np.ndarray, allowed: np.ndarray, options: "Sequence[Optio
     return True
 
 
-def _typical(probabilities: np.ndarray, allowed: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
+def _typical(probabilities: np.ndarray, allowed: np.ndarray, options: "Sequence[RequestOptions]") -> np.ndarray:
     """Keep the tokens whose surprise is nearest to the entropy, until their mass reaches typical_p."""
     logs = np.log(np.where(allowed, probabilities, 1.0))
     entropy = -(probabilities * logs).sum(axis=-1, keepdims=True)
@@ -246,7 +246,7 @@ def _typical(probabilities: np.ndarray, allowed: np.ndarray, options: "Sequence[
 
 
 def _above_cutoffs(
-    values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, options: "Sequence[Options]"
+    values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, options: "Sequence[RequestOptions]"
 ) -> np.ndarray:
     """Keep the tokens above a fixed probability, and above one that falls with the entropy (arXiv:2210.15191)."""
     best = np.arange(values.shape[1]) == allowed.argmax(axis=-1)[:, None]  # of the tokens that are left
@@ -289,9 +289,9 @@ def most_probable(logits: np.ndarray, count: int) -> np.ndarray:
     return highest([logits], nothing, nothing, count)[1]
 
 
-def scored_choice(logits: np.ndarray, token: int, count: int) -> Choice:
+def scored_choice(logits: np.ndarray, token: int, count: int) -> TokenChoice:
     """Return `token` with its log-probability and those of the `count` best, from `logits`, (vocabulary,)."""
     best = float(logits.max())
     total = best + float(np.log(np.exp((logits - best).astype(np.float64)).sum()))
     top = most_probable(logits, count).tolist() if count else []
-    return Choice(token, float(logits[token]) - total, tuple((int(t), float(logits[t]) - total) for t in top))
+    return TokenChoice(token, float(logits[token]) - total, tuple((int(t), float(logits[t]) - total) for t in top))

@@ -30,7 +30,7 @@ from .calls import (
 )
 from .drafting import Drafter
 from .errors import DeadlineExceeded, QueueFull
-from .sequences import GeneratedSequence, Request, Running, SequenceStatus
+from .sequences import GeneratedSequence, Request, RunningSequence, SequenceStatus
 from .slot_cache import SlotCache
 from .stats import Stats
 
@@ -66,8 +66,8 @@ class Scheduler:
         """Create an empty queue. `can_speculate`, `joins_prefills`: see Executor."""
         self.can_speculate, self.joins_prefills, self.drafter = can_speculate, joins_prefills, drafter
         self.cache, self.limits, self.stats, self.encoder_cache = cache, limits, stats, encoder_cache
-        self.waiting: list[tuple[int, int, Running]] = []  # a heap: priority, then arrival
-        self.running: list[Running] = []
+        self.waiting: list[tuple[int, int, RunningSequence]] = []  # a heap: priority, then arrival
+        self.running: list[RunningSequence] = []
         self.changed = threading.Condition()
         self._order = itertools.count()
 
@@ -76,7 +76,7 @@ class Scheduler:
         """True if any sequence waits or runs."""
         return bool(self.waiting or self.running)
 
-    def submit(self, sequences: Sequence[Running]) -> None:
+    def submit(self, sequences: Sequence[RunningSequence]) -> None:
         """Queue the sequences of one request. Raises QueueFull."""
         with self.changed:
             if self.limits.queue and len(self.waiting) + len(sequences) > self.limits.queue:
@@ -116,7 +116,7 @@ class Scheduler:
             yield from ([call] for call in self._decode())
         self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
 
-    def finish(self, sequence: Running) -> None:
+    def finish(self, sequence: RunningSequence) -> None:
         """Free the slots of a sequence that ended."""
         sequence.status = SequenceStatus.FINISHED
         self.running.remove(sequence)
@@ -139,7 +139,7 @@ class Scheduler:
         for sequence in sequences:
             self.refuse(sequence.request, error)
 
-    def _is_ready(self, sequence: Running) -> bool:
+    def _is_ready(self, sequence: RunningSequence) -> bool:
         return self.encoder_cache is None or sequence.request.encoded is not None
 
     def _drop_ended(self) -> None:
@@ -160,7 +160,7 @@ class Scheduler:
         for sequence in [sequence for sequence in self.running if not sequence.request.active]:
             self.finish(sequence)
 
-    def _refuse_overdue(self, queued: Sequence[Running], now: float) -> None:
+    def _refuse_overdue(self, queued: Sequence[RunningSequence], now: float) -> None:
         """Refuse requests that have waited too long and of which no sequence runs."""
         wait = self.limits.wait_s
         waiting = [sequence.request for sequence in queued if not sequence.was_preempted]
@@ -199,15 +199,15 @@ class Scheduler:
             if self.encoder_cache is not None and self.cache.free_slots < free:
                 self.changed.notify_all()  # the encoder may go on
 
-    def _slots_left_by(self, waiting: Running) -> int:
+    def _slots_left_by(self, waiting: RunningSequence) -> int:
         """Return how many slots later sequences may use without delaying `waiting`."""
         later = sum(running.width for running in self.running if _queue_order(running) > _queue_order(waiting))
         return max(0, len(self.cache.allocated) - waiting.width - later)
 
-    def _has_prefilling_sibling(self, sequence: Running) -> bool:
+    def _has_prefilling_sibling(self, sequence: RunningSequence) -> bool:
         return any(other.request is sequence.request for other in self._active(SequenceStatus.PREFILLING))
 
-    def _start(self, sequence: Running) -> None:
+    def _start(self, sequence: RunningSequence) -> None:
         request = sequence.request
         placement = self.cache.allocate(sequence.tokens, request.reusable)
         sequence.slots = [placement.slot, *(self.cache.allocate_empty() for _ in range(sequence.width - 1))]
@@ -224,7 +224,7 @@ class Scheduler:
             sequence.status = SequenceStatus.DECODING  # its prompt is one token: a step like any other
             self.encoder_cache.allocate(sequence)
 
-    def _active(self, status: SequenceStatus) -> list[Running]:
+    def _active(self, status: SequenceStatus) -> list[RunningSequence]:
         return [sequence for sequence in self.running if sequence.status is status and sequence.request.active]
 
     def fast_forward(self, sequence: GeneratedSequence, forced: int) -> bool:
@@ -283,7 +283,7 @@ class Scheduler:
         decode = [decode_call(self.cache, others)] if others else []
         return [*decode, *speculative, *(prefill_call(self.cache, sequence, tokens) for sequence, tokens in chunks)]
 
-    def _speculate(self, sequences: Sequence[Running]) -> list[Call]:
+    def _speculate(self, sequences: Sequence[RunningSequence]) -> list[Call]:
         """Return speculative calls of sequences, in order, while a step decodes at most `MAX_DECODE_TOKENS` tokens."""
         calls: list[Call] = []
         budget = MAX_DECODE_TOKENS - sum(sequence.width for sequence in sequences) if self.can_speculate else 0
@@ -320,10 +320,10 @@ class Scheduler:
                         self.encoder_cache.detach(sequence, source)
 
 
-def _queue_order(sequence: Running) -> tuple[int, int]:
+def _queue_order(sequence: RunningSequence) -> tuple[int, int]:
     """Return the position of a sequence in the queue: priority, then arrival."""
     return sequence.request.options.priority, sequence.arrival
 
 
-def _queue_entry(sequence: Running) -> tuple[int, int, Running]:
+def _queue_entry(sequence: RunningSequence) -> tuple[int, int, RunningSequence]:
     return (*_queue_order(sequence), sequence)

@@ -17,9 +17,9 @@ import numpy as np
 
 from .beams import BeamSearch
 from .draft_length import DraftLength
-from .options import Options
+from .options import RequestOptions
 from .prompt_lookup import PromptLookup
-from .sampling import Choice, Sampler, scored_choice
+from .sampling import Sampler, TokenChoice, scored_choice
 from .text import Detokenizer, StopStrings
 
 
@@ -49,12 +49,12 @@ def run_now(work: "Callable[[], None]") -> None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """Result of one step for one sequence: `finish_reason` is set on the last piece, `score` with beam search."""
 
     index: int
     text: str
-    tokens: "tuple[Choice, ...]"
+    tokens: "tuple[TokenChoice, ...]"
     finish_reason: str = ""
     completion_tokens: int = 0
     score: "float | None" = None
@@ -72,9 +72,9 @@ class Request:
     """
 
     prompt: "list[int]"
-    options: Options
+    options: RequestOptions
     max_tokens: int
-    emit: "Callable[[Piece], None]"
+    emit: "Callable[[AnswerPiece], None]"
     fail: "Callable[[Exception], None]"
     deadline: "float | None" = None  # time.monotonic()
     source: "tuple[int, ...]" = ()
@@ -85,7 +85,7 @@ class Request:
     encoding: bool = False  # True while or after the encoder runs its source
     encoded: Any = None
     waiting_sequences: int = 0
-    scores: "list[Choice] | None" = None  # of the prompt's tokens after the first, so far, if requested
+    scores: "list[TokenChoice] | None" = None  # of the prompt's tokens after the first, so far, if requested
     status: RequestStatus = RequestStatus.ACTIVE
     defer: Defer = run_now
     undeliverable: bool = False
@@ -144,7 +144,7 @@ class GeneratedSequence:
     status: SequenceStatus = SequenceStatus.WAITING
     arrival: int = 0  # in the order of arrival
     was_preempted: bool = False
-    unsent: "list[Choice]" = field(default_factory=list)
+    unsent: "list[TokenChoice]" = field(default_factory=list)
     draft_length: DraftLength = field(default_factory=DraftLength)
 
     width = 1
@@ -186,7 +186,7 @@ class GeneratedSequence:
         self.lookup.extend(self.sampler.generated[len(self.lookup.tokens) - len(self.request.prompt) :])
         return self.lookup.propose(limit)
 
-    def advance(self, choice: Choice, max_length: int) -> "Piece | None":
+    def advance(self, choice: TokenChoice, max_length: int) -> "AnswerPiece | None":
         """Append a token; return the piece to emit, or None if it only began a character or a stop string.
 
         Raises InputError if its guide cannot go on.
@@ -216,13 +216,13 @@ class GeneratedSequence:
             return None
         tokens, self.unsent = tuple(self.unsent), []
         if not reason:
-            return Piece(self.index, text, tokens)
+            return AnswerPiece(self.index, text, tokens)
         waited = self.request.queue_seconds or 0.0
-        return Piece(self.index, text, tokens, reason, count, None, self.request.cached_tokens, waited)
+        return AnswerPiece(self.index, text, tokens, reason, count, None, self.request.cached_tokens, waited)
 
 
 @dataclass(eq=False)
-class Beams:
+class BeamSequence:
     """Beams of one request; they give no text until the search ends, and then its n best hypotheses."""
 
     request: Request
@@ -256,7 +256,7 @@ class Beams:
         """Return the token of each running beam that the next step runs."""
         return [(generated or self.request.prompt)[-1] for generated in self.search.generated]
 
-    def pieces(self) -> "list[Piece]":
+    def pieces(self) -> "list[AnswerPiece]":
         """Return the n best hypotheses, best first."""
         pieces = []
         for index, hypothesis in enumerate(self.search.ended[: self.request.options.n]):
@@ -265,8 +265,10 @@ class Beams:
             text = "".join(map(detokenizer.push, generated)) + detokenizer.flush()
             count = len(hypothesis.tokens)
             cached, waited = self.request.cached_tokens, self.request.queue_seconds or 0.0
-            pieces.append(Piece(index, text, (), hypothesis.finish_reason, count, hypothesis.score, cached, waited))
+            pieces.append(
+                AnswerPiece(index, text, (), hypothesis.finish_reason, count, hypothesis.score, cached, waited)
+            )
         return pieces
 
 
-Running = Union[GeneratedSequence, Beams]
+RunningSequence = Union[GeneratedSequence, BeamSequence]

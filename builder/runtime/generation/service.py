@@ -23,13 +23,13 @@ from .checking import read_options
 from .decode_loop import DecodeLoop
 from .executors.base import EngineModel, Executor, Geometry
 from .guides import Guides
-from .options import LISTS, Options
+from .options import LISTS, RequestOptions
 from .processors import make_rules
 from .prompts import Prompt, Prompts, token_ids
 from .responses import Respond, StreamedAnswer, WholeAnswer
-from .sampling import Choice, Sampler
+from .sampling import Sampler, TokenChoice
 from .scheduler import SchedulerLimits
-from .sequences import Beams, Defer, GeneratedSequence, Request, Running, run_now
+from .sequences import BeamSequence, Defer, GeneratedSequence, Request, RunningSequence, run_now
 from .text import Detokenizer, Spelling, StopStrings
 
 
@@ -60,13 +60,13 @@ class Service:
         self.start(prepared)
         return prepared[0].request
 
-    def start(self, prepared: "Sequence[Running]") -> None:
+    def start(self, prepared: "Sequence[RunningSequence]") -> None:
         """Start answering the sequences that `prepare` returned. Raises QueueFull and DecodeLoopFailed."""
         self.loop.submit(prepared)
 
     def prepare(
         self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond, defer: Defer = run_now
-    ) -> "list[Running]":
+    ) -> "list[RunningSequence]":
         """Read one request, including all the slow work; raise InputError if it cannot be answered.
 
         A request that only asks for tokens is answered at once, and the returned list is empty. `respond` is called
@@ -86,7 +86,7 @@ class Service:
             return []
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
-        scores: "list[Choice] | None" = [] if options.prompt_logprobs >= 0 else None
+        scores: "list[TokenChoice] | None" = [] if options.prompt_logprobs >= 0 else None
         answers = (StreamedAnswer if options.stream else WholeAnswer)(self.spelling, options, prompt, respond, scores)
         deadline = time.monotonic() + options.timeout_ms / 1000 if options.timeout_ms else None
         tokens, source = list(prompt.tokens), prompt.source
@@ -97,7 +97,7 @@ class Service:
         request = Request(tokens, options, maximum, answers.add, fail, deadline, source, scores=scores, defer=defer)
         return self._sequences(request, prompt.first)
 
-    def _max_tokens(self, options: Options, prompt: Prompt) -> int:
+    def _max_tokens(self, options: RequestOptions, prompt: Prompt) -> int:
         longest = self.serving.arena.length
         remaining = longest - len(prompt.tokens)
         if options.max_tokens is None:
@@ -121,7 +121,7 @@ class Service:
             )
         return options.max_tokens
 
-    def _sequences(self, request: Request, first: "int | None") -> "list[Running]":
+    def _sequences(self, request: Request, first: "int | None") -> "list[RunningSequence]":
         """Return what the engine runs for a request: its n sequences, or its one beam search."""
         options = request.options
         if options.num_beams > self.serving.beams:
@@ -145,7 +145,7 @@ class Service:
             return Detokenizer(self.tokenizer, request.prompt, special, clean_up)
 
         if options.num_beams > 1:
-            return [Beams(request, BeamSearch(rules, request.prompt, ends), detokenizer)]
+            return [BeamSequence(request, BeamSearch(rules, request.prompt, ends), detokenizer)]
         return [
             GeneratedSequence(
                 request,
@@ -157,13 +157,13 @@ class Service:
             for index in range(options.n)
         ]
 
-    def _ends(self, options: Options) -> "frozenset[int]":
+    def _ends(self, options: RequestOptions) -> "frozenset[int]":
         """Return the tokens that end an answer."""
         ends = {*options.stop_token_ids, *(() if options.ignore_eos else self.serving.end_ids)}
         ends |= {self.special[word] for word in options.stop_words if word in self.special}  # not shown in text
         return frozenset(ends)
 
-    def _refuse_strange(self, options: Options) -> None:
+    def _refuse_strange(self, options: RequestOptions) -> None:
         """Raise InputError for token ids outside the vocabulary."""
         tokens, vocabulary = (*options.logit_bias, *options.stop_token_ids, *options.input_ids), self.serving.vocabulary
         strange = [token for token in tokens if not 0 <= token < vocabulary]
@@ -189,7 +189,7 @@ class Service:
                 f"{shorter}, or build the model with a larger --cache-gb"
             )
 
-    def _bad_words(self, options: Options) -> "tuple[tuple[int, ...], ...]":
+    def _bad_words(self, options: RequestOptions) -> "tuple[tuple[int, ...], ...]":
         forms = [form for word in options.bad_words for form in (word, f" {word}")]
         words = {tuple(ids) for ids in token_ids(self.tokenizer, forms, special=False)}
         return tuple(words)

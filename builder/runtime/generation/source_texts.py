@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from ..contract import GenerationServing, Language, Source
+from ..contract import EncoderInput, GenerationServing, Language
 from ..fields import InputError
-from .options import Options
+from .options import RequestOptions
 from .prompts import Prompt, token_ids
 
 
@@ -22,11 +22,11 @@ def open_prompts(serving: GenerationServing, tokenizer: Tokenizer) -> "SourceTex
 class SourceTexts:
     """Prompts of an encoder-decoder: a text with the checkpoint's task prefix, or its language's tokens."""
 
-    def __init__(self, source: Source, tokenizer: Tokenizer) -> None:
+    def __init__(self, source: EncoderInput, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.source = source
 
-    def __call__(self, options: Options) -> Prompt:
+    def __call__(self, options: RequestOptions) -> Prompt:
         """Return the prompt. Raises InputError if it exceeds the encoder's limit or names an unknown language."""
         source = self.source
         target: "Language | None" = None
@@ -74,7 +74,7 @@ class SourceTexts:
         raise InputError(f"{found}; this model knows {', '.join(pairs)}")
 
 
-def beginning(source: Source, target: "Language | None") -> "tuple[int, int | None]":
+def beginning(source: EncoderInput, target: "Language | None") -> "tuple[int, int | None]":
     """Return the token that an answer starts from and the one forced after it: one of the two names the language.
 
     It is the first if the checkpoint's own start is a language's token: such answers have no other token before their

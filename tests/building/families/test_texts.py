@@ -21,7 +21,7 @@ from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.errors import BuilderError, SpecError
 from builder.options import make_spec
 from builder.runtime.fields import InputError
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.source_texts import SourceTexts
 from tests.decoders import make_decoder_checkpoint
 from tests.seq2seqs import make_seq2seq_checkpoint
@@ -53,13 +53,13 @@ def test_a_prefix_of_the_configuration_comes_before_every_text(
     checkpoint, _, texts = _read(folder, task)
     wanted = checkpoint.tokenizer(expected + TEXT)["input_ids"]
     assert wanted != checkpoint.tokenizer(TEXT)["input_ids"]
-    assert list(texts(Options(prompt=TEXT)).source) == wanted
+    assert list(texts(RequestOptions(prompt=TEXT)).source) == wanted
 
 
 def test_a_text_with_a_language_gets_no_prefix_of_the_configuration(tmp_path: Path) -> None:
     folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, pad_token_id=1, prefix=" a ")
     checkpoint, _, texts = _read(folder, "translation_en_to_ro")
-    assert list(texts(Options(prompt="the train")).source) == checkpoint.tokenizer("the train")["input_ids"]
+    assert list(texts(RequestOptions(prompt="the train")).source) == checkpoint.tokenizer("the train")["input_ids"]
 
 
 def _of_25_languages() -> MBartTokenizer:
@@ -76,10 +76,10 @@ def test_an_answer_that_starts_with_its_language_is_not_forced_to_say_it_again(t
     folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", **own)
     tokenizer.save_pretrained(folder)
     checkpoint, _, texts = _read(folder)
-    default = texts(Options(prompt="the train"))
+    default = texts(RequestOptions(prompt="the train"))
     assert (default.tokens, default.first) == ((romanian,), None)
     assert list(default.source) == checkpoint.tokenizer("the train")["input_ids"]
-    other = texts(Options(prompt="the train", target_language="de_DE"))
+    other = texts(RequestOptions(prompt="the train", target_language="de_DE"))
     assert (other.tokens, other.first) == ((german,), None)
     assert verified_beginning(texts.source) == (romanian, None)
 
@@ -111,11 +111,11 @@ def test_the_only_pair_of_a_translator_is_its_default(tmp_path: Path) -> None:
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", task_specific_params=own)
     checkpoint, settings, texts = _read(folder, "translation")
     wanted = checkpoint.tokenizer(f"translate English to German: {TEXT}")["input_ids"]
-    assert list(texts(Options(prompt=TEXT)).source) == wanted
-    assert list(texts(Options(prompt=TEXT, source_language="en", target_language="de")).source) == wanted
+    assert list(texts(RequestOptions(prompt=TEXT)).source) == wanted
+    assert list(texts(RequestOptions(prompt=TEXT, source_language="en", target_language="de")).source) == wanted
     assert settings.beams == 2
     with pytest.raises(InputError, match="en to de"):
-        texts(Options(prompt=TEXT, target_language="fr"))
+        texts(RequestOptions(prompt=TEXT, target_language="fr"))
 
 
 def test_a_language_that_all_pairs_share_need_not_be_named(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_a_language_that_all_pairs_share_need_not_be_named(tmp_path: Path) -> No
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", task_specific_params=own)
     checkpoint, _, texts = _read(folder, "translation")
     expected = checkpoint.tokenizer(f"to fr: {TEXT}")["input_ids"]
-    assert list(texts(Options(prompt=TEXT, target_language="fr")).source) == expected
+    assert list(texts(RequestOptions(prompt=TEXT, target_language="fr")).source) == expected
     with pytest.raises(InputError, match="target_language is missing; this model knows en to de, en to fr"):
-        texts(Options(prompt=TEXT))
+        texts(RequestOptions(prompt=TEXT))
 
 
 def test_the_only_pair_of_a_multilingual_model_is_its_default(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_only_pair_of_a_multilingual_model_is_its_default(tmp_path: Path) ->
     options = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "task_specific_params": own}
     folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, **options)
     checkpoint, settings, texts = _read(folder, "translation")
-    assert texts(Options(prompt="the train")).first == checkpoint.tokenizer.convert_tokens_to_ids("ro_RO")
+    assert texts(RequestOptions(prompt="the train")).first == checkpoint.tokenizer.convert_tokens_to_ids("ro_RO")
     assert settings.beams == 3
 
 
@@ -144,7 +144,7 @@ def test_a_pair_of_the_configuration_that_the_tokenizer_lacks_is_no_default(tmp_
     options = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "task_specific_params": own}
     folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, **options)
     with pytest.raises(InputError, match="target_language is missing"):
-        _read(folder, "translation")[2](Options(prompt="the train"))
+        _read(folder, "translation")[2](RequestOptions(prompt="the train"))
 
 
 def test_there_is_room_for_the_longest_answer_that_the_checkpoint_wants(tmp_path: Path) -> None:

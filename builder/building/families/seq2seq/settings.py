@@ -13,7 +13,7 @@ from builder.checkpoints.languages import languages, nearest
 from builder.checkpoints.tasks.base import Instructions, seq2seq_task
 from builder.common.errors import CheckpointError, SpecError
 from builder.graphs.onnx.graph import ENCODER_FILE
-from builder.runtime.contract import Language, LayerShape, Source
+from builder.runtime.contract import EncoderInput, Language, LayerShape
 
 LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
 
@@ -83,7 +83,9 @@ def own_prefix(config: PreTrainedConfig) -> str:
     return str(getattr(config, "prefix", None) or "")
 
 
-def source_of(checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape], token_budget: int) -> Source:
+def source_of(
+    checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape], token_budget: int
+) -> EncoderInput:
     """Return what serving.json says of texts: their limit, what is put before them, and how answers begin."""
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
@@ -93,7 +95,7 @@ def source_of(checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerS
     source = settings.instructions.source
     if settings.languages and source is None:
         source = getattr(checkpoint.tokenizer, "src_lang", None)
-    return Source(
+    return EncoderInput(
         max_length=checkpoint.max_length,
         layers=cross,
         encoder=ENCODER_FILE,

@@ -58,7 +58,7 @@ from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.generating import lay_out_generating
 from builder.repository.report.record import BuildReport, MeasuredVariant
 from builder.repository.verdict import Comparison
-from builder.runtime.contract import Arena, GenerationServing, Source
+from builder.runtime.contract import Arena, EncoderInput, GenerationServing
 from builder.runtime.fields import Field
 
 VERIFIED_BEAMS = 4  # more beams take longer to verify, and show no more
@@ -72,7 +72,7 @@ class Seq2Seq:
     checkpoint: Checkpoint
     folder: Path
     settings: Settings
-    source: Source
+    source: EncoderInput
     memory: Memory
     samples: tuple[Mapping[str, Any], ...]
 

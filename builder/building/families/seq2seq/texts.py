@@ -13,8 +13,8 @@ from builder.building.families.generating import read_samples
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.errors import CheckpointError
-from builder.runtime.contract import Source
-from builder.runtime.generation.options import Options
+from builder.runtime.contract import EncoderInput
+from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.source_texts import SourceTexts, beginning
 
 
@@ -26,7 +26,9 @@ def texts_to_judge(path: Path | None, checkpoint: Checkpoint) -> list[Mapping[st
     return samples
 
 
-def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: Source) -> list[tuple[int, ...]]:
+def token_rows(
+    samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: EncoderInput
+) -> list[tuple[int, ...]]:
     """Return the samples as the emitted code tokenises them."""
     spoken, wanted = source.source_language, source.target_language
     if source.pairs:
@@ -36,14 +38,14 @@ def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, sou
         wanted = _verified_target(source)
     unlimited = replace(source, max_length=10**9, source_language=spoken, target_language=wanted)
     prompts = SourceTexts(unlimited, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
-    prompted = [prompts(Options(prompt=str(sample["text_input"]))).source for sample in samples]
+    prompted = [prompts(RequestOptions(prompt=str(sample["text_input"]))).source for sample in samples]
     return [row[: checkpoint.max_length] for row in prompted]
 
 
-def verified_beginning(source: Source) -> tuple[int, int | None]:
+def verified_beginning(source: EncoderInput) -> tuple[int, int | None]:
     """Return how a verified answer begins: in the default target language, or in the first that is known."""
     return beginning(source, source.languages[_verified_target(source)] if source.languages else None)
 
 
-def _verified_target(source: Source) -> str:
+def _verified_target(source: EncoderInput) -> str:
     return source.target_language or next(iter(source.languages))

@@ -22,16 +22,18 @@ class Task(task.Task):
         size = parameters["size"]
         return (Field("embedding", "TYPE_FP32", (size,) if parameters["pooled"] else (-1, size)),)
 
-    def read(self, tensors: Tensors) -> task.Job:
+    def read(self, tensors: Tensors) -> task.EncodingJob:
         texts = one_each(tensors, "text_input")
         prompts: Mapping[str, str] = self.parameters["prompts"]
         name = option(tensors, "prompt_name", self.parameters["default_prompt"]) if prompts else None
         if name is not None and name not in prompts:
             raise InputError(f"prompt_name is {name!r}; this model has {', '.join(sorted(prompts))}")
         prefix = prompts[name] if name is not None else ""
-        return task.Job([prefix + text for text in texts], {}, self.wants_truncation(tensors))
+        return task.EncodingJob([prefix + text for text in texts], {}, self.wants_truncation(tensors))
 
-    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+    def answer(
+        self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+    ) -> dict[str, np.ndarray]:
         if self.parameters["pooled"]:
             return {"embedding": np.stack([output["features"] for output in outputs])}
         if len({len(row.encoding) for row in rows}) > 1:

@@ -32,7 +32,7 @@ class Task(task.Task):
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         return (Field("predictions", "TYPE_STRING"),)
 
-    def read(self, tensors: Tensors) -> task.Job:
+    def read(self, tensors: Tensors) -> task.EncodingJob:
         texts = one_each(tensors, "text_input")
         targets = strings(tensors, "targets") if "targets" in tensors else None
         if targets is not None and len(targets) != len(texts):
@@ -41,7 +41,7 @@ class Task(task.Task):
             "top_k": count(tensors, "top_k", 5, maximum=self.limits.list_values),
             "targets": [self._target_ids(row) for row in targets] if targets else None,
         }
-        return task.Job(list(texts), options, self.wants_truncation(tensors))
+        return task.EncodingJob(list(texts), options, self.wants_truncation(tensors))
 
     def _target_ids(self, targets: list[str]) -> list[int]:
         ids = [self.text.tokenizer.token_to_id(target) for target in targets]
@@ -53,7 +53,7 @@ class Task(task.Task):
             )
         return sorted({token_id for token_id in ids if token_id is not None})
 
-    def rows(self, job: task.Job, encodings: Sequence[Encoding]) -> list[task.Row]:
+    def rows(self, job: task.EncodingJob, encodings: Sequence[Encoding]) -> list[task.Row]:
         rows = super().rows(job, encodings)
         for row in rows:
             positions = [i for i, token in enumerate(row.encoding.ids) if token == self.parameters["mask_id"]]
@@ -65,7 +65,9 @@ class Task(task.Task):
         refuse_long("predictions, top_k for each mask,", predictions, self.limits)
         return rows
 
-    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+    def answer(
+        self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+    ) -> dict[str, np.ndarray]:
         answers = []
         for row, output in zip(rows, outputs):
             allowed = job.options["targets"][row.source] if job.options["targets"] else None

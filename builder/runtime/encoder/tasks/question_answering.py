@@ -45,7 +45,7 @@ class Task(task.Task):
             Field("answers", "TYPE_STRING"),
         )
 
-    def read(self, tensors: Tensors) -> task.Job:
+    def read(self, tensors: Tensors) -> task.EncodingJob:
         questions, contexts = one_each(tensors, "question"), one_each(tensors, "context")
         if len(questions) != len(contexts):
             raise InputError(f"context has {len(contexts)} rows and question {len(questions)}; send one a question")
@@ -65,9 +65,9 @@ class Task(task.Task):
             "impossible": bool(option(tensors, "handle_impossible_answer", False)),
         }
         windows = Truncation(self.max_length, "only_second", stride)
-        return task.Job(list(zip(questions, contexts)), options, truncate=False, truncation=windows)
+        return task.EncodingJob(list(zip(questions, contexts)), options, truncate=False, truncation=windows)
 
-    def rows(self, job: task.Job, encodings: Sequence[Encoding]) -> list[task.Row]:
+    def rows(self, job: task.EncodingJob, encodings: Sequence[Encoding]) -> list[task.Row]:
         """Return one row a window: a context is never cut, a long one becomes several overlapping rows."""
         return [
             task.Row(window, source)
@@ -75,7 +75,9 @@ class Task(task.Task):
             for window in (encoding, *encoding.overflowing)
         ]
 
-    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+    def answer(
+        self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+    ) -> dict[str, np.ndarray]:
         by_source = [self._spans(job, source, rows, outputs) for source in range(len(job.texts))]
         best = [spans[0] for spans in by_source]
         return {
@@ -87,7 +89,7 @@ class Task(task.Task):
         }
 
     def _spans(
-        self, job: task.Job, source: int, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+        self, job: task.EncodingJob, source: int, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
     ) -> list[Span]:
         """Return the best spans over all windows of one context; the same text found twice adds its scores."""
         context = job.texts[source][1]

@@ -19,7 +19,9 @@ class Task(FeatureExtraction):
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         return (Field("indices", "TYPE_INT32", (-1,)), Field("values", "TYPE_FP32", (-1,)))
 
-    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+    def answer(
+        self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+    ) -> dict[str, np.ndarray]:
         """Return indices in ascending order; rows with fewer than the longest end with -1 and the value 0."""
         reached = [np.flatnonzero(output["weights"] > 0) for output in outputs]
         shape = len(reached), max(1, *map(len, reached))

@@ -26,7 +26,7 @@ class Task(task.Task):
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         return (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)))
 
-    def read(self, tensors: Tensors) -> task.Job:
+    def read(self, tensors: Tensors) -> task.EncodingJob:
         texts = one_each(tensors, "text_input")
         labels = len(self.parameters["labels"])
         options = {
@@ -34,13 +34,15 @@ class Task(task.Task):
             "function": choice(tensors, "function_to_apply", self.parameters["function"], tuple(FUNCTIONS)),
         }
         if "text_pair" not in tensors:
-            return task.Job(list(texts), options, self.wants_truncation(tensors))
+            return task.EncodingJob(list(texts), options, self.wants_truncation(tensors))
         pairs = one_each(tensors, "text_pair")
         if len(pairs) != len(texts):
             raise InputError(f"text_pair has {len(pairs)} rows and text_input {len(texts)}; send one pair a text")
-        return task.Job(list(zip(texts, pairs)), options, self.wants_truncation(tensors))
+        return task.EncodingJob(list(zip(texts, pairs)), options, self.wants_truncation(tensors))
 
-    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+    def answer(
+        self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+    ) -> dict[str, np.ndarray]:
         scores = FUNCTIONS[job.options["function"]](np.stack([output["logits"] for output in outputs]))
         best = np.argsort(-scores, axis=-1, kind="stable")[:, : job.options["top_k"]]
         labels: list[str] = self.parameters["labels"]

@@ -25,7 +25,7 @@ class Task(task.Task):
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         return (Field("score", "TYPE_FP32", (-1,)), Field("order", "TYPE_INT32", (-1,)))
 
-    def read(self, tensors: Tensors) -> task.Job:
+    def read(self, tensors: Tensors) -> task.EncodingJob:
         queries = one_each(tensors, "query")
         documents = strings(tensors, "documents")
         if len(queries) != len(documents):
@@ -35,9 +35,11 @@ class Task(task.Task):
             "shape": (len(documents), len(documents[0])),
             "function": choice(tensors, "function_to_apply", self.parameters["function"], ("sigmoid", "none")),
         }
-        return task.Job(list(pairs), options, self.wants_truncation(tensors))
+        return task.EncodingJob(list(pairs), options, self.wants_truncation(tensors))
 
-    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+    def answer(
+        self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+    ) -> dict[str, np.ndarray]:
         logits = np.stack([output["logits"] for output in outputs]).reshape(job.options["shape"])
         scores = FUNCTIONS[job.options["function"]](logits).astype(np.float32)
         return {"score": scores, "order": np.argsort(-scores, axis=-1, kind="stable").astype(np.int32)}

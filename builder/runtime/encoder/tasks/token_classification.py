@@ -35,16 +35,18 @@ class Task(task.Task):
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         return (Field("entities", "TYPE_STRING"),)
 
-    def read(self, tensors: Tensors) -> task.Job:
+    def read(self, tensors: Tensors) -> task.EncodingJob:
         texts = one_each(tensors, "text_input")
         ignored = strings(tensors, "ignore_labels") if "ignore_labels" in tensors else [["O"]]
         options = {
             "strategy": choice(tensors, "aggregation_strategy", "none", STRATEGIES),
             "ignored": {label for row in ignored for label in row},
         }
-        return task.Job(list(texts), options, self.wants_truncation(tensors))
+        return task.EncodingJob(list(texts), options, self.wants_truncation(tensors))
 
-    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+    def answer(
+        self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+    ) -> dict[str, np.ndarray]:
         answers = []
         for row, output in zip(rows, outputs):
             scores = softmax(output["logits"][: len(row.encoding)])

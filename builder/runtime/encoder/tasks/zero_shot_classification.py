@@ -28,7 +28,7 @@ class Task(task.Task):
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         return (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)))
 
-    def read(self, tensors: Tensors) -> task.Job:
+    def read(self, tensors: Tensors) -> task.EncodingJob:
         texts = one_each(tensors, "text_input")
         labels = strings(tensors, "candidate_labels")
         if len(labels) != len(texts):
@@ -39,9 +39,11 @@ class Task(task.Task):
             raise InputError(f"hypothesis_template is {template!r}; expected {{}} once, where the label goes")
         pairs = [(text, template.replace("{}", label)) for text, row in zip(texts, labels) for label in row]
         options = {"labels": labels, "multi_label": bool(option(tensors, "multi_label", False))}
-        return task.Job(list(pairs), options, self.wants_truncation(tensors))
+        return task.EncodingJob(list(pairs), options, self.wants_truncation(tensors))
 
-    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+    def answer(
+        self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
+    ) -> dict[str, np.ndarray]:
         labels: list[list[str]] = job.options["labels"]
         logits = np.stack([output["logits"] for output in outputs]).reshape(len(labels), len(labels[0]), -1)
         entailment = self.parameters["entailment"]

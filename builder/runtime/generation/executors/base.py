@@ -52,7 +52,7 @@ class Geometry:
         }
 
 
-class Part(NamedTuple):
+class CallPart(NamedTuple):
     """Arguments of `Executor.run`."""
 
     first: int
@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Candidates:
+class TokenCandidates:
     """Tokens with the highest logits at each position, best first; ties go to the lower id.
 
     `tokens`: (positions, count) int64; `logits`: the same in float32.
@@ -71,12 +71,12 @@ class Candidates:
     tokens: np.ndarray
     logits: np.ndarray
 
-    def __getitem__(self, rows: "slice | list[int]") -> "Candidates":
-        return Candidates(self.tokens[rows], self.logits[rows])
+    def __getitem__(self, rows: "slice | list[int]") -> "TokenCandidates":
+        return TokenCandidates(self.tokens[rows], self.logits[rows])
 
 
 @dataclass(frozen=True)
-class ScoredCandidates(Candidates):
+class ScoredCandidates(TokenCandidates):
     """Candidates with the log-sum-exp of all logits at each position, `totals`: (positions, 1) float32."""
 
     totals: np.ndarray
@@ -116,18 +116,18 @@ class Executor(ABC):
         Returns logits (positions, vocabulary) float32 in that order; valid until the next call.
         """
 
-    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+    def run_together(self, parts: "Sequence[CallPart]") -> "list[np.ndarray]":
         """Run `parts`, of different slots, in one call; return what `run` returns for each.
 
         Requires `blocks`, or `joins_prefills` with each part one row of an empty slot, in the order of adjacent slots.
         """
         raise NotImplementedError(f"{type(self).__name__} runs one part a call")
 
-    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
+    def best(self, parts: "Sequence[CallPart]") -> "list[TokenCandidates]":
         """Run `parts` like `run` or `run_together`, but return only the highest logits. Requires `candidates`."""
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
-    def likeliest(self, part: "Part", count: int) -> ScoredCandidates:
+    def likeliest(self, part: "CallPart", count: int) -> ScoredCandidates:
         """Run `part` like `run`, but return the `count` highest logits (all of fewer tokens) and their totals.
 
         Valid until the next call. Requires `has_likeliest`.
@@ -155,7 +155,7 @@ def last_of_rows(tokens: np.ndarray) -> np.ndarray:
     return np.arange(new - 1, rows * new, new)
 
 
-class Step:
+class StepInputs:
     """Small inputs of one call, allocated once and filled in place."""
 
     def __init__(self, rows: int, new: int, num_logits: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...contract import GenerationServing
-from .base import Executor, Geometry, Infer, Step, copy_slot, last_of_rows
+from .base import Executor, Geometry, Infer, StepInputs, copy_slot, last_of_rows
 
 
 def open_executor(infer: Infer, serving: GenerationServing, geometry: Geometry) -> "Bls":
@@ -31,7 +31,7 @@ class Bls(Executor):
     ) -> np.ndarray:
         rows, new = tokens.shape
         logits_positions = last_of_rows(tokens) if logits_positions is None else logits_positions
-        step = Step(rows, new, len(logits_positions))
+        step = StepInputs(rows, new, len(logits_positions))
         step.fill(tokens, lengths, logits_positions)
         feeds = {name: array for name, array in step.feeds.items() if name in self.inputs}
         used = int(lengths.max())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...contract import GenerationServing
-from .base import Candidates, EngineModel, Executor, Geometry, Part, Step
+from .base import CallPart, EngineModel, Executor, Geometry, StepInputs, TokenCandidates
 from .candidates import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS, in_order
 from .cuda import copy_to_host, load_cuda
 from .padded_prefill import logits_positions_of, padded, places
@@ -57,27 +57,27 @@ class BlsCuda(Executor):
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
-        return self.run_together([Part(first, tokens, lengths, logits_positions)])[0]
+        return self.run_together([CallPart(first, tokens, lengths, logits_positions)])[0]
 
-    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+    def run_together(self, parts: "Sequence[CallPart]") -> "list[np.ndarray]":
         (logits,) = self._call(parts, ("logits",))
         return [logits[rows] for rows in places(parts)]
 
-    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
+    def best(self, parts: "Sequence[CallPart]") -> "list[TokenCandidates]":
         logits, tokens = self._call(parts, (TOP_LOGITS, TOP_TOKENS))
-        candidates = in_order(Candidates(tokens, logits))
+        candidates = in_order(TokenCandidates(tokens, logits))
         return [candidates[rows] for rows in places(parts)]
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Let `target` go on from `source` at the next call."""
         self.rows[target] = self.rows[source]
 
-    def _call(self, parts: "Sequence[Part]", names: "Sequence[str]") -> "list[np.ndarray]":
+    def _call(self, parts: "Sequence[CallPart]", names: "Sequence[str]") -> "list[np.ndarray]":
         """Run one call; return the outputs of those `names`, (positions, ...)."""
         part, counts = padded(parts)
         rows, new = part.tokens.shape
         logits_positions = logits_positions_of(part)
-        step = Step(rows, new, len(logits_positions))
+        step = StepInputs(rows, new, len(logits_positions))
         step.fill(part.tokens, part.lengths, logits_positions, counts)
         feeds: "dict[str, Any]" = {name: array for name, array in step.feeds.items() if name in self.inputs}
         feeds["cache_rows"] = self.rows

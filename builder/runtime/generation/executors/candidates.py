@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Candidates
+from .base import TokenCandidates
 
 MAX_CANDIDATES = (
     128  # above what requests send as top_k, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
@@ -18,7 +18,9 @@ TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that f
 TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # for searches: an output, and the count to find
 
 
-def in_order(candidates: Candidates) -> Candidates:
+def in_order(candidates: TokenCandidates) -> TokenCandidates:
     """Sort equal logits by token: CUDA's TopK leaves them as its threads found them (onnxruntime, topk_impl.cuh)."""
     order = np.lexsort((candidates.tokens, -candidates.logits), axis=-1)
-    return Candidates(*(np.take_along_axis(part, order, axis=-1) for part in (candidates.tokens, candidates.logits)))
+    return TokenCandidates(
+        *(np.take_along_axis(part, order, axis=-1) for part in (candidates.tokens, candidates.logits))
+    )

@@ -15,7 +15,7 @@ import numpy as np
 from ...contract import GenerationServing, Session
 from ...onnx_runtime import onnxruntime
 from ...sessions import open_session
-from .base import Candidates, Executor, Geometry, Part, ScoredCandidates, Step, copy_slot, last_of_rows
+from .base import CallPart, Executor, Geometry, ScoredCandidates, StepInputs, TokenCandidates, copy_slot, last_of_rows
 from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 
 Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache
@@ -28,7 +28,7 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
     return InProcess(folder / serving.model, geometry, serving.session)
 
 
-class Bound(Executor):
+class BoundExecutor(Executor):
     """Runs `session` over bindings of the cache, which are created once for a range of slots and kept."""
 
     can_speculate = True
@@ -40,19 +40,19 @@ class Bound(Executor):
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)  # every call writes its logits here
         # by first slot, rows, logits, what is bound and how many of the best: the inputs of one new token a row, their
         # binding, its outputs
-        self.decoding: dict[tuple[int, int, int, str, int], tuple[Step, Any, Any]] = {}
+        self.decoding: dict[tuple[int, int, int, str, int], tuple[StepInputs, Any, Any]] = {}
 
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
-        return self._answer(Part(first, tokens, lengths, logits_positions), self._bind_logits)
+        return self._answer(CallPart(first, tokens, lengths, logits_positions), self._bind_logits)
 
     def _answer(
-        self, part: Part, bind: "Callable[[Any, int], Answer]", counts: "np.ndarray | None" = None, best: int = 0
+        self, part: CallPart, bind: "Callable[[Any, int], Answer]", counts: "np.ndarray | None" = None, best: int = 0
     ) -> Answer:
         """Run `part`, with outputs bound to what `bind` returns for the number of logits.
 
-        `counts`: see Step; `best`: how many of the most probable tokens the graph finds.
+        `counts`: see StepInputs; `best`: how many of the most probable tokens the graph finds.
         """
         rows, new = part.tokens.shape
         logits_positions = last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions
@@ -71,11 +71,11 @@ class Bound(Executor):
         typed: Answer = answer
         return typed
 
-    def _run(self, step: Step, binding: Any) -> None:
+    def _run(self, step: StepInputs, binding: Any) -> None:
         self.session.run_with_iobinding(binding)
 
     @abstractmethod
-    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[Step, Any]:
+    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[StepInputs, Any]:
         """Return the inputs of `new` tokens of each of `rows` slots, and their binding with the cache."""
 
     def _bind_logits(self, binding: Any, num_logits: int) -> np.ndarray:
@@ -87,7 +87,7 @@ class Bound(Executor):
         return logits
 
 
-class InPlace(Bound):
+class InPlace(BoundExecutor):
     """Runs an open session with a cache of its own, bound in place."""
 
     def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
@@ -95,19 +95,19 @@ class InPlace(Bound):
         self.arena = geometry.allocate()
         self.has_likeliest = TOP_COUNT in self.inputs
 
-    def likeliest(self, part: Part, count: int) -> ScoredCandidates:
+    def likeliest(self, part: CallPart, count: int) -> ScoredCandidates:
         count = min(count, self.geometry.vocabulary)
 
         def likeliest(binding: Any, num_logits: int) -> ScoredCandidates:
             return bind_likeliest(binding, num_logits, count)
 
-        return self._answer(Part(*part), likeliest, best=count)
+        return self._answer(CallPart(*part), likeliest, best=count)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)
 
-    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[Step, Any]:
-        step, binding = Step(rows, new, num_logits), self.session.io_binding()
+    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[StepInputs, Any]:
+        step, binding = StepInputs(rows, new, num_logits), self.session.io_binding()
         step.feeds[TOP_COUNT] = np.array([best], np.int64)
         for name, array in step.feeds.items():
             if name in self.inputs:
@@ -127,10 +127,10 @@ class InProcess(InPlace):
         super().__init__(geometry, open_session(model, session))
 
 
-def bind_best(binding: Any, num_logits: int, count: int) -> Candidates:
+def bind_best(binding: Any, num_logits: int, count: int) -> TokenCandidates:
     """Bind outputs for the `count` highest logits of `num_logits` positions."""
     shape = (num_logits, count)
-    best = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+    best = TokenCandidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
     for name, array in ((TOP_TOKENS, best.tokens), (TOP_LOGITS, best.logits)):
         binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
     return best

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...contract import GenerationServing, Session
-from .base import Candidates, Geometry, Part, Step
+from .base import CallPart, Geometry, StepInputs, TokenCandidates
 from .candidates import in_order
 from .cuda import Device, DeviceCache, candidates_of, run_bound
-from .onnxruntime import Answer, Bound, bind_best
+from .onnxruntime import Answer, BoundExecutor, bind_best
 from .padded_prefill import padded, places
 
 
@@ -27,7 +27,7 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
     return Cuda(folder / serving.model, folder / serving.copier, geometry, serving.session)
 
 
-class Cuda(Bound):
+class Cuda(BoundExecutor):
     """Slots of a cache on a device."""
 
     joins_prefills = True
@@ -38,18 +38,18 @@ class Cuda(Bound):
         self.candidates = candidates_of(self.session)
         self.cache = DeviceCache(device, copier, geometry, geometry.slots, geometry.max_length)
 
-    def _run(self, step: Step, binding: Any) -> None:
+    def _run(self, step: StepInputs, binding: Any) -> None:
         run_bound(self.session, binding, {name: array for name, array in step.feeds.items() if name in self.inputs})
 
-    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+    def run_together(self, parts: "Sequence[CallPart]") -> "list[np.ndarray]":
         logits = self._answer_together(parts, self._bind_logits)
         return [logits[rows] for rows in places(parts)]
 
-    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
+    def best(self, parts: "Sequence[CallPart]") -> "list[TokenCandidates]":
         candidates = in_order(self._answer_together(parts, self._bind_best))
         return [candidates[rows] for rows in places(parts)]
 
-    def _answer_together(self, parts: "Sequence[Part]", bind: "Callable[[Any, int], Answer]") -> Answer:
+    def _answer_together(self, parts: "Sequence[CallPart]", bind: "Callable[[Any, int], Answer]") -> Answer:
         part, counts = padded(parts)
         return self._answer(part, bind, counts)
 
@@ -57,14 +57,14 @@ class Cuda(Bound):
         """Copy a whole slot: both are equal before `start`, and positions after `length` are unused."""
         self.cache.copy(source, target)
 
-    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> "tuple[Step, Any]":
+    def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> "tuple[StepInputs, Any]":
         """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
-        step, binding = Step(rows, new, num_logits), self.session.io_binding()
+        step, binding = StepInputs(rows, new, num_logits), self.session.io_binding()
         for name, shape in self.cache.shapes.items():
             region = self.cache.region(name, first, (rows, *shape))
             binding.bind_input(f"past_{name}", *region)
             binding.bind_output(f"present_{name}", *region)
         return step, binding
 
-    def _bind_best(self, binding: Any, num_logits: int) -> Candidates:
+    def _bind_best(self, binding: Any, num_logits: int) -> TokenCandidates:
         return bind_best(binding, num_logits, self.candidates)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ...contract import GenerationServing, Session
-from .base import Candidates, Geometry, Part
+from .base import CallPart, Geometry, TokenCandidates
 from .candidates import in_order
 from .cuda import Device, DeviceCache, candidates_of, run_bound
 from .onnxruntime import bind_best
-from .paged import Paged, Rows
+from .paged import Paged, PagedRows
 
 # Tokens of a block by the largest head size: what a tile of FlashAttention covers, which must lie in one block.
 # Source: paged_attention.cc, flash_min_block_size.
@@ -59,20 +59,20 @@ class CudaBlocks(Paged):
         self.cache = DeviceCache(device, copier, geometry, self.blocks.num_blocks, self.blocks.block_size)
         self.whole, self.highest = self._bound(), self._bound()  # a binding returns all outputs ever bound
 
-    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
+    def best(self, parts: "Sequence[CallPart]") -> "list[TokenCandidates]":
         rows = self._rows(parts)
         best = bind_best(self.highest, len(rows.logits_positions), self.candidates)
         self._run(self.highest, rows)
         best = in_order(best)
         return [best[index] for index in rows.places]
 
-    def _infer(self, rows: Rows) -> np.ndarray:
+    def _infer(self, rows: PagedRows) -> np.ndarray:
         logits = np.zeros((len(rows.logits_positions), self.geometry.vocabulary), np.float32)
         self.whole.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         self._run(self.whole, rows)
         return logits
 
-    def _run(self, binding: Any, rows: Rows) -> None:
+    def _run(self, binding: Any, rows: PagedRows) -> None:
         run_bound(self.session, binding, {name: array for name, array in feeds_of(rows).items() if name in self.inputs})
 
     def _copy_block(self, source: int, target: int) -> None:
@@ -94,7 +94,7 @@ def cache_name(kind: str, layer: int, after: str = "") -> str:
     return f"{kind}_cache{after}.{layer}"
 
 
-def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
+def feeds_of(rows: PagedRows) -> "dict[str, np.ndarray]":
     """Return the inputs of a call, without the caches. Tables shorter than the longest end with block 0, unread."""
     table = np.zeros((len(rows.tables), max(map(len, rows.tables))), np.int32)
     for row, blocks in enumerate(rows.tables):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...contract import GenerationServing, Session
 from ...sessions import open_session
-from .base import Geometry, Part, ScoredCandidates, last_of_rows
+from .base import CallPart, Geometry, ScoredCandidates, last_of_rows
 from .encoding import CrossGeometry, EncodingExecutor
 from .onnxruntime import MAX_BINDINGS, InProcess, bind_likeliest
 
@@ -102,14 +102,14 @@ class CrossAttending(InProcess, EncodingExecutor):
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
-        return self._step(Part(first, tokens, lengths, logits_positions), 0).logits
+        return self._step(CallPart(first, tokens, lengths, logits_positions), 0).logits
 
-    def likeliest(self, part: Part, count: int) -> ScoredCandidates:
+    def likeliest(self, part: CallPart, count: int) -> ScoredCandidates:
         likeliest = self._step(part, min(count, self.geometry.vocabulary)).likeliest
         assert likeliest is not None, "as many as asked for"
         return likeliest
 
-    def _step(self, part: Part, count: int) -> BoundStep:
+    def _step(self, part: CallPart, count: int) -> BoundStep:
         """Run one token a row, and find the `count` most probable next ones."""
         first, tokens, lengths, logits_positions = part
         rows = len(tokens)

@@ -23,16 +23,16 @@ from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 from ...contract import GenerationServing, Session
 from .base import Geometry
 from .openvino_graph import BLOCK, DOMAIN, TABLES
-from .paged import OPERATOR, Paged, Rows
+from .paged import OPERATOR, Paged, PagedRows
 
 
-def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "OpenVino":
+def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "OpenVinoExecutor":
     """Open the graph in `folder` that serving.json names."""
     assert serving.model is not None
-    return OpenVino(folder / serving.model, geometry, serving.session)
+    return OpenVinoExecutor(folder / serving.model, geometry, serving.session)
 
 
-class OpenVino(Paged):
+class OpenVinoExecutor(Paged):
     """Graph whose attention is PagedAttention; `session.entries` are properties of OpenVINO's CPU plugin."""
 
     def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
@@ -45,7 +45,7 @@ class OpenVino(Paged):
         # With a uint8 cache each new token rounds the keys of its block anew, and a wrong guess would leave a trace.
         self.can_speculate = geometry.cache != "uint8"
 
-    def _infer(self, rows: Rows) -> np.ndarray:
+    def _infer(self, rows: PagedRows) -> np.ndarray:
         self.inputs.fill(feeds_of(rows))
         (logits,) = self.request.infer(share_outputs=True).values()  # otherwise logits are copied once more
         return np.asarray(logits)
@@ -77,7 +77,7 @@ class Inputs:
                 self.request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
 
 
-def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
+def feeds_of(rows: PagedRows) -> "dict[str, np.ndarray]":
     """Return the inputs of a call, without the caches."""
     return {
         "input_ids": np.array([rows.tokens], np.int64),

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .base import Part, last_of_rows
+from .base import CallPart, last_of_rows
 
 
-def padded(parts: "Sequence[Part]") -> "tuple[Part, np.ndarray | None]":
+def padded(parts: "Sequence[CallPart]") -> "tuple[CallPart, np.ndarray | None]":
     """Return one part as it is; several as one, and how many tokens each row has."""
     if len(parts) == 1:
         return parts[0], None
@@ -25,15 +25,15 @@ def padded(parts: "Sequence[Part]") -> "tuple[Part, np.ndarray | None]":
     logits_positions = np.concatenate(
         [row * counts.max() + logits_positions_of(part) for row, part in enumerate(parts)]
     )
-    return Part(parts[0].first, tokens, np.zeros(len(parts), np.int64), logits_positions), counts
+    return CallPart(parts[0].first, tokens, np.zeros(len(parts), np.int64), logits_positions), counts
 
 
-def logits_positions_of(part: Part) -> np.ndarray:
+def logits_positions_of(part: CallPart) -> np.ndarray:
     """Return the places of `part` after which logits are needed."""
     return last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions
 
 
-def places(parts: "Sequence[Part]") -> "list[slice]":
+def places(parts: "Sequence[CallPart]") -> "list[slice]":
     """Return which rows of the logits of `padded` belong to each part."""
     ends = np.cumsum([len(logits_positions_of(part)) for part in parts]).tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]

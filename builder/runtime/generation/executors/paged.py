@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..block_manager import BlockManager, PendingWrite
-from .base import Executor, Geometry, Part, last_of_rows
+from .base import CallPart, Executor, Geometry, last_of_rows
 
 OPERATOR = "PagedAttention"  # name of attention over blocks in a graph's file, for every engine
 
@@ -25,7 +25,7 @@ def blocks_of(geometry: Geometry, block: int) -> int:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PagedRows:
     """Rows of a call, one after the other; plain lists, which cost less than arrays of so few numbers.
 
     For each token: `tokens` and `positions`. `logits_positions`: indices of the tokens after which logits are needed;
@@ -69,9 +69,9 @@ class Paged(Executor):
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
     ) -> np.ndarray:
-        return self.run_together([Part(first, tokens, lengths, logits_positions)])[0]
+        return self.run_together([CallPart(first, tokens, lengths, logits_positions)])[0]
 
-    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+    def run_together(self, parts: "Sequence[CallPart]") -> "list[np.ndarray]":
         rows = self._rows(parts)
         logits = self._infer(rows)
         return [logits[index] for index in rows.places]
@@ -80,14 +80,14 @@ class Paged(Executor):
         self.blocks.share(source, target, length)
 
     @abstractmethod
-    def _infer(self, rows: Rows) -> np.ndarray:
+    def _infer(self, rows: PagedRows) -> np.ndarray:
         """Run the graph; return logits (positions, vocabulary) float32, valid until the next call."""
 
     @abstractmethod
     def _copy_block(self, source: int, target: int) -> None:
         """Copy a block's keys and values of all layers."""
 
-    def _rows(self, parts: "Sequence[Part]") -> Rows:
+    def _rows(self, parts: "Sequence[CallPart]") -> PagedRows:
         """Return the rows of `parts` that need logits, with blocks that they may write."""
         ids: "list[int]" = []
         positions: "list[int]" = []
@@ -106,7 +106,7 @@ class Paged(Executor):
                 tables.append(self._table(part.first + row, lengths[row], size))
             logits_positions += [begins[place // size] + place % size for place in answered]
             counts.append(len(answered))
-        return Rows(ids, positions, logits_positions, counts, past, new, tables)
+        return PagedRows(ids, positions, logits_positions, counts, past, new, tables)
 
     def _table(self, slot: int, length: int, new: int) -> "list[int]":
         """Return the blocks of `slot` for `new` more tokens, copied if others share them."""
