@@ -244,7 +244,9 @@ class GenerationServing:
     @property
     def prompts_module(self) -> str:
         """Module in generation/ that reads the input of a request."""
-        return "decoder_prompts" if self.source is None else "source_texts"
+        if self.source is not None:
+            return "source_texts"
+        return "decoder_prompts" if self.chat is None else "chat_prompts"
 
 
 @dataclass(frozen=True)

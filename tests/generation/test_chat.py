@@ -19,7 +19,7 @@ from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import sandbox
 from builder.runtime.generation.chat import ChatTemplate
-from builder.runtime.generation.decoder_prompts import DecoderPrompts
+from builder.runtime.generation.chat_prompts import ChatPrompts
 from builder.runtime.generation.options import RequestOptions
 from tests.decoders import CHAT
 from tests.servings import decoder_serving
@@ -80,7 +80,7 @@ def test_chat_with_tools_uses_the_tool_template(tokenizer: PreTrainedTokenizerFa
     tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": TEMPLATES["tools"]}
     assert chat_template(tokenizer) == TEMPLATES["chatml"]
     chat = Chat(TEMPLATES["chatml"], tokenizer.special_tokens_map, tool_template(tokenizer))
-    prompts = DecoderPrompts(512, chat, tokenizer.backend_tokenizer)
+    prompts = ChatPrompts(512, chat, tokenizer.backend_tokenizer)
     offered: list[Any] = list(TOOLS)
     for tools in (None, offered):
         wanted = tokenizer.apply_chat_template(MESSAGES, tools=tools, tokenize=False, add_generation_prompt=True)

@@ -14,6 +14,7 @@ from builder.checkpoints.languages import languages, nearest
 from builder.checkpoints.tokenizer import tokenizer_json
 from builder.runtime.contract import Chat, EncoderInput
 from builder.runtime.fields import InputError
+from builder.runtime.generation.chat_prompts import ChatPrompts
 from builder.runtime.generation.decoder_prompts import DecoderPrompts
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.prompts import token_ids
@@ -83,8 +84,8 @@ def test_chat_with_half_characters_or_without_template_is_refused() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     chat = RequestOptions(messages=[{"role": "user", "content": "a\ud800"}])
     with pytest.raises(InputError, match=r"messages: character 1 is '\\ud800', half of one"):
-        DecoderPrompts(64, Chat("{{ messages[0].content }}"), tokenizer)(chat)
-    broken = DecoderPrompts(64, Chat("{% endif %}"), tokenizer)  # and the server starts
+        ChatPrompts(64, Chat("{{ messages[0].content }}"), tokenizer)(chat)
+    broken = ChatPrompts(64, Chat("{% endif %}"), tokenizer)  # and the server starts
     assert broken(RequestOptions(prompt="The train.")).tokens
     with pytest.raises(InputError, match="chat template does not compile: line 1"):
         broken(chat)
@@ -119,23 +120,23 @@ def test_prompt_reports_a_panic_of_the_tokeniser() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(0)
     with pytest.raises(TokenizerError, match="fails here: chunk size must be non-zero"):
-        DecoderPrompts(64, None, tokenizer)(RequestOptions(prompt="The train."))
+        DecoderPrompts(64, tokenizer)(RequestOptions(prompt="The train."))
 
 
 def test_tools_need_a_template_that_reads_them() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     knows = "{% for tool in tools or [] %}<{{ tool.name }}>{% endfor %}{{ messages[0].content }}"
     options = RequestOptions(messages=[{"role": "user", "content": "hi"}], tools=[{"name": "weather"}])
-    assert DecoderPrompts(64, Chat(knows), tokenizer)(options).text == "<weather>hi"
+    assert ChatPrompts(64, Chat(knows), tokenizer)(options).text == "<weather>hi"
     with pytest.raises(InputError, match="chat template does not know tools; describe them in a message"):
-        DecoderPrompts(64, Chat("{% set tools = 1 %}{{ messages[0].content }}"), tokenizer)(options)
+        ChatPrompts(64, Chat("{% set tools = 1 %}{{ messages[0].content }}"), tokenizer)(options)
 
 
 def test_prompt_with_a_fill_mark_is_refused() -> None:
     """Regression: Code Llama's tokeniser moves the text after the mark to the front; here the mark was text."""
     theirs = CodeLlamaTokenizer()
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
-    prompts = DecoderPrompts(64, Chat("{{ messages[0].content }}"), tokenizer, theirs.fill_token)
+    prompts = ChatPrompts(64, Chat("{{ messages[0].content }}"), tokenizer, theirs.fill_token)
     gap = f"def half(x): {theirs.fill_token} return y"
     for options in (RequestOptions(prompt=gap), RequestOptions(messages=[{"role": "user", "content": gap}])):
         with pytest.raises(InputError, match="the prompt has <FILL_ME>, at which this checkpoint's tokeniser parts"):

@@ -14,6 +14,7 @@ from builder.runtime.contract import Chat, Thinking, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import service as service_module
 from builder.runtime.generation.chat import ChatTemplate
+from builder.runtime.generation.chat_prompts import ChatPrompts
 from builder.runtime.generation.decoder_prompts import DecoderPrompts
 from builder.runtime.generation.options import COMMON, PROMPT, RequestOptions
 from builder.runtime.generation.service import Service
@@ -94,7 +95,7 @@ def test_template_that_omits_the_last_message_is_refused() -> None:
 
 
 def test_prompt_is_rendered_with_the_requests_variables(tokenizer: PreTrainedTokenizerFast) -> None:
-    prompts = DecoderPrompts(512, Chat(QWEN3), tokenizer.backend_tokenizer)
+    prompts = ChatPrompts(512, Chat(QWEN3), tokenizer.backend_tokenizer)
     quick = RequestOptions(messages=MESSAGES[:1], chat_template_kwargs={"enable_thinking": False})
     assert prompts(quick).text.endswith("<think>\n\n</think>\n\n")
     assert prompts(RequestOptions(messages=MESSAGES[:1], reasoning_effort="none")).text == prompts(quick).text
@@ -111,7 +112,7 @@ def test_prompt_reports_if_it_ends_in_reasoning(tokenizer: PreTrainedTokenizerFa
     talks_of_it = [{"role": "user", "content": "What does <think> mean?"}]
 
     def ends(template: str, messages: list[dict[str, Any]], **options: Any) -> bool:
-        prompts = DecoderPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
+        prompts = ChatPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
         return prompts(RequestOptions(messages=messages, **options)).thinking
 
     assert ends(R1, asks)
@@ -122,14 +123,14 @@ def test_prompt_reports_if_it_ends_in_reasoning(tokenizer: PreTrainedTokenizerFa
     assert not ends(
         QWEN3, [*asks, {"role": "assistant", "content": "<think></think>Well"}], continue_final_message=True
     )
-    assert not DecoderPrompts(512, Chat(R1), tokenizer.backend_tokenizer)(RequestOptions(messages=asks)).thinking
-    assert not DecoderPrompts(512, None, tokenizer.backend_tokenizer)(RequestOptions(prompt="<think>")).thinking
+    assert not ChatPrompts(512, Chat(R1), tokenizer.backend_tokenizer)(RequestOptions(messages=asks)).thinking
+    assert not DecoderPrompts(512, tokenizer.backend_tokenizer)(RequestOptions(prompt="<think>")).thinking
 
 
 @pytest.mark.parametrize("template", [QWEN3, R1])
 def test_guided_answer_has_no_reasoning(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
     """A guide says what an answer begins with."""
-    prompts = DecoderPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
+    prompts = ChatPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
     prompt = prompts(RequestOptions(messages=MESSAGES[:1], guide=GUIDE))
     assert prompt.text.endswith("<think>\n\n</think>\n\n")
     assert not prompt.thinking

@@ -1,4 +1,4 @@
-"""Define what a model starts an answer from; decoder_prompts.py and source_texts.py make it of a request's input."""
+"""Define what a model starts an answer from, which decoder_prompts.py, chat_prompts.py and source_texts.py make."""
 
 from __future__ import annotations
 
