@@ -50,10 +50,6 @@ def _named(package: str, *modules: str) -> tuple[str, ...]:
     return tuple(f"{package}.{module}" for module in modules)
 
 
-def _named(package: str, *modules: str) -> tuple[str, ...]:
-    return tuple(f"{package}.{module}" for module in modules)
-
-
 NAMED: Mapping[str, tuple[str, ...]] = {  # modules that the emitted code imports by a name in serving.json
     **{n: _named("generation", s.prompts_module, f"executors.{s.executor_module}") for n, s in GENERATING.items()},
     "chat": _named("generation", "chat_prompts", "executors.bls"),
@@ -91,7 +87,7 @@ def test_emitted_files_are_exactly_those_that_serving_imports(name: str, tmp_pat
     for target, source in files.items():
         (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, tmp_path / target)
-    program = [sys.executable, "-c", PROGRAM, tmp_path, "model", *NAMED[name]]
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path), "model", *NAMED[name]]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     assert json.loads(done.stdout) == sorted(files)

@@ -54,7 +54,7 @@ def test_options_are_typed_and_checked() -> None:
     assert count(tensors, "k", 1) == 3
     assert choice(tensors, "name", "none", ("none", "simple")) == "simple"
     with pytest.raises(InputError, match="k is 3; expected at least 4"):
-        count(tensors, "k", 1, least=4)
+        count(tensors, "k", 1, minimum=4)
     with pytest.raises(InputError, match="expected one of first, max"):
         choice(tensors, "name", "first", ("first", "max"))
     with pytest.raises(InputError, match="differs between the rows"):
@@ -72,7 +72,7 @@ def test_request_beyond_a_limit_is_refused_before_it_is_read() -> None:
     with pytest.raises(InputError, match="n has 4 values; this model takes at most 3"):
         refuse_large({"n": np.zeros((1, 4), np.int32)}, limits)
     with pytest.raises(InputError, match="top_k is 4; expected at most 3"):
-        count({"top_k": np.array([[4]])}, "top_k", 1, most=limits.list_values)
+        count({"top_k": np.array([[4]])}, "top_k", 1, maximum=limits.list_values)
 
 
 def test_error_messages_are_utf_8_and_cut() -> None:
