@@ -20,7 +20,8 @@ from builder.repository.config.render import parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
 from builder.repository.signing_keys import SIGNATURE, Signer, signing_configuration, verifying_configuration
 from builder.repository.versions import CONFIG, REPORT, entry_names, loaded_numbers, version_numbers
-from builder.runtime.contract import HOSTED, ContractError
+from builder.runtime.contract import ContractError
+from builder.runtime.hosted import HOSTED
 
 WARM_UP = "warmup"  # a folder of each version in it
 SIGN_COMMAND = "build-repo sign --key FILE"

@@ -1,7 +1,6 @@
 """Define serving.json, with which a build configures the Python that it emits; read and written only here.
 
-Beside it may be hosted.json, which lists the models that a shared front hosts, and a folder with the serving.json of a
-draft model.
+Beside it may be a folder with the serving.json of a draft model. hosted.py defines hosted.json.
 
 Standard library only, Python 3.10: the build imports this module, and a copy of it is emitted with every model.
 """
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
@@ -19,14 +18,12 @@ from .typed_json import ContractError as ContractError
 from .typed_json import document_of, read_as
 
 FILE = "serving.json"
-HOSTED = "hosted.json"
 DRAFT = "draft"  # folder with serving.json and graph of a draft model, beside those of the model that answers
 # Property that the rows of one call must share: none, their length, or how often a token, by its id, occurs.
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
 SCHEMA = 3  # incremented when a field changes its name, its type or its meaning
 REBUILD = "Build the model again"  # the remedy if serving.json does not fit
-RESHARE = "Share its models again: build-repo share"  # the remedy if hosted.json does not fit
 
 
 @dataclass(frozen=True)
@@ -260,18 +257,6 @@ class SharedServing:
     queue_timeout_ms: int = 0  # how long each may wait; 0: no limit
 
 
-@dataclass(frozen=True)
-class HostedModel:
-    """Facts that a shared front has about a model before it loads it."""
-
-    version: int  # the version that answers
-    build: str  # identifies that version: another build with the same number has another one
-    inputs: Mapping[str, bool]  # its tensors, and True for each that may be left out
-    outputs: Mapping[str, Sequence[int]]  # its tensors, and their dimensions without that of the batch
-    parameters: Mapping[str, str]  # of its config.pbtxt
-    max_batch_size: int
-
-
 Serving = Union[EncoderServing, GenerationServing]
 Document = Union[Serving, SharedServing]
 KINDS: Mapping[str, type[Any]] = {
@@ -329,33 +314,3 @@ def read(folder: Path) -> Document:
         raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. {REBUILD}")
     serving: Document = read_as(KINDS[kind], document, path.name, REBUILD)
     return serving
-
-
-def dump_hosted(entries: Mapping[str, Any]) -> str:
-    """Return hosted.json, a line a model; `entries`: by name a HostedModel, or a value of `Hosted.entries`."""
-    plain = {n: dataclasses.asdict(e) if isinstance(e, HostedModel) else e for n, e in entries.items()}
-    lines = [f"{json.dumps(name)}: {json.dumps(plain[name])}" for name in sorted(plain)]
-    return f'{{"schema": {SCHEMA}, "models": {{\n' + ",\n".join(lines) + "\n}}\n"
-
-
-class Hosted(Mapping[str, HostedModel]):
-    """hosted.json of the repository `folder`: thousands of entries, each parsed on access.
-
-    Raises ContractError if another version wrote it, or it is damaged.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        entries = document_of(folder / HOSTED, SCHEMA, RESHARE).get("models")
-        if not isinstance(entries, dict):
-            raise ContractError(f"{folder / HOSTED} has no models. {RESHARE}")
-        self.entries = entries
-
-    def __getitem__(self, name: str) -> HostedModel:
-        model: HostedModel = read_as(HostedModel, self.entries[name], f"{HOSTED}.{name}", RESHARE)
-        return model
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)

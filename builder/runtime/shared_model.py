@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from .contract import ContractError, HostedModel, load_shared
+from .contract import ContractError, load_shared
 from .cores import cores
 from .encoder.request_queue import QueuedRequest, RequestQueue
 from .fields import InputError, option, readable, refuse_parameters
+from .hosted import HostedModel
 from .metrics import Metrics
 from .process_memory import resident, trim
 from .shared.emitted import open_emitted

@@ -21,7 +21,7 @@ from builder.repository.config.render import parse
 from builder.repository.sharing.hosting import MODELS, hosted_model
 from builder.repository.sharing.share import share
 from builder.repository.versions import BESIDE, CONFIG, REPORT, served_number
-from builder.runtime.contract import HOSTED, dump_hosted
+from builder.runtime.hosted import HOSTED, dump_hosted
 from tests.tiny_encoders import make_checkpoint
 
 LABELS = 3

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from builder.runtime.contract import HOSTED, SCHEMA, ContractError, Hosted, HostedModel, dump_hosted
+from builder.runtime.contract import SCHEMA, ContractError
 from builder.runtime.fields import InputError
+from builder.runtime.hosted import HOSTED, Hosted, HostedModel, dump_hosted
 from builder.runtime.shared import host as host_module
 from builder.runtime.shared import loader as loader_module
 from builder.runtime.shared.emitted import Front, package_of

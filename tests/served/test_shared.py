@@ -30,7 +30,8 @@ from builder.repository.signatures import sign, unsigned
 from builder.repository.signing_keys import Signer
 from builder.repository.verdict import Verified
 from builder.repository.versions import remove, rollback, served_number
-from builder.runtime.contract import FILE, HOSTED, dump_hosted
+from builder.runtime.contract import FILE
+from builder.runtime.hosted import HOSTED, dump_hosted
 from builder.serving.client.client import Client
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import Server, free_ports, running

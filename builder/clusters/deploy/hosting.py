@@ -10,7 +10,8 @@ from builder.clusters.deploy.deployment import Model, digest
 from builder.common.errors import RepositoryError, SpecError
 from builder.repository.report.record import read_report
 from builder.repository.sharing.hosting import MODELS, NAMES_THE_MODEL, config_of, hosted_repositories, read_hosted
-from builder.runtime.contract import ContractError, HostedModel, load_shared
+from builder.runtime.contract import ContractError, load_shared
+from builder.runtime.hosted import HostedModel
 from builder.serving.plan.built import plan_built
 from builder.serving.plan.lines import Line, Plan, megabytes
 from builder.serving.plan.needs import served_version

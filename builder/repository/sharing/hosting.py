@@ -17,7 +17,8 @@ from tritonclient.grpc import model_config_pb2
 from builder.common.errors import RepositoryError
 from builder.repository.config.render import parse
 from builder.repository.transaction import RepositoryChange
-from builder.runtime.contract import HOSTED, ContractError, EncoderServing, Hosted, HostedModel, dump_hosted, load
+from builder.runtime.contract import ContractError, EncoderServing, load
+from builder.runtime.hosted import HOSTED, Hosted, HostedModel, dump_hosted
 
 MODELS = "models"  # the folder
 CONFIG, REPORT = "config.pbtxt", "build.json"

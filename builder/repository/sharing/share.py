@@ -40,17 +40,9 @@ from builder.repository.sharing.hosting import (
 )
 from builder.repository.transaction import RepositoryChange, changing
 from builder.repository.versions import activate, callers, require_front, served_number, version_numbers
-from builder.runtime.contract import (
-    FILE,
-    HOSTED,
-    ContractError,
-    HostedModel,
-    SharedServing,
-    dump,
-    dump_hosted,
-    load_shared,
-)
+from builder.runtime.contract import FILE, ContractError, SharedServing, dump, load_shared
 from builder.runtime.fields import Field
+from builder.runtime.hosted import HOSTED, HostedModel, dump_hosted
 
 MEMORY_MB = 2048
 

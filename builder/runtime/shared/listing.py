@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..contract import HOSTED, Hosted, HostedModel
 from ..fields import InputError
+from ..hosted import HOSTED, Hosted, HostedModel
 
 SHOWN = 10  # names in an error
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.runtime.contract import HOSTED, HostedModel, dump_hosted
+from builder.runtime.hosted import HOSTED, HostedModel, dump_hosted
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from tests.serving.gateway.fake_control import make_models

@@ -16,8 +16,9 @@ from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, rule
 from builder.repository.sharing.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
-from builder.runtime.contract import FILE, HOSTED, ContractError, GenerationServing, Serving, read
+from builder.runtime.contract import FILE, ContractError, GenerationServing, Serving, read
 from builder.runtime.generation.chat import ChatTemplate
+from builder.runtime.hosted import HOSTED
 
 OLDEST_PYTHON = "3.10"  # of the containers
 PYTHON = "python"

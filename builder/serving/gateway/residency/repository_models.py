@@ -14,7 +14,7 @@ from builder.common.errors import RepositoryError
 from builder.repository.config.render import parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories
 from builder.repository.versions import CONFIG, numbers_by_policy, version_numbers
-from builder.runtime.contract import HOSTED
+from builder.runtime.hosted import HOSTED
 from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.model_config import CANDIDATE_OF, hosted_models, read_model
 from builder.serving.gateway.model_registry import model_not_found
