@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from builder.serving.promotion.promote import Agreement
     from builder.serving.server.control import Control
 
-SLOWER, TOLERANCE = 1.5, 0.5  # docs/guides/versions.md has what was measured
+SLOWER, TOLERANCE = 1.5, 0.5  # measured: docs/benchmarks/quality.md
 WATCH_S = 60.0
 GATEWAY = f"http://127.0.0.1:{DEFAULT_PORT}"
 

@@ -1,9 +1,9 @@
 """Bursts at a decoder, of which hundreds are refused, beside an encoder that is asked all the time.
 
 More requests than the thousand that Triton keeps payloads for wait for the decoder. Before release 26.11 that can
-corrupt Triton's memory, after which it answers nothing (docs/guides/deployment.md). Each round sends DECODED requests
-over STREAMS gRPC streams while CLIENTS ask through the gateway, all of `build-repo serve`. glibc keeps
-no freed memory back for each thread, so that a corruption shows early. Prints a line a round.
+corrupt Triton's memory, after which it answers nothing (docs/explanation/failures.md). Each round sends DECODED
+requests over STREAMS gRPC streams while CLIENTS ask through the gateway, all of `build-repo serve`. glibc keeps no
+freed memory back for each thread, so that a corruption shows early. Prints a line a round.
 """
 
 from __future__ import annotations

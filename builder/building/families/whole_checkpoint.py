@@ -80,7 +80,7 @@ def checkpoint_entry(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Check
         outputs=engine.outputs,
         groups=(engine.group,),
         serving=spec.serving,
-        dynamic_batching=True,  # a queue, no batches: docs/deployment.md, "Bursts of requests"
+        dynamic_batching=True,  # a queue, no batches: docs/explanation/failures.md, "Bursts of requests"
         decoupled=True,
         parameters=dict(sorted(spec.serving.metadata.items())),
     )

@@ -43,7 +43,7 @@ def lay_out_generating(
         outputs=fields[1],
         groups=(InstanceGroup(1, "KIND_GPU", options.gpu.devices) if on_gpu else InstanceGroup(1),),
         serving=options.serving,
-        dynamic_batching=True,  # a queue, no batches: docs/guides/deployment.md, "Bursts of requests"
+        dynamic_batching=True,  # a queue, no batches: docs/explanation/failures.md, "Bursts of requests"
         decoupled=True,
         parameters={**_generating_parameters(serving), **dict(sorted(options.serving.metadata.items()))},
     )
