@@ -125,8 +125,8 @@ def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, f
     )
     with ExitStack() as untimed:
         for module, name in (
-            (steps, "pytorch_decoder"),
-            (steps, "decoder"),
+            (steps, "pytorch_decoder_latencies"),
+            (steps, "decoder_latencies"),
             (encoder, "pytorch_latencies"),
             (evaluator, "engine_latencies"),
         ):

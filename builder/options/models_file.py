@@ -1,4 +1,4 @@
-"""A models.yaml as it is written: other files that it includes, patterns of folders, matrices of options.
+"""Models of a models.yaml before they are checked: included files, patterns of folders, matrices of options.
 
 The result is options by name, one mapping per model, each with the place that it comes from. Knows no option but
 `model` and `name`; the specification decides whether the others mean something.
@@ -26,8 +26,8 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten 
 
 
 @dataclass(frozen=True)
-class Place:
-    """Place where a model is written: the `position`-th of `models` in `file`, from 0 on.
+class EntryLocation:
+    """Location of a model: the `position`-th of `models` in `file`, from 0 on.
 
     `alone`: no other model comes from the same entry.
     """
@@ -42,25 +42,25 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Written:
-    """Options of one model."""
+class RawEntry:
+    """Unchecked options of one model."""
 
     options: Mapping[str, Any]
-    origin: Place
+    origin: EntryLocation
 
 
-def read_models_file(path: Path) -> Iterator[Written]:
+def read_models_file(path: Path) -> Iterator[RawEntry]:
     """Yield every model of `path`, then those of the files that it includes. Raises SpecError."""
     yield from _models(path, {}, ())
 
 
-def _models(path: Path, defaults: Mapping[str, Any], including: tuple[Path, ...]) -> Iterator[Written]:
+def _models(path: Path, defaults: Mapping[str, Any], including: tuple[Path, ...]) -> Iterator[RawEntry]:
     if path.resolve() in including:
         raise SpecError(f"{path} includes itself, by way of {including[-1]}")
     document, lines = _read(path)
     defaults = {**defaults, **_mapping(document.get("defaults"), f"{path}: `defaults`")}
     for position, entry in enumerate(document.get("models") or ()):
-        yield from _expanded(defaults, entry, Place(path, lines[position], position))
+        yield from _expanded(defaults, entry, EntryLocation(path, lines[position], position))
     for included in _included(path, document.get("include")):
         yield from _models(included, defaults, (*including, path.resolve()))
 
@@ -99,7 +99,7 @@ def _included(path: Path, listed: object) -> Iterator[Path]:
         yield from (path.parent / name for name in paths)
 
 
-def _expanded(defaults: Mapping[str, Any], entry: object, origin: Place) -> Iterator[Written]:
+def _expanded(defaults: Mapping[str, Any], entry: object, origin: EntryLocation) -> Iterator[RawEntry]:
     """Yield the models of one entry: one, or one for each combination of its matrix and each folder of its pattern."""
     own = _mapping(entry, f"{origin}: each of `models`")
     options = {**defaults, **own}
@@ -108,10 +108,10 @@ def _expanded(defaults: Mapping[str, Any], entry: object, origin: Place) -> Iter
         raise SpecError(f"{origin}: each of `models` needs a key `model`; found {entry!r}")
     expanded = [one for chosen in _combinations(matrix) for one in _of_folders(options, chosen, origin)]
     alone = not matrix and not _is_pattern(options)
-    yield from (Written(one, Place(origin.file, origin.line, origin.position, alone)) for one in expanded)
+    yield from (RawEntry(one, EntryLocation(origin.file, origin.line, origin.position, alone)) for one in expanded)
 
 
-def _matrix(value: object, origin: Place) -> dict[str, list[Any]]:
+def _matrix(value: object, origin: EntryLocation) -> dict[str, list[Any]]:
     matrix = _mapping(value, f"{origin}: `{MATRIX}`")
     for key, values in matrix.items():
         plain = isinstance(values, list) and values and all(isinstance(v, str | int | float) for v in values)
@@ -125,7 +125,9 @@ def _combinations(matrix: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any
     yield from (dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values()))
 
 
-def _of_folders(options: Mapping[str, Any], chosen: Mapping[str, Any], origin: Place) -> Iterator[dict[str, Any]]:
+def _of_folders(
+    options: Mapping[str, Any], chosen: Mapping[str, Any], origin: EntryLocation
+) -> Iterator[dict[str, Any]]:
     """Yield `options` with the choice from a matrix, once for each folder that `model` stands for."""
     merged = dict(options)
     for key, value in chosen.items():
@@ -147,7 +149,7 @@ def _with(options: Mapping[str, Any], keys: Sequence[str], value: object) -> dic
     return {**options, key: _with(inner if isinstance(inner, dict) else {}, deeper, value) if deeper else value}
 
 
-def _named(options: dict[str, Any], chosen: Mapping[str, Any], origin: Place) -> dict[str, Any]:
+def _named(options: dict[str, Any], chosen: Mapping[str, Any], origin: EntryLocation) -> dict[str, Any]:
     """Return `options` with a name of its own: its own name with the placeholders filled, or the choice appended."""
     values = {key: _as_text(value) for key, value in chosen.items()} | {"model": Path(str(options["model"])).name}
     name = str(options.get("name", "{model}"))

@@ -12,17 +12,17 @@ from pydantic import BaseModel, ValidationError
 
 from builder.common.errors import SpecError
 from builder.options.build_spec import BuildSpec
-from builder.options.models_file import Place, nearest, read_models_file
+from builder.options.models_file import EntryLocation, nearest, read_models_file
 
 SHOWN = 5  # errors of a models.yaml
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model of a models.yaml, and where it is written."""
+    """One model of a models.yaml, and its location."""
 
     spec: BuildSpec
-    origin: Place
+    origin: EntryLocation
 
 
 def make_spec(**options: Any) -> BuildSpec:
@@ -49,11 +49,11 @@ def load_specs(path: Path) -> list[BuildSpec]:
 def load_entries(path: Path) -> list[Entry]:
     """Read the same, with the place of each model. Raises SpecError."""
     entries, errors = [], []
-    for written in read_models_file(path):
+    for raw in read_models_file(path):
         try:
-            entries.append(Entry(make_spec(**written.options), written.origin))
+            entries.append(Entry(make_spec(**raw.options), raw.origin))
         except SpecError as error:
-            errors.append(f"{written.origin}: {error}")
+            errors.append(f"{raw.origin}: {error}")
     if errors:
         more = f"\nand {len(errors) - SHOWN} more" * (len(errors) > SHOWN)
         raise SpecError("\n".join(errors[:SHOWN]) + more)
@@ -62,7 +62,7 @@ def load_entries(path: Path) -> list[Entry]:
 
 
 def _refuse_equal_names(entries: Sequence[Entry]) -> None:
-    known: dict[str, Place] = {}
+    known: dict[str, EntryLocation] = {}
     for entry in entries:
         name = entry.spec.entry_name
         if name in known:

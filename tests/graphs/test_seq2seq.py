@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 from builder.building.pipeline import build
 from builder.building.verify.emitted import PromptedRequest, answer
 from builder.building.verify.runtimes import difference, replayed
-from builder.building.verify.seq2seq import Graphs, Reference, pytorch_answer, recorded
+from builder.building.verify.seq2seq import Graphs, Seq2SeqReference, pytorch_answer, recorded
 from builder.common.errors import ExportError, VerificationError
 from builder.engines.optimise.fusion import fuse
 from builder.graphs.export.seq2seq import export_seq2seq
@@ -196,7 +196,7 @@ def test_rows_that_are_not_searched_attend_once(model_type: str, tmp_path: Path)
 def test_a_search_is_made_again_on_the_version_that_serves(tmp_path: Path) -> None:
     """It replays its most probable tokens, then steps without a search; the least probable tokens are found wrong."""
     graphs = graphs_of(make_seq2seq("t5"), tmp_path)
-    case = recorded(graphs, Reference(tuple(sources()[:3]), START, None, (END,), (), (), (), 2, (), ()), 1)
+    case = recorded(graphs, Seq2SeqReference(tuple(sources()[:3]), START, None, (END,), (), (), (), 2, (), ()), 1)
     made = Counter(name for name, _ in case.job["calls"])
     assert made["likeliest"] == 4, "one for each token of the search"
     assert made["run"] >= 4, "once it has ended"

@@ -61,7 +61,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
 
     `of_the_family`: what this family refuses beyond that, and whether it was given.
     """
-    stated = {
+    given = {
         "--pooling": spec.pooling is not None,
         "--truncate": spec.truncate,
         "--instances (use --slots)": spec.instances > 1,
@@ -80,7 +80,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
         "serving.priority_levels": spec.serving.priority_levels > 0,
     }
-    unusable = [name for name, used in stated.items() if used]
+    unusable = [name for name, used in given.items() if used]
     if unusable:
         raise SpecError(f"{', '.join(unusable)}: {family} does not have that; build without it")
 

@@ -42,7 +42,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Checkpo
             f"{flag} has {', '.join(engine.dtypes)}, not --precision {spec.precision}; a quantised checkpoint is read "
             "as it is: leave --precision out"
         )
-    stated = {
+    given = {
         "--prune": spec.prune is not None,
         "--graph": spec.graph is not None,
         "--level": spec.level != "O2",
@@ -58,7 +58,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Checkpo
         "--truncate": spec.truncate,
         "--pooling": spec.pooling is not None,
     }
-    unusable = [name for name, used in stated.items() if used]
+    unusable = [name for name, used in given.items() if used]
     if unusable:
         raise SpecError(f"{', '.join(unusable)} cannot be used with {flag}, which runs the checkpoint as it is")
 

@@ -42,8 +42,8 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
     precision = "fp16" if spec.level == "O4" else spec.precision
     if spec.target != "cpu":
         return (_on_gpu(spec.target, spec.engine, precision, spec.triton),)
-    wanted = AUTO if precision == "auto" else (precision,)
-    matching = [v for one in wanted for v in here if v.precision == one and spec.engine in (None, "auto", v.engine)]
+    tried = AUTO if precision == "auto" else (precision,)
+    matching = [v for one in tried for v in here if v.precision == one and spec.engine in (None, "auto", v.engine)]
     if not matching:
         those = " and ".join(v.engine for v in here if v.precision == precision)
         if not those:
@@ -56,11 +56,11 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
     return tuple(able if spec.engine == "auto" or precision == "auto" else able[:1])
 
 
-def _on_gpu(target: str, stated: str | None, precision: str, triton: str) -> Variant:
+def _on_gpu(target: str, requested: str | None, precision: str, triton: str) -> Variant:
     """Return the variant for a GPU, whatever this machine has. Raises SpecError."""
     here = [v for v in all_variants() if v.target == target]
     engines = list(dict.fromkeys(v.engine for v in here))
-    engine = stated or (target if target in engines else engines[0])
+    engine = requested or (target if target in engines else engines[0])
     encoding_engine(engine).refuse_release(target, triton)
     of_engine = [v for v in here if v.engine == engine]
     for variant in of_engine:

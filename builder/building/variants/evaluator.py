@@ -16,7 +16,7 @@ import numpy as np
 from builder.building.variants.latency import engine_latencies
 from builder.building.variants.traffic import Rates, measure
 from builder.building.verify.batching_constraint import batching_constraint
-from builder.building.verify.parity import Reference, error_at, usual_references
+from builder.building.verify.parity import BatchReference, error_at, usual_references
 from builder.building.verify.quality import Quality, served_quality
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, encoder_task, one_pipeline
@@ -75,7 +75,7 @@ class Evaluator:
         return rows_of(self.checkpoint)
 
     @cached_property
-    def usual(self) -> tuple[Reference, ...]:
+    def usual(self) -> tuple[BatchReference, ...]:
         """PyTorch's answers to the rows that every graph is compared on."""
         return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
@@ -138,7 +138,7 @@ class Evaluator:
         return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
 
     def measure(
-        self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool
+        self, name: str, graph: Graph, more: Sequence[BatchReference], mapped: bool
     ) -> tuple[MeasuredVariant, Quality]:
         """Measure `graph` in every way, on `more` rows than usual; `mapped`: with its weights left in their file."""
         infer = self.opened(graph, mapped)
@@ -146,7 +146,7 @@ class Evaluator:
         return replace(measured, latency_ms=self.latency(graph, infer)), quality
 
     def judged(
-        self, measured: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[Reference] = ()
+        self, measured: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[BatchReference] = ()
     ) -> tuple[MeasuredVariant, Quality]:
         """Return `measured`, which has a size, with its quality and its largest relative error against PyTorch.
 

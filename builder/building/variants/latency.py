@@ -29,7 +29,7 @@ Feed = dict[str, np.ndarray]
 def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: int) -> Latencies:
     """Time the module as transformers runs it, with its own attention."""
     with pytorch_with(threads):
-        return _about(
+        return _rough_latencies(
             _feeds(module.inputs, rows, max_length), lambda feed: module(*map(torch.from_numpy, feed.values()))
         )
 
@@ -42,7 +42,7 @@ def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, ch
     """
     feeds = _feeds(graph.inputs, rows, max_length)
     if not choosing and not encoding_engine(graph.engine).prepares_shapes:
-        return _about(feeds, infer)
+        return _rough_latencies(feeds, infer)
     share = CHOOSING_SHARE if choosing else ROUGH_SHARE
     return {shape: _prepared_ms(partial(infer, feed), share) for shape, feed in feeds.items()}
 
@@ -52,7 +52,7 @@ def _prepared_ms(run: Callable[[], object], share: float) -> float:
     return warm_ms(run, share)
 
 
-def _about(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencies:
+def _rough_latencies(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencies:
     """Return rougher times: a single run of what takes long.
 
     Only the smallest shape is run once before: the others find the weights read.

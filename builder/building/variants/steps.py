@@ -24,31 +24,31 @@ CONTEXT = 64  # tokens before the one that is timed
 Run = Callable[[], object]
 
 
-def pytorch_decoder(model: PreTrainedModel, threads: int) -> Latencies:
+def pytorch_decoder_latencies(model: PreTrainedModel, threads: int) -> Latencies:
     """Time a token of each number of rows after `CONTEXT` tokens, and a prompt of 128, as transformers runs them."""
     with pytorch_with(threads):
-        begun = torch.ones((1, CONTEXT), dtype=torch.long)
-        past = model(input_ids=begun, use_cache=True, logits_to_keep=1).past_key_values
+        context = torch.ones((1, CONTEXT), dtype=torch.long)
+        past = model(input_ids=context, use_cache=True, logits_to_keep=1).past_key_values
         runs = {
             f"token, {rows} rows": _pytorch_step(model, rows, past_key_values=_repeated(past, rows)) for rows in ROWS
         }
         prompt = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
         runs["prompt of 128"] = lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1)
-        return _about(runs)
+        return _rough_latencies(runs)
 
 
-def pytorch_seq2seq(model: PreTrainedModel, threads: int) -> Latencies:
+def pytorch_seq2seq_latencies(model: PreTrainedModel, threads: int) -> Latencies:
     """Time a text of 128 tokens through the encoder, and the same tokens, as transformers runs them."""
     with pytorch_with(threads):
         ids = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
         runs: dict[str, Run] = {"text of 128": lambda: model.get_encoder()(input_ids=ids)}
         text = model.get_encoder()(input_ids=ids).last_hidden_state
-        begun = torch.ones((1, CONTEXT), dtype=torch.long)
-        past = model(encoder_outputs=(text,), decoder_input_ids=begun, use_cache=True).past_key_values
+        context = torch.ones((1, CONTEXT), dtype=torch.long)
+        past = model(encoder_outputs=(text,), decoder_input_ids=context, use_cache=True).past_key_values
         for rows in ROWS:
             state = {"encoder_outputs": (text.repeat(rows, 1, 1),), "past_key_values": _repeated(past, rows)}
             runs[f"token, {rows} rows"] = _pytorch_step(model, rows, **state)
-        return _about(runs)
+        return _rough_latencies(runs)
 
 
 def _repeated(past: Cache, rows: int) -> Cache:
@@ -64,7 +64,7 @@ def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> Run:
     return lambda: model(**inputs, use_cache=True)
 
 
-def decoder(
+def decoder_latencies(
     executors: Executors, caches: Sequence[LayerShape], vocabulary: int, cache: CacheType, choosing: bool
 ) -> Latencies:
     """Time the same on a graph, in the emitted executor. `choosing`: whether a choice depends on it."""
@@ -72,10 +72,10 @@ def decoder(
     runs = {f"token, {rows} rows": _step(executor, rows) for rows in ROWS}
     prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
     runs["prompt of 128"] = lambda: executor.run(0, prompt, nothing)
-    return _timed(runs, choosing)
+    return _latencies(runs, choosing)
 
 
-def seq2seq(graphs: Graphs, threads: int, choosing: bool) -> Latencies:
+def seq2seq_latencies(graphs: Graphs, threads: int, choosing: bool) -> Latencies:
     """Time the same on the graphs, in the emitted executor."""
     executor = graphs.executor(max(ROWS), 4 * CONTEXT, 2 * CONTEXT, threads)
     text = [1] * (2 * CONTEXT)
@@ -84,7 +84,7 @@ def seq2seq(graphs: Graphs, threads: int, choosing: bool) -> Latencies:
         executor.attach(row, encoded)
         executor.assign(row, row, 0)
     runs: dict[str, Run] = {"text of 128": lambda: executor.encode([text])}
-    return _timed({**runs, **{f"token, {rows} rows": _step(executor, rows) for rows in ROWS}}, choosing)
+    return _latencies({**runs, **{f"token, {rows} rows": _step(executor, rows) for rows in ROWS}}, choosing)
 
 
 def _step(executor: Executor, rows: int) -> Run:
@@ -92,11 +92,11 @@ def _step(executor: Executor, rows: int) -> Run:
     return lambda: executor.run(0, tokens, lengths)
 
 
-def _timed(runs: Mapping[str, Run], choosing: bool) -> Latencies:
-    return {name: median_ms(run) for name, run in runs.items()} if choosing else _about(runs)
+def _latencies(runs: Mapping[str, Run], choosing: bool) -> Latencies:
+    return {name: median_ms(run) for name, run in runs.items()} if choosing else _rough_latencies(runs)
 
 
-def _about(runs: Mapping[str, Run]) -> Latencies:
+def _rough_latencies(runs: Mapping[str, Run]) -> Latencies:
     """Return rough times. The first is run once before: it may be what reads the weights."""
     next(iter(runs.values()))()
     return {name: warm_ms(run, ROUGH_SHARE) for name, run in runs.items()}

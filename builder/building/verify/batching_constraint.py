@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from builder.building.verify.parity import TOLERANCE, Reference, reference
+from builder.building.verify.parity import TOLERANCE, BatchReference, reference
 from builder.checkpoints.tasks.base import TaskGraph
 from builder.graphs.export.rotary import changes_beyond
 from builder.graphs.export.rows import Rows
@@ -44,7 +44,7 @@ def _answers_unequal_numbers(module: TaskGraph, rows: Rows, length: int) -> bool
     return True
 
 
-def first_row_distance(one: Reference, other: Reference) -> float:
+def first_row_distance(one: BatchReference, other: BatchReference) -> float:
     """Return the largest relative difference of the first row of two answers, over the tokens of `one`'s."""
     distances = [0.0]
     for name, values in one.outputs.items():

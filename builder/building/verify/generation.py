@@ -30,7 +30,7 @@ ROWS = 16  # rows that run at once: weights are read from memory once for all of
 
 
 @dataclass(frozen=True)
-class Reference:
+class DecoderReference:
     """PyTorch's answers to the samples: at each position the best token, and the next token's log-probability.
 
     `generated`: the answer of transformers' own `generate` after the first of `prompts`.
@@ -49,7 +49,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class RunOrder:
-    """Order in which a graph runs over a Reference.
+    """Order in which a graph runs over a DecoderReference.
 
     `rows` at once, of each the last `steps` tokens one by one after the others as a prompt (None: all one by one);
     `alone`: after how many of the prompts it also writes on alone (None: all).
@@ -68,8 +68,8 @@ EXACT = RunOrder(rows=40, steps=12, alone=1)
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Agreement of a graph with a Reference. `alone`: the greedy texts after the first prompts, each by itself."""
+class DecoderAgreement:
+    """Agreement of a graph with PyTorch's answers. `alone`: the greedy texts after the first prompts, each by itself."""
 
     error: float  # largest difference of a token's log-probability
     mean: float  # share of positions whose most probable token is PyTorch's
@@ -126,7 +126,7 @@ class GreedyText:
             )
 
 
-def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Reference:
+def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> DecoderReference:
     """Run `model` over token rows, and let it write on from the first half of the first.
 
     The graph is to write on from more of them.
@@ -135,7 +135,7 @@ def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Ref
     answers = _best_and_logprobs(model, sampled)
     best, logprobs = ([answers[index][part] for index in range(len(sampled))] for part in (0, 1))
     prompts = tuple(row[: max(2, len(row) // (2 + index % 3))] for index, row in enumerate(sampled[:6]))
-    return Reference(
+    return DecoderReference(
         sampled, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], GENERATED_TOKENS))
     )
 
@@ -190,7 +190,7 @@ def geometry_of(
 
 
 def largest_values(
-    executors: Executors, caches: Sequence[LayerShape], vocabulary: int, reference: Reference
+    executors: Executors, caches: Sequence[LayerShape], vocabulary: int, reference: DecoderReference
 ) -> dict[str, np.ndarray]:
     """Return the largest key and value of each channel, (heads, size), in ONNX Runtime's cache on the samples."""
     longest = max(map(len, reference.rows))
@@ -209,10 +209,10 @@ def measure(
     executors: Executors,
     caches: Sequence[LayerShape],
     vocabulary: int,
-    reference: Reference,
+    reference: DecoderReference,
     cache: CacheType = "float32",
     order: RunOrder = TOKEN_BY_TOKEN,
-) -> Agreement:
+) -> DecoderAgreement:
     """Run a graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
     longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
     slots = min(order.rows, len(reference.rows))
@@ -223,7 +223,7 @@ def measure(
     forced.refuse_nan()
     together = generate(executor, reference.prompts, NEW_TOKENS)
     alone = [generate(executor, [prompt], NEW_TOKENS)[0] for prompt in reference.prompts[: order.alone]]
-    return Agreement(
+    return DecoderAgreement(
         error=forced.error(reference.logprobs),
         mean=forced.share,
         worst=min(float(hit.mean()) for hit in forced.hits),
@@ -233,7 +233,7 @@ def measure(
     )
 
 
-def refuse_wrong_probabilities(agreement: Agreement) -> None:
+def refuse_wrong_probabilities(agreement: DecoderAgreement) -> None:
     """Raise VerificationError where a token's log-probability in fp32 is another than PyTorch's."""
     if not agreement.error <= TOLERANCE:
         raise VerificationError(
@@ -242,7 +242,7 @@ def refuse_wrong_probabilities(agreement: Agreement) -> None:
         )
 
 
-def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
+def refuse_wrong_text(model: PreTrainedModel, reference: DecoderReference, agreement: DecoderAgreement) -> None:
     """Raise VerificationError where a greedy token of the graph is missing, or is not PyTorch's and the two no tie.
 
     A text is greedy where each of its tokens is the best after those before it, which one run over it shows for all.

@@ -23,7 +23,7 @@ USUAL = 300  # tokens: every variant is compared up to here, where memory stays 
 
 
 @dataclass(frozen=True)
-class Reference:
+class BatchReference:
     """PyTorch's answer to one batch."""
 
     lengths: tuple[int, ...]  # tokens of each row
@@ -31,16 +31,16 @@ class Reference:
     outputs: Mapping[str, np.ndarray]
 
 
-def reference(module: TaskGraph, rows: Rows, lengths: Sequence[int], seed: int = 0) -> Reference:
+def reference(module: TaskGraph, rows: Rows, lengths: Sequence[int], seed: int = 0) -> BatchReference:
     """Run `module` on one batch of rows of `lengths` tokens."""
     feeds = rows.feeds(module.inputs, lengths, seed)
     with torch.no_grad():
         outputs = module(*(torch.from_numpy(feeds[name]) for name in module.inputs))
     arrays = {name: output.numpy() for name, output in zip(module.outputs, outputs, strict=True)}
-    return Reference(tuple(lengths), feeds, arrays)
+    return BatchReference(tuple(lengths), feeds, arrays)
 
 
-def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Reference, ...]:
+def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[BatchReference, ...]:
     """Return PyTorch's answers to single rows of the longest texts served, beyond what every graph is compared on.
 
     To be called on a model that has answered nothing yet, longest first: BigBird, for one, changes its attention for
@@ -51,7 +51,7 @@ def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Ref
     return tuple(_answered(module, rows, length) for length in lengths if length > USUAL or length == max_length)
 
 
-def _answered(module: TaskGraph, rows: Rows, length: int) -> Reference:
+def _answered(module: TaskGraph, rows: Rows, length: int) -> BatchReference:
     """Return the answer to one row of `length` tokens. Raises VerificationError where the model has none.
 
     Some models cannot use all their positions: BigBird's sparse attention pads a text to whole blocks.
@@ -65,7 +65,7 @@ def _answered(module: TaskGraph, rows: Rows, length: int) -> Reference:
         ) from error
 
 
-def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Reference, ...]:
+def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[BatchReference, ...]:
     """Return PyTorch's answers to a short row, and to batches padded on the right.
 
     Those have nearly all of the first row padded, with the longest after it, and rows that get shorter. A long row
@@ -77,7 +77,7 @@ def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Re
     return tuple(reference(module, rows, lengths, seed) for seed, lengths in enumerate(batches))
 
 
-def error_at(infer: Infer, graph: Graph, reference: Reference, per_token: bool) -> float:
+def error_at(infer: Infer, graph: Graph, reference: BatchReference, per_token: bool) -> float:
     """Return the largest relative error of `graph`, opened as `infer`, on one batch.
 
     Raises VerificationError for NaN.
@@ -88,7 +88,7 @@ def error_at(infer: Infer, graph: Graph, reference: Reference, per_token: bool) 
     )
 
 
-def _difference(name: str, a: np.ndarray, b: np.ndarray, reference: Reference, per_token: bool) -> float:
+def _difference(name: str, a: np.ndarray, b: np.ndarray, reference: BatchReference, per_token: bool) -> float:
     if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all():
         raise VerificationError(
             f"output {name} has shape {b.shape} in the graph and {a.shape} in PyTorch, or one holds NaN. "

@@ -57,7 +57,7 @@ class Graphs:
 
 
 @dataclass(frozen=True)
-class Reference:
+class Seq2SeqReference:
     """PyTorch's answers to the samples, greedily and, where the model is built for it, by beam search.
 
     `first` is the token that each answer is made to begin with, if there is one.
@@ -86,8 +86,8 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Agreement of graphs with a Reference."""
+class Seq2SeqAgreement:
+    """Agreement of graphs with PyTorch's answers."""
 
     error: float  # largest difference of a token's log-probability
     hits: float  # share of positions whose most probable token is PyTorch's
@@ -104,7 +104,7 @@ def make_reference(
     first: int | None,
     ends: Sequence[int],
     beams: int,
-) -> Reference:
+) -> Seq2SeqReference:
     """Let PyTorch answer `sources`, one by one."""
     sampled = tuple(tuple(source[:MAX_SAMPLE_TOKENS]) for source in sources)
     greedy, best, logprobs = [], [], []
@@ -121,7 +121,7 @@ def make_reference(
     chosen = sampled[:: max(1, len(sampled) // SEARCHED_SAMPLES)][:SEARCHED_SAMPLES] if beams > 1 else ()
     searched = tuple(pytorch_answer(model, source, start, ends, NEW_TOKENS, **options)[0] for source in chosen)
     answers = (tuple(greedy), tuple(best), tuple(logprobs))
-    return Reference(sampled, start, first, tuple(ends), *answers, beams, chosen, searched)
+    return Seq2SeqReference(sampled, start, first, tuple(ends), *answers, beams, chosen, searched)
 
 
 def pytorch_answer(
@@ -164,7 +164,7 @@ def cut(tokens: Sequence[int], ends: Sequence[int], count: int) -> tuple[int, ..
     return tuple(tokens[: places[0] + 1] if places else tokens[:count])
 
 
-def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
+def measure(graphs: Graphs, reference: Seq2SeqReference, threads: int) -> Seq2SeqAgreement:
     """Run the emitted engine over the reference's texts, together and alone. Raises VerificationError."""
     longest = max(map(len, reference.sources))
     executor = graphs.executor(ROWS, NEW_TOKENS + 1, longest, threads)
@@ -186,7 +186,7 @@ def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
         search = Rules(options, reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
         prompted = [PromptedRequest((reference.start,), search, source) for source in reference.searched_sources]
         searched = [hypotheses[0].tokens for hypotheses in answer(executor, prompted)]
-    return Agreement(
+    return Seq2SeqAgreement(
         error=forced.error(reference.logprobs),
         hits=forced.share,
         perplexity=forced.perplexity,
@@ -196,7 +196,7 @@ def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
     )
 
 
-def _attach(executor: CrossAttending, reference: Reference, group: Sequence[int]) -> None:
+def _attach(executor: CrossAttending, reference: Seq2SeqReference, group: Sequence[int]) -> None:
     """Let rows 0, 1, ... attend to the texts of `group`."""
     for row in range(executor.geometry.slots):
         executor.assign(row, -1, 0)
@@ -205,7 +205,7 @@ def _attach(executor: CrossAttending, reference: Reference, group: Sequence[int]
         executor.assign(row, row, 0)
 
 
-def recorded(graphs: Graphs, reference: Reference, threads: int) -> Case:
+def recorded(graphs: Graphs, reference: Seq2SeqReference, threads: int) -> Case:
     """Record the graphs' answers to a few texts together, the first also searched, for another version to repeat.
 
     The search ends before the rows beside it, which so go on in steps without a search.
@@ -220,7 +220,7 @@ def recorded(graphs: Graphs, reference: Reference, threads: int) -> Case:
     return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
 
 
-def _going_on(reference: Reference, source: tuple[int, ...], beams: int, count: int) -> PromptedRequest:
+def _going_on(reference: Seq2SeqReference, source: tuple[int, ...], beams: int, count: int) -> PromptedRequest:
     """Return a request whose answer has `count` tokens, whichever they are."""
     options = RequestOptions(temperature=0.0, num_beams=beams)
     return PromptedRequest((reference.start,), Rules(options, first=reference.first, max_tokens=count), source)
@@ -237,7 +237,7 @@ def text_agreement(
     ]
 
 
-def refuse_wrong_answers(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
+def refuse_wrong_answers(model: PreTrainedModel, reference: Seq2SeqReference, agreement: Seq2SeqAgreement) -> None:
     """Raise VerificationError where probabilities are off, or an answer differs from PyTorch's without a tie."""
     if agreement.error > TOLERANCE:
         raise VerificationError(
@@ -260,7 +260,7 @@ def refuse_wrong_answers(model: PreTrainedModel, reference: Reference, agreement
 
 def _gap(
     model: PreTrainedModel,
-    reference: Reference,
+    reference: Seq2SeqReference,
     source: Sequence[int],
     answers: tuple[Sequence[int], Sequence[int]],
     whole: bool,

@@ -20,7 +20,7 @@ from builder.building.variants.generating import PrecisionCandidates, Required
 from builder.building.variants.measurements import Measurements
 from builder.building.variants.selection import Selection, select
 from builder.building.variants.traffic import Rates
-from builder.building.verify.parity import Reference
+from builder.building.verify.parity import BatchReference
 from builder.building.verify.quality import Quality
 from builder.common.errors import ExportError, VerificationError
 from builder.common.speed import Latencies
@@ -80,7 +80,7 @@ class FakeEvaluator(Evaluator):
         return {name: Rates(dict.fromkeys((1, 16), self.rates.get(name, (10.0, 10.0, 10.0)))) for name in graphs}
 
     def judged(
-        self, measured: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[Reference] = ()
+        self, measured: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[BatchReference] = ()
     ) -> tuple[MeasuredVariant, Quality]:
         self.scored.append(made_of(graph))
         quality = quality_of(self.qualities.get(made_of(graph), 1.0))

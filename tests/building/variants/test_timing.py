@@ -29,7 +29,7 @@ def test_a_rough_time_of_a_token_leaves_out_the_first_run(
     """The first run reads what no run before it has read, such as weights whose pages were given back."""
     clock = Clock(iter(seconds))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    assert tuple(steps._about({"token, 1 rows": clock.run, "prompt of 128": clock.run}).values()) == expected
+    assert tuple(steps._rough_latencies({"token, 1 rows": clock.run, "prompt of 128": clock.run}).values()) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from builder.building.verify.generation import (
     EXACT,
     GENERATED_TOKENS,
     NEW_TOKENS,
-    Agreement,
-    Reference,
+    DecoderAgreement,
+    DecoderReference,
     greedy_tokens,
     make_reference,
     measure,
@@ -39,25 +39,27 @@ def model() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def reference(model: PreTrainedModel) -> Reference:
+def reference(model: PreTrainedModel) -> DecoderReference:
     return make_reference(model, prompts())
 
 
 @pytest.fixture(scope="module")
-def right(model: PreTrainedModel, reference: Reference) -> Agreement:
+def right(model: PreTrainedModel, reference: DecoderReference) -> DecoderAgreement:
     """Return the agreement of a graph that gives the text of transformers' generate."""
     texts = tuple(tuple(greedy_tokens(model, prompt, NEW_TOKENS)) for prompt in reference.prompts)
-    return Agreement(0.0, 1.0, 1.0, reference.perplexity, texts, texts[:1])
+    return DecoderAgreement(0.0, 1.0, 1.0, reference.perplexity, texts, texts[:1])
 
 
-def test_the_text_of_generate_is_right(model: PreTrainedModel, reference: Reference, right: Agreement) -> None:
+def test_the_text_of_generate_is_right(
+    model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement
+) -> None:
     assert reference.generated == right.greedy[0][:GENERATED_TOKENS]
     refuse_wrong_text(model, reference, right)
 
 
 @pytest.mark.parametrize(("number", "position"), [(0, 0), (3, 7), (5, NEW_TOKENS - 1)])
 def test_one_other_token_is_refused_wherever_it_is(
-    model: PreTrainedModel, reference: Reference, right: Agreement, number: int, position: int
+    model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement, number: int, position: int
 ) -> None:
     texts = [list(text) for text in right.greedy]
     expected = texts[number][position]
@@ -69,7 +71,7 @@ def test_one_other_token_is_refused_wherever_it_is(
 
 
 def test_a_model_whose_generate_is_no_forward_pass_is_refused(
-    model: PreTrainedModel, reference: Reference, right: Agreement
+    model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement
 ) -> None:
     """The graph gives what the forward pass gives; transformers' users would get something else."""
     other = (*reference.generated[:-1], reference.generated[-1] ^ 1)
@@ -78,7 +80,7 @@ def test_a_model_whose_generate_is_no_forward_pass_is_refused(
 
 
 def test_one_other_token_of_a_row_alone_is_refused(
-    model: PreTrainedModel, reference: Reference, right: Agreement
+    model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement
 ) -> None:
     text = (right.alone[0][0] ^ 1, *right.alone[0][1:])
     with pytest.raises(VerificationError, match="greedy token 1 of the fused graph alone is "):
@@ -87,7 +89,7 @@ def test_one_other_token_of_a_row_alone_is_refused(
 
 @pytest.mark.parametrize("length", [0, GENERATED_TOKENS - 1])
 def test_a_text_that_ends_too_soon_is_refused(
-    model: PreTrainedModel, reference: Reference, right: Agreement, length: int
+    model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement, length: int
 ) -> None:
     texts = (*right.greedy[:3], right.greedy[3][:length], *right.greedy[4:])
     with pytest.raises(VerificationError, match=rf"the fused graph wrote {length} tokens instead of {NEW_TOKENS}"):
@@ -97,7 +99,7 @@ def test_a_text_that_ends_too_soon_is_refused(
 
 
 @pytest.mark.parametrize("error", [0.01, float("nan")])
-def test_other_probabilities_are_refused(right: Agreement, error: float) -> None:
+def test_other_probabilities_are_refused(right: DecoderAgreement, error: float) -> None:
     refuse_wrong_probabilities(right)
     with pytest.raises(VerificationError, match="log-probabilities are off by"):
         refuse_wrong_probabilities(replace(right, error=error))
@@ -181,7 +183,7 @@ def said(model: PreTrainedModel) -> Callable[[tuple[int, ...]], np.ndarray]:
 @pytest.mark.parametrize("kind", [ByPyTorch, WrongAlone, LengthsOfTheFirst, StepsForget, PromptsForget, RowsChange])
 def test_what_an_engine_may_do_wrong_is_refused(
     model: PreTrainedModel,
-    reference: Reference,
+    reference: DecoderReference,
     said: Callable[[tuple[int, ...]], np.ndarray],
     kind: type[ByPyTorch],
 ) -> None:

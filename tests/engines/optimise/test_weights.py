@@ -14,7 +14,7 @@ import pytest
 
 import builder.options.build_spec
 from builder.building.pipeline import build
-from builder.building.verify.generation import Reference, geometry_of, largest_values, make_reference, measure
+from builder.building.verify.generation import DecoderReference, geometry_of, largest_values, make_reference, measure
 from builder.common.errors import SpecError, VerificationError
 from builder.engines.decoding import opened
 from builder.engines.optimise.cache_precision import quantise_cache
@@ -33,7 +33,7 @@ OPTIONS = WeightOptions(32, True)
 PRECISIONS = ("int8", "int8-weights", "int4-weights")
 
 
-Fused = tuple[Graph, tuple[LayerShape, ...], Reference]
+Fused = tuple[Graph, tuple[LayerShape, ...], DecoderReference]
 
 
 @pytest.fixture(scope="module")

@@ -41,9 +41,9 @@ def refuse_draft(spec: BuildSpec) -> None:
         f"--executor {spec.executor}": spec.executor != "in-process",
         f"--target {spec.target}": spec.target != "cpu",
     }
-    stated = [name for name, used in unable.items() if used]
-    if spec.draft is not None and stated:
-        raise SpecError(f"--draft is not for {', '.join(stated)}: it runs in process on the CPU")
+    given = [name for name, used in unable.items() if used]
+    if spec.draft is not None and given:
+        raise SpecError(f"--draft is not for {', '.join(given)}: it runs in process on the CPU")
 
 
 def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:

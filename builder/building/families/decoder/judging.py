@@ -12,7 +12,7 @@ from builder.building.variants import steps
 from builder.building.verify.generation import (
     EXACT,
     TOKEN_BY_TOKEN,
-    Agreement,
+    DecoderAgreement,
     geometry_of,
     largest_values,
     measure,
@@ -36,7 +36,7 @@ class DecoderJudge:
     pytorch: PyTorchDecoder
     vocabulary: int
 
-    def measure_fp32(self, mapped: bool) -> tuple[MeasuredVariant, Agreement, float]:
+    def measure_fp32(self, mapped: bool) -> tuple[MeasuredVariant, DecoderAgreement, float]:
         """Measure the graph in fp32 in every way, and its error on a long row; the weights are in memory once.
 
         Raises VerificationError for other probabilities than PyTorch's.
@@ -50,7 +50,7 @@ class DecoderJudge:
 
     def measure(
         self, name: str, lowered: Lowered, executors: Executors | None = None
-    ) -> tuple[MeasuredVariant, Agreement]:
+    ) -> tuple[MeasuredVariant, DecoderAgreement]:
         """Measure `lowered` in every way. `executors`: over it, if it is open."""
         executors = executors or self._open(lowered)
         measured, agreement = self.compare(MeasuredVariant(name, lowered.graph.size, {}), lowered, executors)
@@ -62,7 +62,7 @@ class DecoderJudge:
 
     def compare(
         self, measured: MeasuredVariant, lowered: Lowered, executors: Executors | None = None
-    ) -> tuple[MeasuredVariant, Agreement]:
+    ) -> tuple[MeasuredVariant, DecoderAgreement]:
         """Return `measured` with its agreement with PyTorch's answers."""
         order = EXACT if lowered == self.fused.exact else TOKEN_BY_TOKEN
         if lowered.graph.size >= LARGE:  # its cache for many rows is large too
@@ -93,4 +93,6 @@ class DecoderJudge:
         if not self.engine.timed:
             return {}
         executors, caches = executors or self._open(lowered), self.fused.exported.caches
-        return steps.decoder(executors, caches, self.vocabulary, lowered.cache, self.engine.spec.chooses_by_time)
+        return steps.decoder_latencies(
+            executors, caches, self.vocabulary, lowered.cache, self.engine.spec.chooses_by_time
+        )

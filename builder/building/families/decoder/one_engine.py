@@ -77,7 +77,7 @@ class Decoder:
         """Return teacher-forced probabilities, those of a long row, and the time of a step."""
         model = self.checkpoint.model
         answers, long = make_reference(model, self.rows), ask_long_row(model, self.checkpoint.max_length)
-        latency = steps.pytorch_decoder(model, self.spec.build_threads) if self.engine.timed else {}
+        latency = steps.pytorch_decoder_latencies(model, self.spec.build_threads) if self.engine.timed else {}
         return PyTorchDecoder(answers, long, measured_pytorch(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: DecoderExport) -> FusedDecoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from builder.building.variants.selection import Selection
-from builder.building.verify.generation import Reference
+from builder.building.verify.generation import DecoderReference
 from builder.building.verify.long_rows import LongAnswers
 from builder.engines.decoding import Lowered
 from builder.engines.optimise.quantised import Quantised
@@ -18,7 +18,7 @@ from builder.repository.report.record import MeasuredVariant
 class PyTorchDecoder:
     """PyTorch's answers to the samples and to a row past every window, and its measurements."""
 
-    answers: Reference
+    answers: DecoderReference
     long: LongAnswers
     measured: MeasuredVariant
 

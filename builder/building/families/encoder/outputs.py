@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from builder.building.variants.evaluator import Evaluator
 from builder.building.variants.selection import Selection
-from builder.building.verify.parity import Reference
+from builder.building.verify.parity import BatchReference
 from builder.building.verify.quality import Quality
 from builder.engines.encoding import Variant
 from builder.engines.optimise.compaction import Removed
@@ -22,7 +22,7 @@ class ExportedEncoder:
     """Export, with PyTorch's answers to long rows from before it."""
 
     export: Export
-    long: tuple[Reference, ...]
+    long: tuple[BatchReference, ...]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from builder.building.variants.selection import Selection
-from builder.building.verify.seq2seq import Graphs, Reference
+from builder.building.verify.seq2seq import Graphs, Seq2SeqReference
 from builder.engines.optimise.quantised import Quantised
 from builder.graphs.export.seq2seq import Seq2SeqExport
 from builder.repository.report.record import MeasuredVariant
@@ -15,7 +15,7 @@ from builder.repository.report.record import MeasuredVariant
 class PyTorchSeq2Seq:
     """PyTorch's answers to the samples, and its measurements."""
 
-    answers: Reference
+    answers: Seq2SeqReference
     measured: MeasuredVariant
 
 

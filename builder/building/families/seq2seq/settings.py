@@ -90,8 +90,8 @@ def source_of(
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
     if target is None:
-        begun = [code for code, entry in settings.languages.items() if entry.first in (settings.start, forced)]
-        target = begun[0] if begun else None
+        codes_of_start = [code for code, entry in settings.languages.items() if entry.first in (settings.start, forced)]
+        target = codes_of_start[0] if codes_of_start else None
     source = settings.instructions.source
     if settings.languages and source is None:
         source = getattr(checkpoint.tokenizer, "src_lang", None)

@@ -28,9 +28,9 @@ from builder.building.variants.generating import PrecisionCandidates, Required
 from builder.building.variants.selection import select
 from builder.building.verify.runtimes import Replay
 from builder.building.verify.seq2seq import (
-    Agreement,
     Graphs,
-    Reference,
+    Seq2SeqAgreement,
+    Seq2SeqReference,
     make_reference,
     measure,
     recorded,
@@ -88,7 +88,7 @@ class Seq2Seq:
         rows = token_rows(self.samples, self.checkpoint, self.source)
         ends = end_ids(self.settings.config, self.checkpoint.tokenizer, vocabulary_of(model))
         answers = make_reference(model, rows, *verified_beginning(self.source), ends, beams)
-        latency = steps.pytorch_seq2seq(model, self.spec.build_threads)
+        latency = steps.pytorch_seq2seq_latencies(model, self.spec.build_threads)
         return PyTorchSeq2Seq(answers, measured_pytorch(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: Seq2SeqExport) -> FusedSeq2Seq:
@@ -214,7 +214,9 @@ class Seq2Seq:
         targets = [str(sample[key]) for sample in self.samples for key in labels if key in sample]
         return score_texts(targets, [self._decode(answer) for answer in answers]) if targets else {}
 
-    def _measure(self, name: str, graphs: Graphs, reference: Reference) -> tuple[MeasuredVariant, Agreement]:
+    def _measure(
+        self, name: str, graphs: Graphs, reference: Seq2SeqReference
+    ) -> tuple[MeasuredVariant, Seq2SeqAgreement]:
         """Measure `graphs` in every way."""
         judged, agreement = self._judged(
             MeasuredVariant(name, graphs.size, {}), graphs, reference
@@ -224,12 +226,12 @@ class Seq2Seq:
     def _timed(self, name: str, graphs: Graphs) -> MeasuredVariant:
         """Return their size, and the time of a text and of a token."""
         return MeasuredVariant(
-            name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads, self.spec.chooses_by_time)
+            name, graphs.size, steps.seq2seq_latencies(graphs, self.spec.build_threads, self.spec.chooses_by_time)
         )
 
     def _judged(
-        self, measured: MeasuredVariant, graphs: Graphs, reference: Reference
-    ) -> tuple[MeasuredVariant, Agreement]:
+        self, measured: MeasuredVariant, graphs: Graphs, reference: Seq2SeqReference
+    ) -> tuple[MeasuredVariant, Seq2SeqAgreement]:
         """Return `measured` with its measures against PyTorch's answers."""
         agreement = measure(graphs, reference, self.spec.build_threads)
         texts = text_agreement(reference.greedy, agreement.greedy, self._decode)

@@ -30,13 +30,13 @@ def token_rows(
     samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: EncoderInput
 ) -> list[tuple[int, ...]]:
     """Return the samples as the emitted code tokenises them."""
-    spoken, wanted = source.source_language, source.target_language
+    language, target = source.source_language, source.target_language
     if source.pairs:
         pair = next(iter(source.pairs)).split(" to ")
-        spoken, wanted = spoken or pair[0], wanted or pair[-1]
+        language, target = language or pair[0], target or pair[-1]
     if source.languages:
-        wanted = _verified_target(source)
-    unlimited = replace(source, max_length=10**9, source_language=spoken, target_language=wanted)
+        target = _verified_target(source)
+    unlimited = replace(source, max_length=10**9, source_language=language, target_language=target)
     prompts = SourceTexts(unlimited, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
     prompted = [prompts(RequestOptions(prompt=str(sample["text_input"]))).source for sample in samples]
     return [row[: checkpoint.max_length] for row in prompted]
