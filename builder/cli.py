@@ -82,11 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(arguments)
     status = _run(sys.argv[1:])
     if "torch" in sys.modules:
-        _leave(status)
+        _exit_at_once(status)
     return status
 
 
-def _leave(status: int) -> None:
+def _exit_at_once(status: int) -> None:
     """End this process as Python does, but without unloading its modules one by one.
 
     For torch and transformers that takes more than a second. If the output can no longer be written, Python reports it.

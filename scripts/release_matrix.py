@@ -24,7 +24,7 @@ from builder.building.variants.candidates import VariantMaker
 from builder.building.verify.emitted import PromptedRequest, answer
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window
-from builder.building.verify.runtimes import NotAtHand, difference, environment, replayed
+from builder.building.verify.runtimes import EngineUnavailable, difference, environment, replayed
 from builder.building.verify.seq2seq import Graphs
 from builder.checkpoints.libraries import quiet_libraries
 from builder.checkpoints.resolve import resolve
@@ -183,5 +183,5 @@ def write_table(table: dict[tuple[str, str], dict[str, Any]]) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except NotAtHand as reason:
+    except EngineUnavailable as reason:
         sys.exit(f"scripts/releases: an ONNX Runtime is not at hand: {reason}")

@@ -82,7 +82,7 @@ def test_build_from_a_models_yaml_then_check(
     assert "1/model.onnx is missing" in shown
 
 
-def test_commands_that_only_read_a_repository_load_no_torch() -> None:
+def test_commands_that_read_a_repository_load_no_torch() -> None:
     program = (
         "import sys, builder.commands.check, builder.commands.serve, builder.commands.report\n"
         "import builder.repository.report.page\n"
@@ -137,7 +137,7 @@ def test_misspelt_option_suggests_the_nearest(
     assert f"did you mean {near}" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_called_nearly_like_a_verb_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_named_almost_like_a_verb_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serv").mkdir()
     command, options = parse(["serv", "--precision", "int8"])
@@ -149,7 +149,7 @@ def test_a_folder_that_is_called_nearly_like_a_verb_is_a_model(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("module", "said"), [("torch", "done, thread, at the end\n"), ("other", "done, thread, at the end\ntaken down\n")]
 )
-def test_the_program_ends_without_taking_torch_down(module: str, said: str) -> None:
+def test_program_exits_without_unloading_torch(module: str, said: str) -> None:
     """Regression: it took a second or two of processor time after each build."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, module], stdout=subprocess.PIPE, text=True, check=False, timeout=300
@@ -188,7 +188,7 @@ def test_version_and_help(arguments: list[str], shown: str, capsys: pytest.Captu
         (["models.yaml", "--memory-gb", "0"], "a number above 0"),
     ],
 )
-def test_what_a_number_should_be_is_said(
+def test_option_error_names_the_expected_number(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -223,7 +223,7 @@ def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
         (["--file", "damaged.jsonl"], "line 2 begins like JSON and is not (Expecting value"),
     ],
 )
-def test_what_query_cannot_send_is_a_line_not_a_traceback(
+def test_query_reports_bad_requests_in_one_line(
     arguments: list[str],
     message: str,
     server: Server,
@@ -238,7 +238,7 @@ def test_what_query_cannot_send_is_a_line_not_a_traceback(
     assert message in capfd.readouterr().err
 
 
-def test_query_reads_a_file_with_bytes_that_are_no_text(server: Server, tmp_path: Path) -> None:
+def test_query_reads_a_file_that_is_not_utf8(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "texts"
     path.write_bytes(b"fine\n\xff\xfe\nfine too\n")
     done = _run("query", "topics", "--file", str(path), "--url", server.url)
@@ -279,7 +279,7 @@ def test_load_test_offers_a_rate_to_a_mix(server: Server, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Signals, small_repository: Path) -> None:
+def test_serve_reports_ready_and_cleans_up(stop: signal.Signals, small_repository: Path) -> None:
     ports = free_ports()
     command = [BUILD_REPO, "serve", str(small_repository), "--grpc-port", str(ports.grpc)]
     command += ["--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
@@ -308,7 +308,7 @@ def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Sign
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
-def test_serve_names_the_port_that_is_taken(small_repository: Path) -> None:
+def test_serve_names_a_port_in_use(small_repository: Path) -> None:
     ports = free_ports()
     others = ["--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
     with socket.socket() as taken:
@@ -321,7 +321,7 @@ def test_serve_names_the_port_that_is_taken(small_repository: Path) -> None:
     assert "--grpc-port N" in served.stderr
 
 
-def test_serve_names_the_model_that_does_not_load(small_repository: Path, tmp_path: Path) -> None:
+def test_serve_names_a_model_that_fails_to_load(small_repository: Path, tmp_path: Path) -> None:
     broken = tmp_path / "with a space" / "model_repository"
     shutil.copytree(small_repository, broken)
     (broken / "topics" / "1" / "model.onnx").write_bytes(b"no graph")

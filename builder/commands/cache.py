@@ -51,10 +51,12 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError(f"--max-gb {options.max_gb} is negative; expected 0 or more")
     entries = Entries(cache_home())
     if options.action == "prune":
-        programs, room = prune_fetched(round(options.max_gb * 1e9))
-        gone = entries.prune(room)
+        programs, remaining = prune_fetched(round(options.max_gb * 1e9))
+        removed = entries.prune(remaining)
         forget_removed()
-        screen.print(f"{len(gone)} stages are gone, of {len({entry.model for entry in gone})} models", highlight=False)
+        screen.print(
+            f"{len(removed)} stages are gone, of {len({entry.model for entry in removed})} models", highlight=False
+        )
         if programs:
             screen.print(f"gone too: {', '.join(programs)}", highlight=False)
     screen_table(_table(entries))

@@ -25,7 +25,7 @@ MARKS = {Severity.ERROR: "[red]✗[/]", Severity.WARNING: "[yellow]![/]"}
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo check",
-        description="Check a repository, whoever wrote it, without starting a server: what Triton would not load, and "
+        description="Check any repository without starting a server: what Triton would not load, and "
         "what it would load and do otherwise than was meant. The exit status is 1 where an error was found, 0 where "
         "there are warnings at most.",
     )

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo gateway",
         description="Answer the clients of OpenAI, Cohere, Jina and Text Embeddings Inference from the models of a "
-        "running Triton, until Ctrl-C or SIGTERM; what runs is finished first. Needs the extra gateway.",
+        "running Triton, until Ctrl-C or SIGTERM; running requests are finished first. Needs the extra gateway.",
     )
     arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
@@ -92,8 +92,8 @@ def _add_access(arguments: argparse.ArgumentParser) -> None:
         "--admin-key",
         type=Path,
         metavar="FILE",
-        help="the secret of who may give orders, as promote --canary does; or the variable "
-        f"{ADMIN_KEY_VARIABLE}. Without one, nobody may",
+        help="the secret of the admin API, which promote --canary uses; or the variable "
+        f"{ADMIN_KEY_VARIABLE}. Without one, the admin API is disabled",
     )
 
 
@@ -234,5 +234,5 @@ def admin_key(file: Path | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"the admin key in {file} cannot be read ({error}); name a text file that holds it") from error
     if len(words) != 1:
-        raise SpecError(f"{file} holds {len(words)} words; expected one, the secret of who may give orders")
+        raise SpecError(f"{file} holds {len(words)} words; expected one, the secret of the admin API")
     return words[0]

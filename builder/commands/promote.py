@@ -122,12 +122,12 @@ def run(options: argparse.Namespace) -> int:
             _refuse_another_task(versions, running, number)
             refusals = _refusals(options, control, (running, number), versions[number].report)
         except BaseException:
-            _stay(repository, name, number, running)
+            _restore_running_version(repository, name, number, running)
             raise
         if refusals:
             for refusal in refusals:
                 screen.print(f"[red]✗[/] {escape(refusal)}", highlight=False, soft_wrap=True)
-            _stay(repository, name, number, running)
+            _restore_running_version(repository, name, number, running)
             screen.print(f"version {running} goes on answering", highlight=False)
             return 1
         with control.agreeing(name, running):
@@ -145,8 +145,8 @@ def _refusals(
     from builder.serving.promotion.promote import Limits, beside, compare
 
     name, (running, number) = options.name, numbers
-    agreement, least = _agreement(report)
-    limits = Limits(least if options.agreement is None else options.agreement, options.tolerance, options.slower)
+    agreement, minimum = _agreement(report)
+    limits = Limits(minimum if options.agreement is None else options.agreement, options.tolerance, options.slower)
     screen.print(f"{name}: version {number} is tried beside version {running}", highlight=False)
     refusals: list[str] = []
     try:
@@ -157,7 +157,7 @@ def _refusals(
             screen_table(trial.table(name, limits))
             refusals = trial.refusals(limits)
             if not refusals and options.canary is not None:
-                refusals = _watched(options, candidate, numbers)
+                refusals = _watch_canary(options, candidate, numbers)
     except ServeError as error:  # a candidate that failed may not unload either
         if not refusals:
             raise
@@ -175,7 +175,7 @@ def _refuse_another_task(versions: Mapping[int, PublishedVersion], running: int,
         )
 
 
-def _watched(options: argparse.Namespace, candidate: str, numbers: tuple[int, int]) -> list[str]:
+def _watch_canary(options: argparse.Namespace, candidate: str, numbers: tuple[int, int]) -> list[str]:
     from builder.serving.promotion.canary import Share, watch
 
     key = admin_key(options.admin_key)
@@ -186,7 +186,7 @@ def _watched(options: argparse.Namespace, candidate: str, numbers: tuple[int, in
     return refusals
 
 
-def _stay(repository: Path, name: str, number: int, running: int) -> None:
+def _restore_running_version(repository: Path, name: str, number: int, running: int) -> None:
     """Roll the repository back to the version that the server runs, if it serves the one that was tried."""
     from builder.repository.versions import rollback, served_number, version_numbers
 

@@ -117,14 +117,14 @@ def _run_on_ray(options: argparse.Namespace) -> int:
             "--load-on-demand, --strict and --verify-key (verify first: build-repo verify)"
         )
     least, most = options.replicas or (1, 1)
-    stated = {"repository": str(options.repository.resolve()), "min_replicas": least, "max_replicas": most}
+    settings = {"repository": str(options.repository.resolve()), "min_replicas": least, "max_replicas": most}
     if options.models_per_replica:
-        stated["models_per_replica"] = options.models_per_replica
-    parsed = read_options(stated)
+        settings["models_per_replica"] = options.models_per_replica
+    replica_options = read_options(settings)
     console, address = Console(), cluster_address()
     with contextlib.suppress(KeyboardInterrupt), connected(address):
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray installs its own handler
-        with serving(parsed, options.host, options.openai_port):
+        with serving(replica_options, options.host, options.openai_port):
             _say(console, f"{least} to {most} replicas on {address or 'this machine'}")
             console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
             console.print("ready; stop with Ctrl-C", highlight=False)

@@ -92,11 +92,11 @@ def run(options: argparse.Namespace) -> int:
         options.repeats,
         lambda text: screen.print(f"  {escape(text)}", highlight=False, soft_wrap=True),
     )
-    _keep(options, result, cores)
+    _publish_winner(options, result, cores)
     return 0
 
 
-def _keep(options: argparse.Namespace, result: Finding, cores: int) -> None:
+def _publish_winner(options: argparse.Namespace, result: Finding, cores: int) -> None:
     """Publish and write the winner, or say that there is none."""
     console = Console()
     if result.settings is None:
@@ -105,12 +105,9 @@ def _keep(options: argparse.Namespace, result: Finding, cores: int) -> None:
     today = datetime.now(UTC).date().isoformat()
     reason = f"build-repo tune, {today}, {cores} cores of {cpu()['model']}: {result.reason}"
     console.print(f"{options.name}: {result.reason}", highlight=False, soft_wrap=True)
+    settings = ", ".join(f"{key}: {value}" for key, value in result.settings.items())
     number = publish_settings(options.repository, options.name, result.settings, reason)
-    console.print(f"version {number} of {options.name} has {_yaml(result)}", highlight=False, soft_wrap=True)
+    console.print(f"version {number} of {options.name} has {settings}", highlight=False, soft_wrap=True)
     if options.models is not None:
         write_settings(options.models, options.name, result.settings, reason)
         console.print(f"written into {options.models}", highlight=False)
-
-
-def _yaml(result: Finding) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in (result.settings or {}).items())

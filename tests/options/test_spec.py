@@ -28,12 +28,12 @@ from builder.options import load_specs, make_spec
         ({"serving": {"priority_levels": 2}}, "default_priority"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, object], message: str) -> None:
+def test_spec_refuses_meaningless_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make_spec(model="org/name", **options)
 
 
-def test_triton_keeps_no_limit_of_a_queue_that_the_front_can_keep() -> None:
+def test_batcher_keeps_queue_limits_only_if_the_front_cannot() -> None:
     """Any limit ends Triton's preparing of the next batch, and a single instance then pauses for half a second."""
     assert not make_spec(model="org/name", serving={"queue": {"max_size": 9}}).serving.batcher_keeps_limits
     for serving in (
@@ -48,20 +48,20 @@ def test_triton_keeps_no_limit_of_a_queue_that_the_front_can_keep() -> None:
     ("queue", "size", "milliseconds"),
     [({}, 512, 30_000), ({"max_size": 0, "timeout_us": 0}, 0, 0), ({"max_size": 9, "timeout_us": 1}, 9, 1)],
 )
-def test_a_queue_of_0_has_no_limit_whatever_waits_in_it(queue: dict[str, int], size: int, milliseconds: int) -> None:
+def test_queue_of_0_has_no_limit(queue: dict[str, int], size: int, milliseconds: int) -> None:
     """As for Triton's own queue; a limit below a millisecond stays one."""
     policy = make_spec(model="org/name", serving={"queue": queue}).serving.queue
     assert (policy.size, policy.waiting_ms) == (size, milliseconds)
 
 
-def test_threads_times_instances_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spec_refuses_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
     for instances, threads in ((1, 6), (2, 3), (4, 1), (6, 1)):
         spec = make_spec(model="org/name", instances=instances)
         assert (spec.threads_per_instance, spec.build_threads) == (threads, threads)
 
 
-def test_another_machine_serves() -> None:
+def test_spec_uses_the_cores_and_memory_of_machine() -> None:
     """Its cores decide what fits it and what config.pbtxt says; this machine's decide what is measured with."""
     here = available_cores()
     spec = make_spec(model="org/name", threads=here + 2, machine={"cores": 2 * here + 4}, instances=2)
@@ -71,18 +71,18 @@ def test_another_machine_serves() -> None:
     assert make_spec(model="org/name", machine={"memory_gb": 2.5}).usable_memory == 2.5e9
 
 
-def test_a_decode_loop_takes_the_cores_it_finds_where_nothing_is_stated() -> None:
+def test_decode_loop_uses_all_cores_by_default() -> None:
     assert make_spec(model="org/name").loop_threads == 0
     assert make_spec(model="org/name", threads=1).loop_threads == 1
     assert make_spec(model="org/name", machine={"cores": 3}).loop_threads == 3
 
 
-def test_the_name_is_the_last_part_of_the_model() -> None:
+def test_default_name_is_the_last_part_of_the_model() -> None:
     assert make_spec(model="org/name").entry_name == "name"
     assert make_spec(model="/some/folder/").entry_name == "folder"
 
 
-def test_many_models_with_defaults(tmp_path: Path) -> None:
+def test_models_file_applies_defaults(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text("defaults: {precision: int8}\nmodels:\n  - {model: a/b}\n  - {model: c/d, precision: fp32}\n")
     assert [(s.entry_name, s.precision) for s in load_specs(path)] == [("b", "int8"), ("d", "fp32")]
@@ -101,7 +101,7 @@ def test_many_models_with_defaults(tmp_path: Path) -> None:
         ("models: [", "cannot be read as YAML"),
     ],
 )
-def test_a_models_yaml_that_cannot_be_meant(text: str, message: str, tmp_path: Path) -> None:
+def test_models_file_with_errors_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
@@ -121,6 +121,6 @@ def test_a_models_yaml_that_cannot_be_meant(text: str, message: str, tmp_path: P
         ({"target": "tpu"}, "target: Input should be 'cpu', 'cuda' or 'tensorrt', found 'tpu'"),
     ],
 )
-def test_options_of_a_gpu_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_spec_refuses_gpu_options_on_a_cpu(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         make_spec(model="x", **options)

@@ -1,8 +1,7 @@
 """One file a family of graphs: how its checkpoints are exported, verified, measured and laid out.
 
-The folder is the registry: a task names its family, whose `begin` gives the steps that builder/building/pipeline.py
-takes in order. What vLLM or TensorRT-LLM runs is of the family of that name, whatever its task: its `hand_over` takes
-the checkpoint as it is.
+The folder is the registry: a task names its family, and `begin` in the family's module returns its stages. vLLM and
+TensorRT-LLM run the checkpoint as it is, whatever its task: `hand_over` in the module of that name returns their entry.
 """
 
 from __future__ import annotations

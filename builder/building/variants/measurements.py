@@ -1,7 +1,7 @@
 """Measurements of earlier searches, so that the next one over the same checkpoint need not repeat them.
 
 One file per key, in the user's cache folder; the key covers all that a measurement depends on: the checkpoint, the
-options, the samples, the versions, the processor and this package itself. A lost file costs time, nothing else.
+options, the samples, the versions, the processor and this package itself. Losing a file costs only the time to measure.
 """
 
 from __future__ import annotations

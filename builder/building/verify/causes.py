@@ -1,4 +1,4 @@
-"""Causes of a graph that does not answer as PyTorch does: sought once a comparison has failed, for its error."""
+"""Find why a graph does not answer as PyTorch does, for the error of a failed comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUG = "this is a bug worth reporting, with the checkpoint's name"
 
 
 def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, threads: int) -> str:
-    """Return the part of the model that no graph can have, in one sentence; or that it is not known."""
+    """Return in a sentence what in the model no graph can represent, or that the cause is a bug."""
     usual = [min(USUAL, checkpoint.max_length)]
     again = first_row_distance(reference(module, rows, usual), reference(module, rows, usual))
     if again > TOLERANCE:

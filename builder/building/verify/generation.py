@@ -49,10 +49,10 @@ class DecoderReference:
 
 @dataclass(frozen=True)
 class RunOrder:
-    """Order in which a graph runs over a DecoderReference.
+    """Order in which a graph runs over the samples, `rows` at once.
 
-    `rows` at once, of each the last `steps` tokens one by one after the others as a prompt (None: all one by one);
-    `alone`: after how many of the prompts it also writes on alone (None: all).
+    `steps`: the last tokens of a row that come one by one, after one call with those before them, as a prompt has it
+    (None: all of them). `alone`: the number of prompts that are also continued alone (None: all).
     """
 
     rows: int
@@ -61,15 +61,15 @@ class RunOrder:
 
 
 TOKEN_BY_TOKEN = RunOrder(ROWS, None, None)
-# All that a graph in fp32 says is compared with PyTorch's. A row that sees another, and a step that reads the cache
-# otherwise than a prompt, is off in each of those steps, whose rows hold unequal numbers of tokens; what goes wrong for
-# a row alone, in a text. A graph in less is measured as it says a text, token by token.
+# A graph in fp32 is compared with PyTorch at every position. A row that sees another row, or a step that reads the
+# cache differently from a prompt, is wrong in each of these steps, whose rows have unequal lengths; an error of a row
+# alone shows in its text. A graph in lower precision is measured as it generates: token by token.
 EXACT = RunOrder(rows=40, steps=12, alone=1)
 
 
 @dataclass(frozen=True)
 class DecoderAgreement:
-    """Agreement of a graph with PyTorch's answers. `alone`: the greedy texts after the first prompts, each by itself."""
+    """Agreement of a graph with PyTorch's answers. `alone`: the greedy texts after the first prompts, one at a time."""
 
     error: float  # largest difference of a token's log-probability
     mean: float  # share of positions whose most probable token is PyTorch's
@@ -97,7 +97,7 @@ class GreedyText:
     def tokens(self) -> tuple[int, ...]:
         return (*self.prompt, *self.text)
 
-    def begins(self, row: tuple[int, ...]) -> bool:
+    def is_start_of(self, row: tuple[int, ...]) -> bool:
         return row[: len(self.tokens)] == self.tokens
 
     def refuse_short(self) -> None:
@@ -127,10 +127,7 @@ class GreedyText:
 
 
 def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> DecoderReference:
-    """Run `model` over token rows, and let it write on from the first half of the first.
-
-    The graph is to write on from more of them.
-    """
+    """Run `model` over token rows, and let it continue the first of `prompts`, the beginnings of some of them."""
     sampled = tuple(tuple(row[:MAX_SAMPLE_TOKENS]) for row in rows if len(row) > 2)
     answers = _best_and_logprobs(model, sampled)
     best, logprobs = ([answers[index][part] for index in range(len(sampled))] for part in (0, 1))
@@ -259,15 +256,12 @@ def refuse_wrong_text(model: PreTrainedModel, reference: DecoderReference, agree
     rows = _longest(text.tokens for text in texts)
     for index, logits in _logits(model, rows):
         for text in texts:
-            if text.begins(rows[index]):
+            if text.is_start_of(rows[index]):
                 text.refuse_wrong(logits[: len(text.tokens)])
 
 
 def _longest(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return `rows` without those that another begins with.
-
-    What a graph answers alone is as a rule what it answers among others.
-    """
+    """Return `rows` without those that are the beginning of another, as a text alone mostly is of one in a batch."""
     longest: list[tuple[int, ...]] = []
     for row in sorted(dict.fromkeys(rows), key=len, reverse=True):
         if not any(other[: len(row)] == row for other in longest):

@@ -20,7 +20,7 @@ from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
-ALONE = 4  # one of so many samples is run alone, too
+ALONE_EVERY = 4  # one of so many samples is also run alone
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def served_quality(
     expected: Sequence[Answer],
     score: Callable[[Sequence[Answer]], Mapping[str, float]],
 ) -> Quality:
-    """Answer `samples` all at once, in a random order, and one of each `ALONE` by itself too; compare the answers.
+    """Answer `samples` all at once, in a random order, and one of each `ALONE_EVERY` alone too; compare the answers.
 
     All answers are compared with `expected`, and those alone with those of the batch.
 
@@ -57,7 +57,9 @@ def served_quality(
     answered = dict(zip(mixed, _answers(pipeline, requests, mixed, fields[1]), strict=True))
     together = [answered[place] for place in range(len(samples))]
     tokens, padded = pipeline.counts.tokens, pipeline.counts.padded_tokens
-    alone = {place: _answers(pipeline, requests, [place], fields[1])[0] for place in range(0, len(samples), ALONE)}
+    alone = {
+        place: _answers(pipeline, requests, [place], fields[1])[0] for place in range(0, len(samples), ALONE_EVERY)
+    }
     pairs = [*zip(expected, together, strict=True), *((expected[place], answer) for place, answer in alone.items())]
     agreements = [task.agreement(e, a) for e, a in pairs]
     differences = [task.difference(e, a) for e, a in pairs]

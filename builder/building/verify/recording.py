@@ -15,7 +15,7 @@ import onnx
 
 from builder.building.verify.replay import kept
 from builder.common.folders import PACKAGE
-from builder.engines import Infer, graph_engine, infer_with
+from builder.engines import graph_engine, infer_with
 from builder.engines.decoding import session_here
 from builder.graphs.onnx.graph import Graph, nodes_of
 from builder.runtime.generation.executors.base import CallPart, Executor
@@ -49,7 +49,9 @@ class Case:
 def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads: int) -> Case:
     """Record each call of `feeds` as it is, and its first row alone."""
     calls = [dict(call) for call in feeds]
-    calls += [{name: values[:1] for name, values in call.items()} for call in feeds if _rows(call) > 1]
+    calls += [
+        {name: values[:1] for name, values in call.items()} for call in feeds if len(next(iter(call.values()))) > 1
+    ]
     infer = infer_with(graph, threads)
     job = {
         "way": "graph",
@@ -60,18 +62,10 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
         "threads": threads,
         "calls": calls,
     }
-    answers = [_answer(infer, call) for call in calls]
+    answers = [{name: np.array(values) for name, values in infer(call).items()} for call in calls]
     if any(graph.operators[name] for name in ROUNDS_ACTIVATIONS):
         return Case(graph.path.name, job, answers, ROUNDED_ACTIVATIONS, by_norm=True)
     return Case(graph.path.name, job, answers, tolerance(graph))
-
-
-def _rows(call: Mapping[str, np.ndarray]) -> int:
-    return len(next(iter(call.values())))
-
-
-def _answer(infer: Infer, call: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: np.array(values) for name, values in infer(call).items()}
 
 
 def tolerance(graph: Graph) -> float:

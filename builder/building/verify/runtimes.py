@@ -31,8 +31,8 @@ INSTALLING_S = 300
 RUNNING_S = 1800
 
 
-class NotAtHand(Exception):
-    """Raised where an environment cannot be installed here; its text says why."""
+class EngineUnavailable(Exception):
+    """Raised if an engine cannot be installed here; its text says why."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Replay:
 
 
 def environment(engine: str, version: str) -> Path:
-    """Return the folder of `engine` in `version`, installed at its first use. Raises NotAtHand."""
+    """Return the folder of `engine` in `version`, installed at its first use. Raises EngineUnavailable."""
     folder = fetched(ENGINES, f"{engine}-{version}")
     if folder.is_dir():
         return folder
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        raise NotAtHand("offline")
+        raise EngineUnavailable("offline")
     return install(engine, version)
 
 
 def install(engine: str, version: str) -> Path:
-    """Install `engine` in `version` into the cache; whole, or not at all. Raises NotAtHand."""
+    """Install `engine` in `version` into the cache; whole, or not at all. Raises EngineUnavailable."""
     folder = fetched(ENGINES, f"{engine}-{version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -69,10 +69,10 @@ def install(engine: str, version: str) -> Path:
                 [*pip, f"{engine}=={version}"], capture_output=True, text=True, timeout=INSTALLING_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise NotAtHand("the package index did not answer in time") from None
+            raise EngineUnavailable("the package index did not answer in time") from None
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            raise NotAtHand(f"pip could not install {engine} {version} ({(errors or ['offline?'])[-1]})")
+            raise EngineUnavailable(f"pip could not install {engine} {version} ({(errors or ['offline?'])[-1]})")
         if not folder.is_dir():  # another process may have been first
             Path(scratch, "whole").rename(folder)
     return folder
@@ -131,7 +131,7 @@ def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[
         return replace(check, verified=True, python=_python(), note="this build's own version")
     try:
         folder = environment(engine, version)
-    except NotAtHand as reason:
+    except EngineUnavailable as reason:
         return replace(check, note=f"not verified: {reason}")
     named, errors, count = cases(), [], 0
     for case, actual in zip(named, replayed(folder, [case.job for case in named]), strict=True):

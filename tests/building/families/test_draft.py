@@ -84,7 +84,9 @@ OPTIONS: tuple[dict[str, Any], ...] = (
         pytest.param("openvino", "fp32", True, marks=pytest.mark.slow),
     ],
 )
-def test_the_text_is_what_it_is_without(engine: str, precision: str, right: bool, folder: Path, tmp_path: Path) -> None:
+def test_draft_leaves_the_text_unchanged(
+    engine: str, precision: str, right: bool, folder: Path, tmp_path: Path
+) -> None:
     """The draft is the target itself, or another model; both are built in one precision."""
     draft = folder / ("large" if right else "small")
     judged = {"quality": 0.0, "perplexity": 1e9} if precision == "int8" else {}  # random weights have none to lose
@@ -109,7 +111,7 @@ def test_the_text_is_what_it_is_without(engine: str, precision: str, right: bool
 
 
 @pytest.mark.slow
-def test_the_real_triton_answers_so_and_counts_what_was_drafted(folder: Path, tmp_path: Path) -> None:
+def test_draft_on_triton_leaves_answers_unchanged_and_counts_tokens(folder: Path, tmp_path: Path) -> None:
     built(tmp_path, folder / "large", folder / "large")
     expected, _ = said(tmp_path / "repository" / "writes" / "1")
     with running(tmp_path / "repository") as server:
@@ -155,7 +157,7 @@ def _is_said(report: BuildReport, draft: Path, version: Path, precision: str) ->
     assert names[:2] == ["large", draft.name]
 
 
-def test_a_plan_before_a_build_counts_the_draft(folder: Path, tmp_path: Path) -> None:
+def test_plan_before_a_build_counts_the_draft(folder: Path, tmp_path: Path) -> None:
     small = make_decoder_checkpoint(tmp_path / "small", "llama", num_hidden_layers=1)
     spec = make_spec(model=str(folder / "large"), max_length=LENGTH, output=tmp_path)
     assert needs_of(spec).draft == 0
@@ -165,7 +167,9 @@ def test_a_plan_before_a_build_counts_the_draft(folder: Path, tmp_path: Path) ->
     assert needs.draft == alone.weights + cache
 
 
-def test_each_is_kept_for_itself(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_keeps_stages_of_target_and_draft_apart(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A draft that is added to a built model reuses the model's stages, and those of the draft are kept too."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     build(make_spec(model=str(folder / "large"), name="writes", max_length=LENGTH, slots=8, output=tmp_path / "before"))
@@ -179,7 +183,7 @@ def test_each_is_kept_for_itself(folder: Path, tmp_path: Path, monkeypatch: pyte
     assert {entry.model for entry, _ in Entries(tmp_path / "cache").all()} == {"writes", "small"}
 
 
-def test_the_weights_of_both_are_given_back_before_a_stage(
+def test_draft_build_gives_back_weights_of_both_before_a_stage(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[str] = []
@@ -198,7 +202,7 @@ def test_the_weights_of_both_are_given_back_before_a_stage(
     assert sorted(given) == ["gpt2", "llama"]
 
 
-def test_a_draft_that_was_lost_or_changed_is_found(folder: Path, tmp_path: Path) -> None:
+def test_check_finds_a_removed_or_changed_draft(folder: Path, tmp_path: Path) -> None:
     built(tmp_path, folder / "large", folder / "small")
     beside = tmp_path / "repository" / "writes" / "1" / DRAFT
     (beside / "model.onnx").rename(beside / "other.onnx")
@@ -220,16 +224,14 @@ def test_a_draft_that_was_lost_or_changed_is_found(folder: Path, tmp_path: Path)
         ({"machine": {"memory_gb": 0.0003}}, r"caches of the model and its draft need .* \(8 slots of 128 tokens"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    options: dict[str, Any], message: str, folder: Path, tmp_path: Path
-) -> None:
+def test_draft_refuses_conflicting_options(options: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=message):
         built(tmp_path, folder / "large", folder / "small", **options)
     assert not (tmp_path / "repository" / "writes").exists()
 
 
 @pytest.mark.parametrize("name", ["topics", "sums"])
-def test_models_that_do_not_write_on_are_refused(
+def test_draft_is_refused_for_models_that_are_not_decoders(
     name: str, checkpoint: Callable[[str], Path], folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError, match="--draft"):
@@ -253,7 +255,7 @@ def _with_fewer_merges(document: dict[str, Any]) -> None:
         (_with_fewer_merges, r"--draft .*: its tokenizer.json has another model; a draft has the tokeniser"),
     ],
 )
-def test_a_draft_with_other_tokens_is_refused(
+def test_draft_with_other_tokens_is_refused(
     change: Callable[[dict[str, Any]], None], message: str, folder: Path, tmp_path: Path
 ) -> None:
     draft = Path(shutil.copytree(folder / "small", tmp_path / "draft"))
@@ -264,7 +266,7 @@ def test_a_draft_with_other_tokens_is_refused(
         built(tmp_path, folder / "large", draft)
 
 
-def test_a_draft_that_holds_fewer_tokens_or_is_no_decoder_is_refused(
+def test_draft_that_is_too_short_or_not_a_decoder_is_refused(
     folder: Path, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     short = make_decoder_checkpoint(tmp_path / "short", "gpt2", max_position_embeddings=64, n_positions=64)

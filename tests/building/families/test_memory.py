@@ -68,7 +68,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_a_build_takes_about_its_weights_once(tmp_path: Path) -> None:
+def test_build_holds_about_one_copy_of_the_weights(tmp_path: Path) -> None:
     """Each copy of the weights that a stage makes is one more time their size."""
     tiny, wide, output = (tmp_path / name for name in ("tiny", "wide", "repository"))
     make_decoder_checkpoint(tiny, "llama")
@@ -146,7 +146,7 @@ print(json.dumps({
 """
 
 
-def test_what_only_judges_or_rounds_a_large_graph_takes_no_memory_for_its_weights(tmp_path: Path) -> None:
+def test_judging_or_rounding_a_large_graph_keeps_weights_on_disk(tmp_path: Path) -> None:
     """The serving session multiplies by a copy in another order. A process of its own has freed nothing before."""
     command = [sys.executable, "-c", TAKEN, str(tmp_path)]
     root = Path(__file__).parents[3]
@@ -158,9 +158,7 @@ def test_what_only_judges_or_rounds_a_large_graph_takes_no_memory_for_its_weight
     assert served > 0.9 * size
 
 
-def test_fp32_is_judged_over_its_file_and_anew_where_it_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp32_is_judged_from_its_file_and_again_if_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second build takes from the cache what the first has verified."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builder.engines.LARGE", 10_000)
@@ -188,7 +186,7 @@ def test_fp32_is_judged_over_its_file_and_anew_where_it_is_served(
 
 @pytest.mark.parametrize(("free", "mapped"), [(1 << 62, False), (0, True)])
 @pytest.mark.parametrize("model", ["decoder", "encoder"])
-def test_a_large_graph_that_is_served_in_fp32_is_judged_once(
+def test_large_graph_served_in_fp32_is_judged_once(
     model: str,
     free: int,
     mapped: bool,
@@ -220,7 +218,7 @@ def test_a_large_graph_that_is_served_in_fp32_is_judged_once(
 
 
 @pytest.mark.parametrize("model", ["topics", "writes"])
-def test_fp32_is_not_raced_where_it_cannot_be_opened_as_it_is_served(
+def test_auto_refuses_fp32_that_cannot_be_timed_as_served(
     model: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.engines.LARGE", 10_000)

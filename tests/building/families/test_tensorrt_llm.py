@@ -85,7 +85,7 @@ def _build(checkpoint: Path, output: Path, **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_the_arguments_and_the_configuration_are_those_of_its_template(checkpoint: Path, tmp_path: Path) -> None:
+def test_tensorrt_llm_entry_equals_its_template(checkpoint: Path, tmp_path: Path) -> None:
     sizes = {"tensor_parallel_size": 2, "free_gpu_memory_fraction": 0.8}
     document = _build(checkpoint, tmp_path, precision="bf16", tensorrt_llm=sizes, max_length=64, slots=32)
     assert document == {
@@ -109,7 +109,7 @@ def test_the_arguments_and_the_configuration_are_those_of_its_template(checkpoin
     assert check(tmp_path) == []
 
 
-def test_a_lost_checkpoint_is_noticed_and_it_is_served_in_its_container_alone(
+def test_tensorrt_llm_check_finds_missing_checkpoint_and_wrong_server(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _build(checkpoint, tmp_path)
@@ -121,7 +121,7 @@ def test_a_lost_checkpoint_is_noticed_and_it_is_served_in_its_container_alone(
     assert any("names /models/writer/1/checkpoint, which is not there" in problem for problem in check(tmp_path))
 
 
-def test_the_emitted_model_is_the_containers_own_and_elsewhere_says_so(
+def test_tensorrt_llm_model_fails_outside_its_container(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _build(checkpoint, tmp_path / "r")
@@ -141,7 +141,7 @@ def test_the_emitted_model_is_the_containers_own_and_elsewhere_says_so(
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_whole_answers_and_streams_that_are_left(
+def test_tensorrt_llm_answers_whole_and_cancels_streams(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its model ends a stream that has no reader; Triton would keep one that is cancelled at the wrong moment."""
@@ -180,7 +180,7 @@ def _load(source: str, folder: Path) -> Any:
         ({"vllm": {"tensor_parallel_size": 2}}, "`vllm:` is for --engine vllm"),
     ],
 )
-def test_what_it_does_not_have_is_refused(
+def test_tensorrt_llm_refuses_options_it_lacks(
     options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError, match=message):

@@ -45,7 +45,7 @@ def _read(folder: Path, task: str | None = None) -> tuple[Checkpoint, Settings, 
         ("summarization", {"summarization": {"prefix": "summarize: "}}, "summarize: "),
     ],
 )
-def test_a_prefix_of_the_configuration_comes_before_every_text(
+def test_prefix_of_the_configuration_precedes_every_text(
     task: str | None, own: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     """Regression: BART's and DistilBART's summarisers set " ": the first word was another token than in a pipeline."""
@@ -56,7 +56,7 @@ def test_a_prefix_of_the_configuration_comes_before_every_text(
     assert list(texts(RequestOptions(prompt=TEXT)).source) == wanted
 
 
-def test_a_text_with_a_language_gets_no_prefix_of_the_configuration(tmp_path: Path) -> None:
+def test_text_with_a_language_gets_no_prefix(tmp_path: Path) -> None:
     folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, pad_token_id=1, prefix=" a ")
     checkpoint, _, texts = _read(folder, "translation_en_to_ro")
     assert list(texts(RequestOptions(prompt="the train")).source) == checkpoint.tokenizer("the train")["input_ids"]
@@ -68,7 +68,7 @@ def _of_25_languages() -> MBartTokenizer:
     return MBartTokenizer(vocab=pieces, src_lang="en_XX", model_max_length=64)
 
 
-def test_an_answer_that_starts_with_its_language_is_not_forced_to_say_it_again(tmp_path: Path) -> None:
+def test_answer_that_starts_with_its_language_is_not_forced_to_repeat_it(tmp_path: Path) -> None:
     """In mBART of 25 languages, `generate` is given decoder_start_token_id, and nothing is forced after it."""
     tokenizer = _of_25_languages()
     romanian, german = tokenizer.convert_tokens_to_ids(["ro_RO", "de_DE"])
@@ -84,7 +84,7 @@ def test_an_answer_that_starts_with_its_language_is_not_forced_to_say_it_again(t
     assert verified_beginning(texts.source) == (romanian, None)
 
 
-def test_what_holds_for_one_pair_of_languages_alone() -> None:
+def test_options_of_one_language_pair_apply_to_it_alone() -> None:
     """A pair of languages may have more than a prefix, or no prefix at all."""
     config = PreTrainedConfig(task_specific_params={"translation_en_to_ro": {"decoder_start_token_id": 7}})
     assert TRANSLATION.instructions(config, "translation_en_to_ro").options == {"decoder_start_token_id": 7}
@@ -92,7 +92,7 @@ def test_what_holds_for_one_pair_of_languages_alone() -> None:
     assert not TRANSLATION.instructions(config, "translation_en_to_ro").pairs
 
 
-def test_a_pair_without_options_does_not_get_those_of_another() -> None:
+def test_language_pair_without_options_gets_none() -> None:
     """A model built without a pair has the options on which all its pairs agree."""
     german = {"prefix": "translate English to German: ", "num_beams": 4, "max_length": 300}
     romanian = {"prefix": "translate English to Romanian: ", "num_beams": 4, "max_length": 200}
@@ -105,7 +105,7 @@ def test_a_pair_without_options_does_not_get_those_of_another() -> None:
     assert TRANSLATION.instructions(config, "translation").options == {"num_beams": 4}
 
 
-def test_the_only_pair_of_a_translator_is_its_default(tmp_path: Path) -> None:
+def test_only_pair_of_a_translator_is_its_default(tmp_path: Path) -> None:
     """Regression: every request had to name the one pair that the checkpoint translates."""
     own = {"translation_en_to_de": {"prefix": "translate English to German: ", "num_beams": 2}}
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", task_specific_params=own)
@@ -118,7 +118,7 @@ def test_the_only_pair_of_a_translator_is_its_default(tmp_path: Path) -> None:
         texts(RequestOptions(prompt=TEXT, target_language="fr"))
 
 
-def test_a_language_that_all_pairs_share_need_not_be_named(tmp_path: Path) -> None:
+def test_language_shared_by_all_pairs_is_optional(tmp_path: Path) -> None:
     """T5 translates from English alone: the target has to be named, and a refusal lists what there is."""
     own = {f"translation_en_to_{code}": {"prefix": f"to {code}: "} for code in ("de", "fr")}
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", task_specific_params=own)
@@ -129,7 +129,7 @@ def test_a_language_that_all_pairs_share_need_not_be_named(tmp_path: Path) -> No
         texts(RequestOptions(prompt=TEXT))
 
 
-def test_the_only_pair_of_a_multilingual_model_is_its_default(tmp_path: Path) -> None:
+def test_only_pair_of_a_multilingual_model_is_its_default(tmp_path: Path) -> None:
     """As mBART's English to Romanian has it: the beginning of the answer is in the pair's parameters alone."""
     own = {"translation_en_to_ro": {"num_beams": 3}}
     options = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "task_specific_params": own}
@@ -139,7 +139,7 @@ def test_the_only_pair_of_a_multilingual_model_is_its_default(tmp_path: Path) ->
     assert settings.beams == 3
 
 
-def test_a_pair_of_the_configuration_that_the_tokenizer_lacks_is_no_default(tmp_path: Path) -> None:
+def test_pair_that_the_tokenizer_lacks_is_not_a_default(tmp_path: Path) -> None:
     own = {"translation_en_to_tlh": {"num_beams": 3}}
     options = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "task_specific_params": own}
     folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, **options)
@@ -147,7 +147,7 @@ def test_a_pair_of_the_configuration_that_the_tokenizer_lacks_is_no_default(tmp_
         _read(folder, "translation")[2](RequestOptions(prompt="the train"))
 
 
-def test_there_is_room_for_the_longest_answer_that_the_checkpoint_wants(tmp_path: Path) -> None:
+def test_cache_fits_the_longest_answer_of_the_checkpoint(tmp_path: Path) -> None:
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", generation_config={"max_new_tokens": 400})
     assert _read(folder)[1].max_answer == 401
 
@@ -179,7 +179,7 @@ def test_decoder_refusal_names_the_file_that_sets_the_field(
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_heads_without_a_kernel_are_refused_before_the_export(kind: str, tmp_path: Path) -> None:
+def test_head_sizes_without_a_kernel_are_refused_before_the_export(kind: str, tmp_path: Path) -> None:
     """Regression: heads of 12 ended in a defect of build-repo, "head_size must be a multiple of 8"."""
     if kind == "decoder":
         folder, instead = make_decoder_checkpoint(tmp_path / "m", "gpt2", hidden_size=48), "--engine openvino"
@@ -190,7 +190,7 @@ def test_heads_without_a_kernel_are_refused_before_the_export(kind: str, tmp_pat
         begin(spec, resolve(spec), tmp_path, lambda name: nullcontext())
 
 
-def test_a_search_that_has_too_few_slots_is_refused(tmp_path: Path) -> None:
+def test_beam_search_with_too_few_slots_is_refused(tmp_path: Path) -> None:
     """Regression: it went on with fewer beams, and with one slot greedily."""
     folder = make_decoder_checkpoint(tmp_path / "llama", "llama")
     checkpoint = resolve(make_spec(model=str(folder), name="m"))

@@ -34,9 +34,7 @@ def _build(checkpoint: Path, output: Path, **options: Any) -> dict[str, Any]:
     return document
 
 
-def test_a_local_checkpoint_lies_in_the_repository_and_is_named_as_the_container_sees_it(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_vllm_copies_a_local_checkpoint_and_names_its_container_path(checkpoint: Path, tmp_path: Path) -> None:
     arguments = _build(checkpoint, tmp_path / "r", precision="bf16", vllm={"tensor_parallel_size": 4}, max_length=64)
     assert arguments["model"] == "/models/writer/1/checkpoint"
     assert arguments["tensor_parallel_size"] == 4
@@ -55,7 +53,7 @@ def test_a_local_checkpoint_lies_in_the_repository_and_is_named_as_the_container
     assert _build(checkpoint, tmp_path / "slots", slots=48)["max_num_seqs"] == 48
 
 
-def test_its_configuration_is_what_the_backend_declares(checkpoint: Path, tmp_path: Path) -> None:
+def test_vllm_configuration_equals_the_backends(checkpoint: Path, tmp_path: Path) -> None:
     _build(checkpoint, tmp_path)
     config = parse((tmp_path / "writer" / "config.pbtxt").read_text(), "writer")
     assert (config.backend, config.max_batch_size) == ("vllm", 0)
@@ -66,7 +64,7 @@ def test_its_configuration_is_what_the_backend_declares(checkpoint: Path, tmp_pa
     assert [(value.name, list(value.dims)) for value in config.output] == [(OUTPUTS[0].name, [-1])]
 
 
-def test_no_weight_is_loaded(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_build_loads_no_weights(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
@@ -74,7 +72,7 @@ def test_no_weight_is_loaded(checkpoint: Path, tmp_path: Path, monkeypatch: pyte
     _build(checkpoint, tmp_path)
 
 
-def test_a_hub_id_is_pinned_to_its_commit_and_its_weights_are_not_fetched(
+def test_vllm_pins_a_hub_id_to_its_commit_without_its_weights(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: dict[str, Any] = {}
@@ -95,7 +93,7 @@ def test_a_hub_id_is_pinned_to_its_commit_and_its_weights_are_not_fetched(
     assert not (tmp_path / "r" / "writer" / "1" / "checkpoint").exists()
 
 
-def test_what_the_vllm_of_the_release_does_not_know_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_vllm_refuses_arguments_unknown_to_the_release(checkpoint: Path, tmp_path: Path) -> None:
     misspelt = {"arguments": {"max_model_length": 3}}
     with pytest.raises(SpecError, match=r"vLLM 0.5.5, which Triton 24.10 carries, .*did you mean 'max_model_len'"):
         _build(checkpoint, tmp_path, vllm=misspelt, triton="24.10")
@@ -111,7 +109,7 @@ def test_what_the_vllm_of_the_release_does_not_know_is_refused(checkpoint: Path,
     assert arguments["quantization"] == "fp8"
 
 
-def test_a_second_version_runs_its_own_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+def test_vllm_second_version_runs_its_own_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     for number in (1, 2):
         _build(checkpoint, tmp_path)
         arguments = json.loads((tmp_path / "writer" / str(number) / "model.json").read_text())
@@ -121,7 +119,7 @@ def test_a_second_version_runs_its_own_checkpoint(checkpoint: Path, tmp_path: Pa
     assert check(tmp_path) == []
 
 
-def test_a_version_that_was_not_read_has_the_fields_of_its_neighbours() -> None:
+def test_vllm_version_between_known_ones_has_their_fields() -> None:
     before, after = list(ARGUMENTS)[:2]
     assert fields_of("0.7.3") == {*ARGUMENTS[before], *ARGUMENTS[after]}
     assert fields_of("0.4.3") == set(ARGUMENTS[before]), "older than all that were read"
@@ -137,20 +135,18 @@ def test_a_version_that_was_not_read_has_the_fields_of_its_neighbours() -> None:
         ({"instances": 2}, re.escape("--instances (use vllm.tensor_parallel_size)")),
     ],
 )
-def test_options_that_mean_nothing_to_it_are_refused(
-    options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_vllm_refuses_options_it_lacks(options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=message):
         _build(checkpoint, tmp_path, **options)
 
 
-def test_a_model_that_does_not_generate_is_refused(tmp_path: Path) -> None:
+def test_vllm_refuses_models_that_do_not_generate(tmp_path: Path) -> None:
     encoder = make_checkpoint(tmp_path / "reader", "bert", "feature-extraction")
     with pytest.raises(SpecError, match="vllm serves text-generation; this checkpoint is for feature-extraction"):
         build(make_spec(model=str(encoder), task="feature-extraction", output=tmp_path / "r", engine="vllm"))
 
 
-def test_it_is_served_in_the_container_alone_and_a_lost_checkpoint_is_noticed(
+def test_vllm_check_finds_missing_checkpoint_and_wrong_server(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _build(checkpoint, tmp_path)

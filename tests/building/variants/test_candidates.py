@@ -77,7 +77,7 @@ def expected(maker: VariantMaker) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", all_variants(), ids=lambda variant: variant.name)
-def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
+def test_variant_answers_like_fp32_and_has_the_expected_size(
     variant: Variant, maker: VariantMaker, graph_of: Callable[[Variant], Graph], expected: np.ndarray
 ) -> None:
     graph = graph_of(variant)
@@ -94,7 +94,7 @@ def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
         assert np.abs(actual - expected).max() > 1e-6, "it is not fp32 under another name"
 
 
-def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(graph_of: Callable[[Variant], Graph]) -> None:
+def test_static_int8_answer_is_independent_of_its_batch(graph_of: Callable[[Variant], Graph]) -> None:
     graph = graph_of(Variant("int8-static", "onnxruntime"))
     feed = judged()[-1]
     alone = {name: array[:1] for name, array in feed.items()}
@@ -113,7 +113,7 @@ def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(graph_of
     ],
     ids=str,
 )
-def test_each_way_to_calibrate(
+def test_static_int8_with_each_calibration_method(
     calibration: dict[str, object], maker: VariantMaker, expected: np.ndarray, tmp_path: Path
 ) -> None:
     spec = make_spec(model="minilm", calibration=calibration)
@@ -139,7 +139,7 @@ def test_each_way_to_calibrate(
 LOST = (Variant("int8", "onnxruntime"), Variant("fp16", "openvino"), Variant("int8-static", "openvino"))
 
 
-def test_variants_share_their_weights_and_leave_nothing_when_they_lost(
+def test_discarded_variants_leave_no_files(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk holds the graphs that can still be served, and the weights in fp32 once."""
@@ -167,7 +167,7 @@ def _files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file()}
 
 
-def test_smoothing_leaves_every_value_and_saves_quality(
+def test_smoothing_keeps_values_and_improves_quality(
     maker: VariantMaker, graph_of: Callable[[Variant], Graph], expected: np.ndarray
 ) -> None:
     rough = make_spec(model="minilm", calibration={"smooth": 0.0})
@@ -179,7 +179,7 @@ def test_smoothing_leaves_every_value_and_saves_quality(
     assert losses[1] < losses[0] / 2
 
 
-def test_the_graph_of_a_published_version_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_option_accepts_a_published_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache has its file of weights too, and onnx's own reader refuses a file with two names."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     weights = np.arange(4096, dtype=np.float32).reshape(64, 64)
@@ -198,7 +198,7 @@ def test_the_graph_of_a_published_version_can_be_given(tmp_path: Path, monkeypat
         _ = VariantMaker(spec, own, tmp_path / "second", []).own_graph
 
 
-def test_a_measurement_depends_on_all_files_of_the_graph_that_was_given(tmp_path: Path) -> None:
+def test_measurement_key_covers_all_files_of_the_given_graph(tmp_path: Path) -> None:
     """Regression: other weights beside the same nodes had the quality of those before."""
     (graph := tmp_path / "model.onnx").write_bytes(b"nodes")
     encoder: Any = SimpleNamespace(
@@ -212,7 +212,7 @@ def test_a_measurement_depends_on_all_files_of_the_graph_that_was_given(tmp_path
     assert facts[0] != facts[1]
 
 
-def test_levels(maker: VariantMaker) -> None:
+def test_optimisation_levels_select_fusions(maker: VariantMaker) -> None:
     """O1 leaves small operators, O2 fuses them, O3 computes GELU by its approximation; attention is one throughout."""
     by_level = {}
     for level in ("O1", "O2", "O3"):
@@ -224,7 +224,7 @@ def test_levels(maker: VariantMaker) -> None:
     assert (by_level["O3"]["FastGelu"], by_level["O3"]["BiasGelu"]) == (6, 0)
 
 
-def test_what_is_asked_and_what_is_refused() -> None:
+def test_requested_variants_of_options() -> None:
     def names(**options: object) -> list[str]:
         return [variant.name for variant in requested_variants(make_spec(model="minilm", **options), BF16_CPU)]
 

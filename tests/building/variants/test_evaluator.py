@@ -24,7 +24,7 @@ from tests.tiny_encoders import make_checkpoint, make_tokenizer
         (KeyError("ids"), KeyError, "ids"),
     ],
 )
-def test_a_sample_that_fails_is_not_left_out(
+def test_failing_sample_stops_the_build(
     error: Exception, raised: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

@@ -48,7 +48,9 @@ def questions(module_folder: Callable[[str], Path]) -> VerifiedOnce:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
-def test_answers_to_questions_stay_right(options: dict[str, object], questions: VerifiedOnce, tmp_path: Path) -> None:
+def test_question_answering_keeps_its_score(
+    options: dict[str, object], questions: VerifiedOnce, tmp_path: Path
+) -> None:
     _, samples = question_answering()
     spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", **options)
     report = questions.build(spec)
@@ -68,7 +70,7 @@ def test_answers_to_questions_stay_right(options: dict[str, object], questions: 
 
 
 @pytest.mark.slow
-def test_a_rung_that_loses_the_task_is_not_published(questions: VerifiedOnce, tmp_path: Path) -> None:
+def test_variant_that_loses_the_task_is_not_published(questions: VerifiedOnce, tmp_path: Path) -> None:
     """Nine tenths of the layers are too many for these questions: the true score shows it, and no variant is left."""
     _, samples = question_answering()
     spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", prune=0.9)
@@ -78,7 +80,7 @@ def test_a_rung_that_loses_the_task_is_not_published(questions: VerifiedOnce, tm
 
 
 @pytest.mark.slow
-def test_entities_stay_right(tmp_path: Path) -> None:
+def test_token_classification_keeps_its_score(tmp_path: Path) -> None:
     model, samples = token_classification()
     spec = make_spec(model=str(model), name="tags", samples=samples, precision="int8-static", output=tmp_path / "r")
     report = build(spec)
@@ -87,7 +89,7 @@ def test_entities_stay_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_language_model_keeps_its_perplexity(tmp_path: Path) -> None:
+def test_language_model_keeps_its_perplexity(tmp_path: Path) -> None:
     model, samples = language_model()
     limits = {"quality": 0.8, "perplexity": 1.2}
     spec = make_spec(model=str(model), task="text-generation", samples=samples, output=tmp_path / "r", **limits)
@@ -103,7 +105,7 @@ def test_a_language_model_keeps_its_perplexity(tmp_path: Path) -> None:
     assert perplexity["int8"] < perplexity["int4-weights"] <= 1.2
 
 
-def test_samples_that_do_not_fit_are_named_by_their_line(tmp_path: Path) -> None:
+def test_samples_that_do_not_fit_are_named_by_line(tmp_path: Path) -> None:
     model, samples = token_classification()
     lines = samples.read_text().splitlines()
 
@@ -123,7 +125,7 @@ def test_samples_that_do_not_fit_are_named_by_their_line(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_graph_in_qdq_form_is_served_as_it_is(tmp_path: Path) -> None:
+def test_qdq_graph_is_served_as_given(tmp_path: Path) -> None:
     """As quantisation-aware training leaves one: made by another tool here, judged like others, on both engines."""
     model, samples = question_answering()
     spec = make_spec(model=str(model), name="qa", samples=samples, output=tmp_path / "repository", engine="auto")

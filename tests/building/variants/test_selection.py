@@ -110,7 +110,7 @@ class FakeMaker(VariantMaker):
 
 
 @pytest.mark.parametrize(("fake", "real"), [(FakeEvaluator, Evaluator), (FakeMaker, VariantMaker)])
-def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
+def test_fakes_have_the_signatures_of_the_real_classes(fake: type, real: type) -> None:
     """Whatever a fake has, the real one has too, with the same parameters."""
     calls = {name: code for name, code in vars(fake).items() if callable(code) and not name.startswith("_")}
     for name, code in calls.items():
@@ -135,7 +135,7 @@ def search(
     return select(candidates, options, lambda name: nullcontext())
 
 
-def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
+def test_selection_judges_only_the_fastest_if_it_is_good_enough() -> None:
     evaluator = FakeEvaluator({})
     selection = search(evaluator, (SLOW, FAST, MIDDLE))
     assert selection.chosen.measured.name == "int8"
@@ -146,7 +146,7 @@ def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
     assert "slower: int8-static (4.0x), fp32 (2.0x)" in selection.choice
 
 
-def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
+def test_selection_does_not_measure_the_verified_variant_again() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
     exact = Variant("exact", "onnxruntime")
     selection = search(evaluator, (exact, FAST))
@@ -154,7 +154,7 @@ def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
     assert ("exact", 0) not in evaluator.timed + evaluator.scored
 
 
-def test_layers_are_left_alone_while_that_is_faster_than_the_next_variant() -> None:
+def test_selection_leaves_layers_in_fp32_while_that_is_fastest() -> None:
     """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
     evaluator = FakeEvaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
     selection = search(evaluator, (SLOW, FAST, MIDDLE))
@@ -165,7 +165,7 @@ def test_layers_are_left_alone_while_that_is_faster_than_the_next_variant() -> N
 NEAR = Variant("int8-dynamic", "onnxruntime")
 
 
-def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_prefers_the_finalist_with_most_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """One is slower over fixed shapes and faster as served; much slower ones are not measured again."""
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({})
@@ -182,7 +182,7 @@ def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(mo
     assert "busy" not in selection.choice
 
 
-def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_prefers_quality_among_equally_fast_finalists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
     evaluator.rates = {"int8": (20.0, 11.0, 30.0), "int8-dynamic": (19.0, 12.0, 20.0)}
@@ -193,7 +193,7 @@ def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypa
     assert "the machine was busy: the rounds of one variant are 95% apart" in selection.choice
 
 
-def test_one_that_lost_is_not_chosen_for_its_quality(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_ignores_quality_of_a_finalist_that_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was measured in a quieter time than the others, which were measured to the end."""
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
@@ -201,7 +201,7 @@ def test_one_that_lost_is_not_chosen_for_its_quality(monkeypatch: pytest.MonkeyP
     assert search(evaluator, (FAST, NEAR)).chosen.measured.name == "int8"
 
 
-def test_a_variant_that_leaving_alone_makes_slow_gives_way() -> None:
+def test_selection_drops_a_variant_that_fp32_layers_make_slow() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
     selection = search(evaluator, (SLOW, FAST, MIDDLE))
     assert selection.chosen.measured.name == "int8-static"
@@ -209,14 +209,14 @@ def test_a_variant_that_leaving_alone_makes_slow_gives_way() -> None:
     assert "missed it: int8 (8.0x, cosine of 0.9000)" in selection.choice
 
 
-def test_nothing_good_enough_says_how_near_it_came() -> None:
+def test_selection_error_names_the_best_quality_reached() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 + left / 100 for left in range(9)})
     with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is req"):
         search(evaluator, (FAST,))
     assert evaluator.scored == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
 
 
-def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
+def test_selection_names_variants_that_cannot_be_built() -> None:
     half = Variant("fp16", "onnxruntime")
     selection = search(FakeEvaluator({}), (SLOW, half))
     assert selection.chosen.measured.name == "fp32"
@@ -226,7 +226,7 @@ def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
         search(FakeEvaluator({}), (half,))
 
 
-def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_path: Path) -> None:
+def test_selection_reuses_measurements_but_judges_the_served_variant(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     quality = {("int8", left): 0.9 for left in range(9)}
     search(FakeEvaluator(quality), (SLOW, FAST, MIDDLE), Measurements(path))
@@ -239,7 +239,7 @@ def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_
     assert search(FakeEvaluator({}), (FAST,), Measurements(path)).chosen.measured.name == "int8"
 
 
-def test_what_is_not_served_is_dropped_as_soon_as_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_discards_variants_as_soon_as_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph below the quality is dropped before another is made of it; a slower one before the rest is measured."""
     monkeypatch.setattr("builder.building.variants.selection.MAX_SLOWDOWN", 3.0)
     evaluator, maker = FakeEvaluator({("int8", 0): 0.9}), a_maker()
@@ -258,7 +258,7 @@ def test_what_is_not_served_is_dropped_as_soon_as_that_is_known(monkeypatch: pyt
     assert maker._discarded == [("int8", 0), ("fp32", 0), ("int8-static", 0)]
 
 
-def test_the_files_of_a_precision_that_lost_are_removed(tmp_path: Path) -> None:
+def test_selection_removes_files_of_rejected_precisions(tmp_path: Path) -> None:
     candidates = replace(precisions({"int4-weights": (0.95, 1.06), "int8": (0.99, 1.0)}, []), graphs=_files(tmp_path))
     for name in SPEEDS:
         (tmp_path / name).mkdir()
@@ -311,7 +311,7 @@ def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[st
         ((0.85, 1.01), (0.89, 1.0), "fp32", ["int4-weights", "int8"]),
     ],
 )
-def test_precisions_are_selected_by_the_same_rules(
+def test_precisions_are_selected_by_speed_and_quality(
     int4: tuple[float, float], int8: tuple[float, float], chosen: str, judged: list[str]
 ) -> None:
     """By tokens, not by prompts; the tokens and the perplexity both have to be kept; fp32 always is."""
@@ -328,14 +328,14 @@ def test_precisions_are_selected_by_the_same_rules(
         assert "slower: fp32 (2.0x)" in selection.choice
 
 
-def test_a_precision_that_loses_too_much_is_refused_with_both_measures() -> None:
+def test_precision_below_quality_is_refused_with_both_measures() -> None:
     candidates = precisions({"int8": (0.85, 1.2)}, [])
     with pytest.raises(VerificationError, match=r"int8 has a agreement of 0\.8500 .* perplexity is 1\.2000 of PyTorch"):
         select(candidates, ("int8",), lambda name: nullcontext())
 
 
 @pytest.mark.parametrize(("waited", "message"), [(9, "threads waited for one 90% of the time"), (0, None)])
-def test_a_choice_says_where_other_programs_had_the_cores(
+def test_choice_mentions_that_other_programs_used_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: int, message: str | None
 ) -> None:
     (tmp_path / "1").mkdir()
@@ -353,6 +353,6 @@ def test_a_choice_says_where_other_programs_had_the_cores(
     assert (message in choice) if message else ("other programs" not in choice)
 
 
-def test_where_nothing_is_counted_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_without_cpu_wait_counters_mentions_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "TASKS", tmp_path / "none")
     assert contention.CpuWaitMeter().share == 0.0

@@ -23,7 +23,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [((5.0, 2.0, 3.0), (2000, 3000)), ((0.5, 0.25, 0.75), (250, 750))])
-def test_a_rough_time_of_a_token_leaves_out_the_first_run(
+def test_rough_time_of_a_token_excludes_the_first_run(
     monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
     """The first run reads what no run before it has read, such as weights whose pages were given back."""
@@ -35,7 +35,7 @@ def test_a_rough_time_of_a_token_leaves_out_the_first_run(
 @pytest.mark.parametrize(
     ("engine", "runs"), [("onnxruntime", ["16", "16", "1024"]), ("openvino", ["16"] * 2 + ["1024"] * 2)]
 )
-def test_an_engine_that_prepares_itself_for_a_shape_is_not_timed_while_it_does(
+def test_timing_excludes_the_preparation_for_a_shape(
     engine: str, runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timing, "MIN_RUNS", 1)
@@ -54,7 +54,7 @@ def test_an_engine_that_prepares_itself_for_a_shape_is_not_timed_while_it_does(
     assert calls == runs
 
 
-def test_rough_times_of_shapes_are_warmed_up_once_by_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rough_times_warm_up_once_with_the_smallest_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is chosen by them: a run of each shape before those that count was a third of their time."""
     monkeypatch.setattr(timing, "MIN_RUNS", 1)
     calls: list[str] = []

@@ -23,7 +23,7 @@ from builder.runtime.encoder.pipeline import Answer, Pipeline
 from builder.runtime.fields import Tensors
 
 
-def test_engines_take_turns_over_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_engines_take_turns_over_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "MAX_MEASURED_S", 0.0)
     monkeypatch.setattr(traffic, "LOSING_SHARE", 0.0)
     seen: list[tuple[str, list[int]]] = []
@@ -50,7 +50,7 @@ def test_engines_take_turns_over_the_same_batches(monkeypatch: pytest.MonkeyPatc
     assert turns[REQUESTS] == "two"
 
 
-def test_rounds_end_where_one_is_faster_by_more_than_noise() -> None:
+def test_traffic_ends_when_one_is_faster_by_more_than_noise() -> None:
     slow, fast = Rates({1: (10.0, 10.5, 10.0)}), Rates({1: (12.0, 12.5, 12.0)})
     assert settled({"slow": slow, "fast": fast})
     near, equal = Rates({1: (11.0, 11.5, 11.0)}), Rates({1: (11.0, 12.6, 11.0)})
@@ -84,19 +84,19 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> dict[str, in
     return {name: len(one.rounds) for name, one in rates.items()}
 
 
-def test_what_has_lost_has_no_more_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_drops_clearly_slower_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = rounds_of(monkeypatch, slow=2.0, fast=1.0, near=1.05)
     assert rounds == {"slow": 2, "fast": MAX_ROUNDS, "near": MAX_ROUNDS}
     assert rounds_of(monkeypatch, slow=2.0, fast=1.0, slower=1.2) == {"slow": 2, "fast": MIN_ROUNDS, "slower": 3}
     assert rounds_of(monkeypatch, slow=2.0, fast=1.0) == {"slow": 2, "fast": 2}
 
 
-def test_the_fastest_is_of_those_that_were_measured_to_the_end() -> None:
+def test_traffic_fastest_was_measured_to_the_end() -> None:
     """The others' rounds may be of a quieter time."""
     assert fastest({"losing": Rates({1: (20.0, 20.0)}), "one": Rates({1: (40.0, 9.0, 9.0)})}) == "one"
 
 
-def test_what_the_figures_say() -> None:
+def test_rates_statistics_and_words() -> None:
     steady, faster = Rates({1: (10.0, 10.0, 10.0)}), Rates({1: (10.1, 12.0, 10.5)})
     unsure = Rates({1: (9.0, 30.0, 20.0), 16: (9.0, 30.0, 20.0)})
     assert not steady.equals(faster), "slower in every round"

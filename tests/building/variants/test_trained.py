@@ -58,7 +58,7 @@ def _train(folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_a_trained_classifier_keeps_its_accuracy_in_int8(tmp_path: Path) -> None:
+def test_trained_classifier_keeps_its_accuracy_in_int8(tmp_path: Path) -> None:
     assert _train(tmp_path / "topics") >= 0.95
     samples = tmp_path / "samples.jsonl"
     samples.write_text("".join(json.dumps({"text_input": text}) + "\n" for text, _ in _sentences()))

@@ -109,7 +109,7 @@ def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_numbers_stay_right_in_every_precision(tmp_path: Path) -> None:
+def test_trained_seq2seq_keeps_its_accuracy_in_every_precision(tmp_path: Path) -> None:
     model, unseen = kept("numbers", train)
     lines = unseen.read_text().splitlines()
     kept_back = [int(json.loads(line)["text_input"].replace(" ", "")) for line in lines]

@@ -33,12 +33,12 @@ def test_difference(expected: Any, actual: Any, error: float) -> None:
     assert difference(expected, actual)[0] == pytest.approx(error)
 
 
-def test_where_names_the_place() -> None:
+def test_difference_names_the_place() -> None:
     assert difference({"a": [{"b": "x"}]}, {"a": [{"b": "y"}]})[1] == "answer.a[0].b: 'x' became 'y'"
     assert difference({"a": [1.0, 5.0]}, {"a": [1.0, 6.0]})[1] == "answer.a[1]"
 
 
-def test_nan_is_never_close_and_never_hidden_by_its_neighbours() -> None:
+def test_difference_of_nan_is_infinite() -> None:
     error, where = difference({"a": [1.0, math.nan, 2.0], "b": 3.0}, {"a": [1.0, 1.0, 2.0], "b": 3.5})
     assert error == math.inf
     assert where == "answer.a[1]: nan became 1.0"

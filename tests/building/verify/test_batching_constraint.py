@@ -24,14 +24,14 @@ from tests.tiny_encoders import SIZES, VOCABULARY, make_checkpoint
 
 
 @pytest.mark.parametrize("name", ["topics", "entail", "names", "pooled", "ranks"])
-def test_most_models_share_calls_freely(name: str, checkpoint: Callable[[str], Path]) -> None:
+def test_batching_of_most_models_is_unconstrained(name: str, checkpoint: Callable[[str], Path]) -> None:
     spec = make_spec(model=str(checkpoint(name)), pooling="cls" if name == "pooled" else None)
     resolved = resolve(spec)
     assert batching_constraint(task_graph(resolved), rows_of(resolved), resolved.max_length) is None
 
 
 @pytest.mark.parametrize("model_type", ["convbert", "fnet"])
-def test_a_model_that_padding_gets_into_is_batched_by_length(model_type: str, tmp_path: Path) -> None:
+def test_batching_by_length_if_padding_changes_answers(model_type: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "c", model_type, "text-classification", {0: "a", 1: "b", 2: "c"})
     spec = make_spec(model=str(folder))
     checkpoint = resolve(spec)
@@ -44,7 +44,7 @@ def test_a_model_that_padding_gets_into_is_batched_by_length(model_type: str, tm
     assert front.counts.calls < len(samples), "texts of one length still share calls"
 
 
-def test_positions_that_are_scaled_by_the_longest_row_are_batched_by_length() -> None:
+def test_batching_by_length_if_positions_scale_with_the_batch() -> None:
     """Regression: a short text beside one beyond the original length was answered with the frequencies of that one."""
     scaling = {
         "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0,
@@ -60,7 +60,7 @@ def test_positions_that_are_scaled_by_the_longest_row_are_batched_by_length() ->
     assert (batching_constraint(module, rows, 128), batching_constraint(module, rows, 64)) == ("length", None)
 
 
-def test_a_head_that_pools_at_the_end_token_is_batched_by_their_number(tmp_path: Path) -> None:
+def test_batching_by_end_tokens_if_the_head_pools_there(tmp_path: Path) -> None:
     """Regression: in BART's shape, a text that contains the end token failed or changed the answers of its batch."""
     labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
     folder = make_checkpoint(tmp_path / "c", "bart", "zero-shot-classification", labels)

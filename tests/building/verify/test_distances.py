@@ -63,7 +63,7 @@ def _apart(task: str, expected: np.ndarray, actual: np.ndarray) -> float:
 
 @pytest.mark.parametrize("spread", [0.01, 1.0])
 @pytest.mark.parametrize("task", ANSWERS)
-def test_numbers_tell_an_unrelated_model_from_a_rounded_one(task: str, spread: float) -> None:
+def test_distance_separates_unrelated_from_rounded_models(task: str, spread: float) -> None:
     """Regression: a classifier of other weights agreed by 1.0000, for its label of most requests was the same.
 
     Models that are hardly trained, whose scores hardly vary, and models that are sure of their answers; `ALIKE`: where
@@ -78,19 +78,19 @@ def test_numbers_tell_an_unrelated_model_from_a_rounded_one(task: str, spread: f
     assert _apart(task, expected, unrelated) > TOLERANCE
 
 
-def test_numbers_of_one_request_are_compared_with_themselves() -> None:
+def test_distance_within_one_request_is_relative() -> None:
     assert relative_distance([{"score": PairedNumbers(np.array([2.0]), np.array([2.2]))}])[0] == pytest.approx(0.1)
     assert relative_distance([{"score": PairedNumbers(np.array([0.5]), np.array([0.5]), probabilities=True)}])[0] == 0
 
 
-def test_an_answer_that_is_always_the_mean_is_one_apart() -> None:
+def test_distance_of_a_constant_mean_answer_is_one() -> None:
     values = np.array([1.0, 2.0, 3.0])
     found, where = relative_distance([{"score": PairedNumbers(values, np.full(3, 2.0))}])
     assert found == pytest.approx(1)
     assert "was 1 and is 2" in where
 
 
-def test_embeddings_of_different_sizes_have_nothing_in_common() -> None:
+def test_distance_of_embeddings_of_different_sizes_is_largest() -> None:
     task = find_task("feature-extraction")
     assert isinstance(task, EncoderTask)
     pair: tuple[dict[str, Any], dict[str, Any]] = {"embedding": [1.0, 0.0]}, {"embedding": [1.0, 0.0, 0.0]}

@@ -50,7 +50,7 @@ def right(model: PreTrainedModel, reference: DecoderReference) -> DecoderAgreeme
     return DecoderAgreement(0.0, 1.0, 1.0, reference.perplexity, texts, texts[:1])
 
 
-def test_the_text_of_generate_is_right(
+def test_decoder_text_of_generate_is_accepted(
     model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement
 ) -> None:
     assert reference.generated == right.greedy[0][:GENERATED_TOKENS]
@@ -58,7 +58,7 @@ def test_the_text_of_generate_is_right(
 
 
 @pytest.mark.parametrize(("number", "position"), [(0, 0), (3, 7), (5, NEW_TOKENS - 1)])
-def test_one_other_token_is_refused_wherever_it_is(
+def test_decoder_text_with_one_wrong_token_is_refused(
     model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement, number: int, position: int
 ) -> None:
     texts = [list(text) for text in right.greedy]
@@ -70,7 +70,7 @@ def test_one_other_token_is_refused_wherever_it_is(
         refuse_wrong_text(model, reference, replace(right, greedy=tuple(map(tuple, texts))))
 
 
-def test_a_model_whose_generate_is_no_forward_pass_is_refused(
+def test_decoder_whose_generate_differs_from_forward_is_refused(
     model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement
 ) -> None:
     """The graph gives what the forward pass gives; transformers' users would get something else."""
@@ -79,7 +79,7 @@ def test_a_model_whose_generate_is_no_forward_pass_is_refused(
         refuse_wrong_text(model, replace(reference, generated=other), right)
 
 
-def test_one_other_token_of_a_row_alone_is_refused(
+def test_decoder_text_wrong_only_alone_is_refused(
     model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement
 ) -> None:
     text = (right.alone[0][0] ^ 1, *right.alone[0][1:])
@@ -88,7 +88,7 @@ def test_one_other_token_of_a_row_alone_is_refused(
 
 
 @pytest.mark.parametrize("length", [0, GENERATED_TOKENS - 1])
-def test_a_text_that_ends_too_soon_is_refused(
+def test_decoder_text_that_ends_early_is_refused(
     model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement, length: int
 ) -> None:
     texts = (*right.greedy[:3], right.greedy[3][:length], *right.greedy[4:])
@@ -99,7 +99,7 @@ def test_a_text_that_ends_too_soon_is_refused(
 
 
 @pytest.mark.parametrize("error", [0.01, float("nan")])
-def test_other_probabilities_are_refused(right: DecoderAgreement, error: float) -> None:
+def test_decoder_with_wrong_probabilities_is_refused(right: DecoderAgreement, error: float) -> None:
     refuse_wrong_probabilities(right)
     with pytest.raises(VerificationError, match="log-probabilities are off by"):
         refuse_wrong_probabilities(replace(right, error=error))
@@ -181,7 +181,7 @@ def said(model: PreTrainedModel) -> Callable[[tuple[int, ...]], np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", [ByPyTorch, WrongAlone, LengthsOfTheFirst, StepsForget, PromptsForget, RowsChange])
-def test_what_an_engine_may_do_wrong_is_refused(
+def test_decoder_on_a_faulty_engine_is_refused(
     model: PreTrainedModel,
     reference: DecoderReference,
     said: Callable[[tuple[int, ...]], np.ndarray],

@@ -20,7 +20,7 @@ from tests.decoders import make_decoder
 from tests.tiny_encoders import VOCABULARY
 
 
-def test_a_row_goes_past_the_window_and_around_its_edge_one_by_one() -> None:
+def test_long_row_passes_the_window_edge_token_by_token() -> None:
     config = make_decoder("mistral", sliding_window=700).config
     row = long_row(config, 100, 4096)
     assert len(row.tokens) == 700 + 256
@@ -29,7 +29,7 @@ def test_a_row_goes_past_the_window_and_around_its_edge_one_by_one() -> None:
     assert len(long_row(config, 100, 120).tokens) == 120
 
 
-def test_a_window_beyond_what_is_run_is_said() -> None:
+def test_long_row_warns_of_a_window_beyond_its_end() -> None:
     config = make_decoder("mistral", sliding_window=32768).config
     assert windows(config) == (32768,)
     assert len(long_row(config, 100, 40000).tokens) <= LONGEST
@@ -49,7 +49,7 @@ def refuse_wrong_in(model: PreTrainedModel, graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 15, 17, -1])
-def test_a_graph_with_another_window_is_refused(windowed: tuple[Path, Graph], wrong: int | None) -> None:
+def test_graph_with_another_window_is_refused(windowed: tuple[Path, Graph], wrong: int | None) -> None:
     folder, graph = windowed
     model = make_decoder("mistral", num_hidden_layers=2)
     if wrong is None:

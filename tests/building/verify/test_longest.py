@@ -24,7 +24,7 @@ ONE: dict[str, Any] = {"num_hidden_layers": 1}
 
 
 @pytest.mark.slow
-def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
+def test_cause_names_a_branch_on_length(tmp_path: Path) -> None:
     """BigBird up to (5 + 2 * 1) * 8 tokens attends to all, beyond to blocks; a short text makes it do so for good."""
     folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification")
     with pytest.raises(VerificationError, match=r"up to 56 tokens and not at 57: .* Build it with --max-length 56"):
@@ -40,7 +40,7 @@ def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
     assert cause(exported.graph, exported.module, rows, checkpoint, spec.build_threads) == BUG
 
 
-def test_a_length_that_pytorch_has_no_answer_for_is_refused(tmp_path: Path) -> None:
+def test_length_that_pytorch_cannot_answer_is_refused(tmp_path: Path) -> None:
     """Regression: BigBird pads a text to whole blocks: 60 of its positions are 64 then, and it has 61: a traceback."""
     folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", max_position_embeddings=61, **ONE)
     spec = make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=60)
@@ -48,7 +48,7 @@ def test_a_length_that_pytorch_has_no_answer_for_is_refused(tmp_path: Path) -> N
         build(spec)
 
 
-def test_a_model_that_draws_random_numbers_is_named(tmp_path: Path) -> None:
+def test_cause_names_random_numbers(tmp_path: Path) -> None:
     """Reformer draws the planes of its hashes anew for each text."""
     folder = make_checkpoint(tmp_path / "c", "bert", "text-classification", **ONE)
     spec = make_spec(model=str(folder), max_length=64)
@@ -60,14 +60,14 @@ def test_a_model_that_draws_random_numbers_is_named(tmp_path: Path) -> None:
     assert re.match(r"PyTorch itself answers the same text differently each time, .* random numbers", named)
 
 
-def test_code_that_branches_on_a_text_is_named(tmp_path: Path) -> None:
+def test_cause_names_code_that_branches_on_a_text(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "c", "longformer", "text-classification", **ONE)
     spec = make_spec(model=str(folder), max_length=64)
     with pytest.raises(ExportError, match=r"branches on the values of a text.*modeling_longformer\.py, line \d+"):
         export(resolve(spec), tmp_path)
 
 
-def test_the_longest_rows_are_those_beyond_what_every_graph_is_compared_on(tmp_path: Path) -> None:
+def test_long_references_exceed_the_usual_lengths(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "c", "roberta", "text-classification")
     spec = make_spec(model=str(folder))
     checkpoint = resolve(spec)

@@ -7,7 +7,7 @@ import pytest
 from builder.checkpoints import metrics
 
 
-def test_questions_by_squads_definition() -> None:
+def test_metrics_of_questions_follow_squad() -> None:
     """Articles, case and punctuation do not count; no answer is right only where there is none."""
     scores = metrics.score_questions(
         [["the red kettle"], [], [], ["Oslo", "in Oslo"]], ["Red kettle.", "", "Rome", "Oslo in May"]
@@ -16,7 +16,7 @@ def test_questions_by_squads_definition() -> None:
     assert scores["F1"] == pytest.approx((1 + 1 + 0 + 0.8) / 4), "'in Oslo' shares both its words with three: 2*2/5"
 
 
-def test_entities_count_whole() -> None:
+def test_metrics_of_entities_count_whole_ones() -> None:
     texts = ["Mario Rossi moved to New York"]
     expected = [[(0, 11, "PER"), (21, 29, "LOC")]]
     assert metrics.score_spans(texts, expected, expected)["entity F1"] == 1

@@ -45,19 +45,19 @@ def _error(exported: Export, rows: Rows, path: Path) -> float:
     return graph_error(save_graph(model, path), exported.module, rows, 512, 1, per_token=True)
 
 
-def test_a_small_mistake_in_one_weight_is_seen(exported: Export, rows: Rows, tmp_path: Path) -> None:
+def test_parity_finds_a_small_error_in_one_weight(exported: Export, rows: Rows, tmp_path: Path) -> None:
     assert graph_error(exported.graph, exported.module, rows, 512, 1, per_token=True) < TOLERANCE
     assert _error(exported, rows, tmp_path / "wrong" / "model.onnx") > TOLERANCE
 
 
-def test_nan_is_never_right(exported: Export, rows: Rows) -> None:
+def test_parity_refuses_nan(exported: Export, rows: Rows) -> None:
     with torch.no_grad():
         next(exported.module.model.parameters())[200:] = np.nan
     with pytest.raises(VerificationError, match="holds NaN"):
         graph_error(exported.graph, exported.module, rows, 512, 1, per_token=True)
 
 
-def test_a_wrong_answer_stops_the_build(
+def test_wrong_answer_stops_the_build(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The emitted code and transformers disagree about one score: nothing is published."""

@@ -52,24 +52,24 @@ def measured(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> Quality:
     return result
 
 
-def test_right_answers_are_right_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_accepts_right_answers_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     result = measured(monkeypatch)
     assert (result.error, result.padding) == (0.0, 0.25)
     assert (result.mean, result.worst, result.batch_agreement) == pytest.approx((1, 1, 1))
 
 
-def test_answers_in_the_order_in_which_rows_are_cut_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_finds_answers_in_cutting_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples come from short to long, in which order the emitted code cuts them as well."""
     assert measured(monkeypatch, order=staticmethod(sorted)).error > 0.1
 
 
-def test_an_answer_that_is_wrong_only_alone_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_finds_an_answer_wrong_only_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_more_alone(counts: list[int]) -> list[int]:
         return counts if len(counts) > 1 else [counts[0] + 1]
 
     assert measured(monkeypatch, order=staticmethod(one_more_alone)).error > 0.1
 
 
-def test_a_sample_that_fails_is_named_by_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_names_the_failing_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VerificationError, match="sample 4 fails in the emitted code"):
         measured(monkeypatch, failing=True)

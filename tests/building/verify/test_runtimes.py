@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window, tolerance
-from builder.building.verify.runtimes import NotAtHand, compare, difference, environment, replayed
+from builder.building.verify.runtimes import EngineUnavailable, compare, difference, environment, replayed
 from builder.common.cpu import cpu
 from builder.common.errors import ExportError, VerificationError
 from builder.common.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
@@ -121,14 +121,12 @@ def kinds(module_folder: Callable[[str], Path]) -> Mapping[str, Kind]:
 def _at_hand(version: str, engine: str = "onnxruntime") -> Path:
     try:
         return environment(engine, version)
-    except NotAtHand as reason:
+    except EngineUnavailable as reason:
         pytest.skip(f"{engine} {version} is not in the cache (scripts/setup puts it there): {reason}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_each_kind_is_answered_alike_by_the_version_that_serves_it(
-    version: str, kinds: Mapping[str, Kind], tmp_path: Path
-) -> None:
+def test_served_engine_version_repeats_the_answers(version: str, kinds: Mapping[str, Kind], tmp_path: Path) -> None:
     folder = _at_hand(version)
     able = {name: kind for name, kind in kinds.items() if kind.runs_on(version)}
     cases = {n: k.case(for_runtime(k.own, version, tmp_path / n)) for n, k in able.items()}
@@ -140,14 +138,14 @@ def test_each_kind_is_answered_alike_by_the_version_that_serves_it(
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "mistral through BLS"])
-def test_a_window_of_one_key_too_many_stops_the_build(name: str, kinds: Mapping[str, Kind]) -> None:
+def test_served_engine_with_a_wider_window_stops_the_build(name: str, kinds: Mapping[str, Kind]) -> None:
     _at_hand(IN_PROCESS)
     kind = kinds[name]
     with pytest.raises(VerificationError, match=rf"onnxruntime {IN_PROCESS}.*differently from this build's.*off by"):
         compare("onnxruntime", IN_PROCESS, "Triton 24.10", lambda: [kind.case(kind.own)])
 
 
-def test_several_new_tokens_after_a_past_are_what_an_old_version_gets_wrong(kinds: Mapping[str, Kind]) -> None:
+def test_old_engine_is_wrong_for_several_tokens_after_a_past(kinds: Mapping[str, Kind]) -> None:
     folder = _at_hand("1.19.2")
     llama = kinds["mistral"]
     served = for_runtime(llama.own, "1.19.2", llama.own.path.parent / "old")
@@ -156,7 +154,7 @@ def test_several_new_tokens_after_a_past_are_what_an_old_version_gets_wrong(kind
     assert difference(list(llama.case(served).answers), answers) > 0.01
 
 
-def test_what_a_search_reads_is_made_again_too(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
+def test_replay_repeats_what_beam_search_reads(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
     """The least probable tokens instead are told apart."""
     kind = kinds["mistral that searches"]
     case = kind.case(kind.own)
@@ -170,7 +168,7 @@ def test_what_a_search_reads_is_made_again_too(kinds: Mapping[str, Kind], tmp_pa
     assert difference(list(case.answers), answers) > 0.1
 
 
-def test_a_graph_for_other_versions_does_not_load_here(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
+def test_graph_for_other_engine_versions_does_not_load(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
     lowered = for_runtime(kinds["mistral"].own, IN_PROCESS, tmp_path)
     assert _windows(lowered) == [window - 1 for window in _windows(kinds["mistral"].own)]
     geometry = geometry_of([LayerShape(2, 8)] * 2, 1, 8, VOCABULARY)
@@ -187,12 +185,12 @@ def test_a_graph_for_other_versions_does_not_load_here(kinds: Mapping[str, Kind]
         check_release(converted, "24.10", in_process=True)
 
 
-def test_a_graph_without_windows_is_for_any_version(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
+def test_graph_without_windows_suits_any_engine_version(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
     graph = kinds["encoder fp32"].own
     assert for_runtime(graph, "1.19.2", tmp_path) is graph
 
 
-def test_what_is_in_a_branch_counts(tmp_path: Path) -> None:
+def test_operators_inside_a_branch_count(tmp_path: Path) -> None:
     attention = helper.make_node(
         "GroupQueryAttention", ["x"], ["y"], domain="com.microsoft", num_heads=1, local_window_size=60, softcap=5.0
     )
@@ -216,13 +214,13 @@ def representation(module_folder: Callable[[str], Path]) -> Graph:
     return openvino.convert(_encoder(folder), folder / "model.xml", openvino.arithmetic_on(cpu()["flags"]), False)
 
 
-def test_setup_installs_what_these_tests_run_on() -> None:
+def test_setup_installs_the_engine_versions_of_these_tests() -> None:
     installed = (RUNTIME.parents[1] / "scripts" / "setup").read_text()
     assert f"runtimes onnxruntime {' '.join(VERSIONS)} >" in installed
     assert f"runtimes openvino {DEFAULT_OPENVINO} >" in installed
 
 
-def test_rounded_activations_are_compared_by_norm_and_a_wrong_answer_is_found(kinds: Mapping[str, Kind]) -> None:
+def test_rounded_activations_are_compared_by_norm(kinds: Mapping[str, Kind]) -> None:
     """One of many values may round otherwise and be far off; all of them a little further off are another answer."""
     _at_hand(IN_PROCESS)
     case = kinds["encoder int8"].case(kinds["encoder int8"].own)
@@ -236,7 +234,7 @@ def test_rounded_activations_are_compared_by_norm_and_a_wrong_answer_is_found(ki
         compare("onnxruntime", IN_PROCESS, "Triton", lambda: [replace(case, answers=wrong)])
 
 
-def test_a_model_of_openvino_is_verified_on_the_version_that_serves_it(representation: Graph) -> None:
+def test_openvino_model_is_verified_on_its_served_version(representation: Graph) -> None:
     _at_hand(DEFAULT_OPENVINO, "openvino")
     check = compare("openvino", DEFAULT_OPENVINO, "Triton", lambda: [_encoder_case(representation)])
     assert (check.verified, check.calls) == (True, 3), "one row, five rows, and the first of those alone"
@@ -244,7 +242,7 @@ def test_a_model_of_openvino_is_verified_on_the_version_that_serves_it(represent
     assert check.error <= tolerance(representation)
 
 
-def test_another_answer_of_openvino_stops_the_build(representation: Graph) -> None:
+def test_different_openvino_answer_stops_the_build(representation: Graph) -> None:
     _at_hand(DEFAULT_OPENVINO, "openvino")
     ours = _encoder_case(representation)
     wrong = replace(ours, answers=[{"out": values["out"] * 1.1} for values in ours.answers])
@@ -262,7 +260,7 @@ def _windows(graph: Graph) -> list[int]:
     return [a.i for node in nodes for a in node.attribute if a.name == "local_window_size" and a.i > 0]
 
 
-def test_what_a_version_does_not_do_right_is_refused_by_name(kinds: Mapping[str, Kind]) -> None:
+def test_graph_that_the_served_version_computes_wrong_is_refused(kinds: Mapping[str, Kind]) -> None:
     pieces = "uses GroupQueryAttention with several new tokens after a past, which .* computes rightly from 1.20.1 on"
     with pytest.raises(ExportError, match=pieces + r"; Triton 24.10 has 1.19.2. Build for Triton 24.12 or later"):
         check_release(kinds["mistral"].own, "24.10")
@@ -271,14 +269,14 @@ def test_what_a_version_does_not_do_right_is_refused_by_name(kinds: Mapping[str,
         check_release(kinds["int8-weights"].own, "25.04")
 
 
-def test_every_clip_in_half_precision_has_both_bounds(kinds: Mapping[str, Kind]) -> None:
+def test_clip_in_half_precision_has_both_bounds(kinds: Mapping[str, Kind]) -> None:
     model = onnx.load(str(kinds["encoder fp16"].own.path))
     (clip,) = [node for node in model.graph.node if node.op_type == "Clip"]
     bounds = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     assert bounds[clip.input[2]] == np.float16(65504)
 
 
-def test_offline_the_report_says_what_was_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_names_engines_that_were_not_verified_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -293,7 +291,7 @@ def test_offline_the_report_says_what_was_not_verified(tmp_path: Path, monkeypat
     assert str(replace(check, verified=True, note=None, calls=3, error=1e-6)).endswith("(3 calls, off by 1e-06)")
 
 
-def test_the_requirements_pin_what_the_table_says() -> None:
+def test_requirements_pin_the_versions_of_the_table() -> None:
     for file, package in (("requirements.txt", "onnxruntime"), ("requirements-gpu.txt", r"onnxruntime-gpu\[.*\]")):
         pinned = dict(
             re.findall(rf'^{package}==([\d.]+); python_version (<|>=) "3.11"$', (RUNTIME / file).read_text(), re.M)
@@ -304,7 +302,7 @@ def test_the_requirements_pin_what_the_table_says() -> None:
         }
 
 
-def test_newer_containers_decode_with_the_version_that_verifies() -> None:
+def test_newer_containers_decode_with_the_verified_version() -> None:
     import onnxruntime
 
     assert RELEASES[NEWEST].in_process == onnxruntime.__version__

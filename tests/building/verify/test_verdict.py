@@ -14,7 +14,7 @@ from tests.repository.test_publish import _entries
 PASSED = Comparison((ParityBound("the error", 1e-6, at_most=1e-4), ParityBound("the cosine", 0.999, at_least=0.99)))
 
 
-def test_a_comparison_that_passed_makes_entries_verified_and_their_report_says_so() -> None:
+def test_passed_comparison_makes_entries_verified() -> None:
     verified = Verified.after(PASSED, _entries(b""), REPORT)
     assert verified.report.verified
     assert verified.report.verdict.startswith("verified: ")
@@ -38,12 +38,12 @@ def test_a_comparison_that_passed_makes_entries_verified_and_their_report_says_s
         ((), "nothing was compared"),
     ],
 )
-def test_a_comparison_that_failed_makes_nothing(bounds: tuple[ParityBound, ...], missed: str) -> None:
+def test_failed_comparison_raises(bounds: tuple[ParityBound, ...], missed: str) -> None:
     with pytest.raises(VerificationError, match=missed):
         Verified.after(Comparison(bounds), _entries(b""), REPORT)
 
 
-def test_nothing_else_makes_entries_verified() -> None:
+def test_verified_cannot_be_created_otherwise() -> None:
     with pytest.raises(TypeError, match="a comparison makes entries Verified"):
         Verified(_entries(b""), REPORT)
     verified = Verified.after(PASSED, _entries(b"one"), REPORT)

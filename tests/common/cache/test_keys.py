@@ -43,7 +43,7 @@ def _spec(folder: Path, **options: object) -> BuildSpec:
     return make_spec(model=str(folder), **options)
 
 
-def test_where_it_is_published_and_what_is_planned_for_it_change_nothing(folder: Path, tmp_path: Path) -> None:
+def test_key_ignores_output_and_load(folder: Path, tmp_path: Path) -> None:
     key = build_key(_spec(folder))
     assert key == build_key(_spec(folder, output=tmp_path / "other", keep=5, load={"requests_per_s": 3}))
     assert key == build_key(_spec(folder, output="s3://bucket/models"))
@@ -55,12 +55,12 @@ def test_where_it_is_published_and_what_is_planned_for_it_change_nothing(folder:
 
 
 @pytest.mark.parametrize("options", [{"precision": "int8"}, {"max_batch_size": 8}, {"serving": {"spinning": False}}])
-def test_each_option_counts(folder: Path, options: dict[str, object]) -> None:
+def test_key_covers_each_option(folder: Path, options: dict[str, object]) -> None:
     assert build_key(_spec(folder)) != build_key(_spec(folder, **options))
 
 
 @pytest.mark.parametrize("name", ["config.json", "1_Pooling/config.json", "model.safetensors"])
-def test_each_file_counts(folder: Path, name: str) -> None:
+def test_key_covers_each_file(folder: Path, name: str) -> None:
     key = build_key(_spec(folder))
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(b"[" + content[1:])
@@ -71,7 +71,7 @@ def test_each_file_counts(folder: Path, name: str) -> None:
     assert build_key(_spec(folder)) != key
 
 
-def test_the_files_of_a_draft_count_and_not_where_they_are(folder: Path, tmp_path: Path) -> None:
+def test_key_covers_the_files_of_a_draft_not_their_path(folder: Path, tmp_path: Path) -> None:
     drafts = [Path(shutil.copytree(folder, tmp_path / parent / "small")) for parent in ("one", "other")]
     key = build_key(_spec(folder, draft=str(drafts[0])))
     assert key == build_key(_spec(folder, draft=str(drafts[1])))
@@ -80,7 +80,7 @@ def test_the_files_of_a_draft_count_and_not_where_they_are(folder: Path, tmp_pat
     assert key != build_key(_spec(folder, draft=str(drafts[1])))
 
 
-def test_the_users_own_files_count(folder: Path, tmp_path: Path) -> None:
+def test_key_covers_samples_and_graph(folder: Path, tmp_path: Path) -> None:
     samples = tmp_path / "samples.jsonl"
     samples.write_text('{"text_input": "one"}')
     key = build_key(_spec(folder, samples=samples))
@@ -104,7 +104,7 @@ def _unchanged_for_long(file: Path) -> None:
         clock.touch()
 
 
-def test_weights_are_read_once_until_they_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_reads_weights_once_until_they_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     def counted(*files: Path) -> str:
@@ -127,15 +127,13 @@ def test_weights_are_read_once_until_they_change(folder: Path, monkeypatch: pyte
     assert len(read) == 3
 
 
-def test_what_changed_just_now_is_not_believed_to_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_reads_recently_changed_files_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "SETTLED_S", 600.0)
     digest_of([folder / "model.safetensors"])
     assert not (folder.parent / "cache").exists()
 
 
-def test_other_libraries_and_other_code_are_another_build(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_covers_libraries_and_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = build_key(_spec(folder))
     monkeypatch.setattr(keys, "package_versions", lambda names: dict.fromkeys(names, "1") | {"onnxruntime": "0.0.1"})
     keys.libraries.cache_clear()
@@ -155,7 +153,7 @@ def test_other_libraries_and_other_code_are_another_build(
     assert len(seen) == 2
 
 
-def test_it_is_made_without_torch(folder: Path) -> None:
+def test_key_needs_no_torch(folder: Path) -> None:
     program = (
         "import sys; from builder.building.keys import build_key; from builder.options import make_spec; "
         "build_key(make_spec(model=sys.argv[1])); "

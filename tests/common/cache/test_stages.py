@@ -70,7 +70,7 @@ def _noting(done: list[str], name: str, stage: Callable[..., Any]) -> Callable[.
     return noted
 
 
-def test_nothing_is_done_again_for_the_same(again: Counted, first: Path) -> None:
+def test_same_build_reuses_every_stage(again: Counted, first: Path) -> None:
     before = json.loads((first / "repository" / "topics" / "build.json").read_text())
     report, done = again()
     assert done == []
@@ -96,7 +96,7 @@ def test_nothing_is_done_again_for_the_same(again: Counted, first: Path) -> None
         ({"max_length": 32}, STAGES),
     ],
 )
-def test_an_option_costs_what_depends_on_it(
+def test_option_reruns_only_the_stages_that_depend_on_it(
     again: Counted, tmp_path: Path, options: dict[str, Any], redone: tuple[str, ...]
 ) -> None:
     report, done = again(**options)
@@ -106,7 +106,7 @@ def test_an_option_costs_what_depends_on_it(
     assert again(**options)[1] == []
 
 
-def test_what_is_chosen_by_time_is_not_compared_with_a_time_of_a_build_that_chose_nothing(
+def test_auto_does_not_reuse_the_rough_times_of_another_build(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The time of a build without a choice is a rough one. All of these judge on samples that no fit has seen."""
@@ -117,9 +117,7 @@ def test_what_is_chosen_by_time_is_not_compared_with_a_time_of_a_build_that_chos
         assert [stage for stage in STAGES if of_chosen[stage] != of_stated[stage]] == ["verify", "select"]
 
 
-def test_other_weights_are_another_checkpoint(
-    again: Counted, checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_other_weights_rerun_every_stage(again: Counted, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     other = tmp_path / checkpoint("topics").name
     shutil.copytree(checkpoint("topics"), other)
     assert again(other)[1] == [], "a copy is the same"
@@ -136,14 +134,14 @@ def test_other_weights_are_another_checkpoint(
 
 
 @pytest.mark.parametrize("changed", ["libraries", "code"])
-def test_other_libraries_or_code_make_everything_again(
+def test_other_libraries_or_code_rerun_every_stage(
     again: Counted, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     monkeypatch.setattr(keys, changed, lambda: (("torch", "another"),) if changed == "libraries" else "another")
     assert tuple(again()[1]) == STAGES
 
 
-def test_what_is_damaged_is_made_again(again: Counted, tmp_path: Path) -> None:
+def test_damaged_stage_is_run_again(again: Counted, tmp_path: Path) -> None:
     graph = max((tmp_path / "cache" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     content = bytearray(graph.read_bytes())
     content[len(content) // 2] ^= 1
@@ -157,29 +155,27 @@ def test_what_is_damaged_is_made_again(again: Counted, tmp_path: Path) -> None:
     assert again()[1] == []
 
 
-def test_what_is_kept_is_compared_again(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reused_stage_is_compared_again(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verdict of an earlier build is not a reason to publish."""
     monkeypatch.setattr(result, "TOLERANCE", -1.0)
     with pytest.raises(VerificationError, match="the error of the fused graph"):
         again()
 
 
-def test_nothing_is_kept_where_the_user_says_so(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_off_keeps_nothing(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BUILD_REPO_CACHE", "off")
     report, done = again()
     assert tuple(done) == STAGES
     assert report.kept == {}
 
 
-def test_a_document_runs_nothing(tmp_path: Path) -> None:
+def test_cached_document_runs_no_code(tmp_path: Path) -> None:
     with pytest.raises(pickle.UnpicklingError, match=r"not kept as posix\.system"):
         Reader(io.BytesIO(pickle.dumps(os.system)), None).load()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["topics", "writes", pytest.param("sums", marks=pytest.mark.slow)])
-def test_a_stage_reads_no_option_that_its_key_leaves_out(
-    checkpoint: Callable[[str], Path], tmp_path: Path, name: str
-) -> None:
+def test_stage_reads_only_options_of_its_key(checkpoint: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     read: set[str] = set()
     changes: dict[str, dict[str, Any]] = {"writes": {"max_length": 64}, "sums": {"task": "summarization"}}
     spec = _recording(read)(model=str(checkpoint(name)), output=tmp_path, **changes.get(name, {}))
@@ -232,7 +228,7 @@ def _recording(read: set[str]) -> type[BuildSpec]:
         pytest.param("sums", READERS["sums"][2], marks=pytest.mark.slow),
     ],
 )
-def test_models_that_generate_are_kept_too(
+def test_generating_models_reuse_stages(
     checkpoint: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -249,7 +245,7 @@ def test_models_that_generate_are_kept_too(
     assert list(build(make_spec(**spec, **smaller, output=tmp_path / "int8")).kept) == ["verify"]
 
 
-def test_entries_know_what_they_are(again: Counted, tmp_path: Path) -> None:
+def test_cache_entries_name_their_stage_and_model(again: Counted, tmp_path: Path) -> None:
     entries = [entry for entry, _ in Entries(tmp_path / "cache").all()]
     assert {entry.stage for entry in entries} == set(STAGES)
     assert {entry.model for entry in entries} == {"topics"}
