@@ -32,7 +32,7 @@ def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) ->
     needed = batching_constraint(module, rows_of(checkpoint), checkpoint.max_length)
     parameters = task.parameters(checkpoint)
     side = checkpoint.tokenizer.truncation_side
-    serving = serving_document(spec.front, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
+    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
     (folder / FILE).write_text(dump(serving))
     (folder / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
 

@@ -12,7 +12,7 @@ from builder.common.machine import available_cores, available_memory, working_co
 from builder.options.capacity import Capacity
 from builder.options.choices import Choices
 from builder.options.gpu import Gpu, TensorRT
-from builder.options.layout import FrontOptions, LayoutOptions
+from builder.options.layout import LayoutOptions
 from builder.options.names import misnamed
 from builder.options.source import Source
 from builder.options.weights import WeightOptions
@@ -103,6 +103,11 @@ class BuildSpec(Choices):
         return self.name if self.name is not None else Path(self.model.rstrip("/")).name
 
     @property
+    def engine_name(self) -> str:
+        """Name of the engine, where it is a Triton model of its own."""
+        return f"{self.entry_name}_model"
+
+    @property
     def runs_checkpoint(self) -> bool:
         """True if the engine runs the checkpoint as it is, so that nothing is exported."""
         return self.engine in WHOLE_CHECKPOINT
@@ -166,13 +171,6 @@ class BuildSpec(Choices):
             self.slots,
             self.max_batch_size,
             self.serving,
-        )
-
-    @property
-    def front(self) -> FrontOptions:
-        """Options of an encoder's front."""
-        return FrontOptions(
-            self.entry_name, self.in_process, self.max_batch_size, self.truncate, self.serving, self.gpu
         )
 
     @property

@@ -9,26 +9,6 @@ from builder.options.serving import Serving
 
 
 @dataclass(frozen=True)
-class FrontOptions:
-    """Options of an encoder's front in serving.json: fewer than the layout needs.
-
-    Graphs are verified behind the front before anything is laid out. `in_process`: whether it runs the graph itself.
-    """
-
-    name: str
-    in_process: bool
-    max_batch_size: int
-    truncate: bool
-    serving: Serving
-    gpu: Gpu
-
-    @property
-    def engine_name(self) -> str:
-        """Name of the engine, where it is a Triton model of its own."""
-        return f"{self.name}_model"
-
-
-@dataclass(frozen=True)
 class LayoutOptions:
     """Options with which one model is laid out in its repository.
 

@@ -40,7 +40,7 @@ def repository(name: str) -> str:
     """Return the entries of one target as text."""
     spec = make_spec(model="org/encoder", max_batch_size=32, threads=1, **TARGETS[name])
     served = graph(ENGINES.get(name, "onnxruntime"))
-    serving = serving_document(spec.front, "feature_extraction", served, 256, {"input_ids": 0}, {})
+    serving = serving_document(spec, "feature_extraction", served, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
     rows = [{"input_ids": [101, 7592, 102], "attention_mask": [1, 1, 1]}]
     files: dict[str, bytes | Path] = {"1/" + Path(served.path).name: b""}

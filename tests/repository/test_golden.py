@@ -59,7 +59,7 @@ def test_encoder_front_keeps_the_queue_if_it_can(
     """
     spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
     made = graph("onnxruntime")
-    serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})
+    serving = serving_document(spec, "feature_extraction", made, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
     entry, *_ = lay_out(spec.layout, serving, "{}", made, {}, fields, [])
     said = json.loads(entry.files["1/serving.json"])  # type: ignore[arg-type]  # bytes

@@ -24,7 +24,7 @@ def _entry(**options: Any) -> RepositoryEntry:
     """Return an encoder's front, laid out as a build does."""
     spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
     served = graph(options.get("engine", "onnxruntime"))
-    serving = serving_document(spec.front, "feature_extraction", served, 256, {"input_ids": 0}, {})
+    serving = serving_document(spec, "feature_extraction", served, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
     return lay_out(spec.layout, serving, "{}", served, {}, fields, [])[0]
 

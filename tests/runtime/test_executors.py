@@ -157,7 +157,5 @@ def test_executor_refuses_a_document_without_a_graph(module: ModuleType, tmp_pat
 )
 def test_in_process_options_without_support_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        encoder.refuse_without_process(make_spec(model="m", **options).layout, explicit_executor="executor" in options)
-    encoder.refuse_without_process(
-        make_spec(model="m", **{**options, "executor": "bls"}).layout, explicit_executor=True
-    )
+        encoder.refuse_without_process(make_spec(model="m", **options))
+    encoder.refuse_without_process(make_spec(model="m", **{**options, "executor": "bls"}))

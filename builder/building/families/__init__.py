@@ -18,7 +18,7 @@ from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.common.cpu import cpu
 from builder.common.progress import Stage
 from builder.engines import checkpoint_engine
-from builder.options import BuildSpec, LayoutOptions
+from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.report.provenance import package_versions, samples_file
 from builder.repository.report.record import BuildReport
@@ -105,7 +105,7 @@ def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     engine = checkpoint_engine(str(spec.engine))
     refuse_options(spec, checkpoint, engine)
     entry = checkpoint_entry(spec, checkpoint, engine)
-    return unverified(built_from(spec.layout, spec.samples, checkpoint), spec, checkpoint, engine, entry)
+    return unverified(built_from(spec, checkpoint), spec, checkpoint, engine, entry)
 
 
 def code_not_run(checkpoint: CheckpointFiles) -> str | None:
@@ -120,18 +120,15 @@ def code_not_run(checkpoint: CheckpointFiles) -> str | None:
     )
 
 
-def built_from(options: LayoutOptions, samples: Path | None, checkpoint: CheckpointFiles) -> dict[str, Any]:
-    """Return what every report begins with: the request, the checkpoint, the versions and the machine.
-
-    `samples`: the user's own.
-    """
+def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
+    """Return what every report begins with: the request, the checkpoint, the versions and the machine."""
     return {
-        "name": options.name,
+        "name": spec.entry_name,
         "task": checkpoint.task.name,
-        "triton": options.triton,
-        "target": options.target,
+        "triton": spec.triton,
+        "target": spec.target,
         "checkpoint": {**checkpoint.identity(), **checkpoint.card},
         "versions": package_versions(),
         "cpu": cpu(),
-        "samples_file": samples_file(samples),
+        "samples_file": samples_file(spec.samples),
     }

@@ -30,7 +30,7 @@ from builder.common.tensors import to_tensors
 from builder.engines import Infer, infer_with, onnxruntime
 from builder.graphs.export.rows import Rows, padding_id, rows_of
 from builder.graphs.onnx.graph import Graph
-from builder.options import BuildSpec, FrontOptions
+from builder.options import BuildSpec
 from builder.repository.layout.encoder import bucketed, serving_document
 from builder.repository.report.record import MeasuredVariant
 from builder.runtime.contract import FILE, Alike, EncoderServing, dump
@@ -177,10 +177,10 @@ class Evaluator:
             expected = tuple(task.reference(self.checkpoint, sample) for sample in more)
         return replace(self, samples=self.samples + more, expected=self.expected + expected)
 
-    def serving_as(self, options: FrontOptions, graph: Graph) -> Evaluator:
-        """Return this evaluator for a front with other `options`: of its queue and of its batches."""
+    def serving_as(self, spec: BuildSpec, graph: Graph) -> Evaluator:
+        """Return this evaluator for the front of another `spec`, with its queue and its batches."""
         before = self.serving
-        serving = _serving(options, self.checkpoint, graph, before.batching.alike, before.parameters)
+        serving = _serving(spec, self.checkpoint, graph, before.batching.alike, before.parameters)
         if serving != self.serving:
             write_whole(self.front / FILE, dump(serving).encode())
         return replace(self, serving=serving)
@@ -204,7 +204,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     task = encoder_task(checkpoint.task)
     parameters = task.parameters(checkpoint)
     constraint = batching_constraint(module, rows_of(checkpoint), checkpoint.max_length)
-    serving = _serving(spec.front, checkpoint, graph, constraint, parameters)
+    serving = _serving(spec, checkpoint, graph, constraint, parameters)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
@@ -232,11 +232,11 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
 
 
 def _serving(
-    options: FrontOptions, checkpoint: Checkpoint, graph: Graph, constraint: Alike, parameters: Mapping[str, Any]
+    spec: BuildSpec, checkpoint: Checkpoint, graph: Graph, constraint: Alike, parameters: Mapping[str, Any]
 ) -> EncoderServing:
     module, side = encoder_task(checkpoint.task).module, checkpoint.tokenizer.truncation_side
     pad = {"input_ids": padding_id(checkpoint)}
-    return serving_document(options, module, graph, checkpoint.max_length, pad, parameters, constraint, side)
+    return serving_document(spec, module, graph, checkpoint.max_length, pad, parameters, constraint, side)
 
 
 def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:

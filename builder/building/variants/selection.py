@@ -51,8 +51,7 @@ class Candidates(Protocol[Option]):
 
     @property
     def base(self) -> MeasuredVariant:
-        """PyTorch's `MeasuredVariant`."""
-        ...
+        """PyTorch, as a measured variant."""
 
     @property
     def served(self) -> Served[Option] | None:
@@ -60,50 +59,39 @@ class Candidates(Protocol[Option]):
 
     def name(self, option: Option) -> str:
         """Return the name of the variant of `option` when no layer is left in fp32."""
-        ...
 
     def time(self, option: Option, left_alone: int) -> MeasuredVariant:
         """Return the variant with its size and latencies.
 
         Raises ExportError or VerificationError where it cannot be built.
         """
-        ...
 
     def speed(self, latency: Latencies) -> float:
         """Return how many times as fast as PyTorch `latency` is."""
-        ...
 
     def judge(self, candidate: Candidate[Option]) -> MeasuredVariant:
         """Return the variant with its quality."""
-        ...
 
     def keeps(self, measured: MeasuredVariant) -> bool:
         """Return True if a variant that was judged keeps the requested quality."""
-        ...
 
     def quality(self, measured: MeasuredVariant) -> float:
         """Return the number by which judged variants are compared; more is better."""
-        ...
 
     def leave_more(self, candidate: Candidate[Option]) -> int | None:
         """Return how many layers to leave in fp32 next; None where more would not help."""
-        ...
 
     def drop(self, candidate: Candidate[Option]) -> None:
         """Remove the files of a candidate that is not served."""
-        ...
 
     def reached(self, measured: MeasuredVariant) -> str:
         """Return the quality of a variant in words, for example "cosine of 0.9981"."""
-        ...
 
     def requirement(self) -> str:
         """Return the requested quality in words."""
-        ...
 
     def refusal(self, judged: Sequence[MeasuredVariant]) -> str:
         """Return the error text where none of `judged` keeps the quality: why nothing is served, and what to do."""
-        ...
 
 
 @dataclass(frozen=True)

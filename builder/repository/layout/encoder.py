@@ -19,7 +19,7 @@ from builder.engines import graph_engine
 from builder.engines.placement import InstanceGroup, Placement, graph_buckets, place
 from builder.engines.profiles import Calls
 from builder.graphs.onnx.graph import Graph
-from builder.options import FrontOptions, LayoutOptions, RequestLimitOptions
+from builder.options import BuildSpec, LayoutOptions, RequestLimitOptions
 from builder.repository.config.entries import Config, RepositoryEntry, WarmUp
 from builder.repository.layout.emitted import encoder_files
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
@@ -29,7 +29,7 @@ SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_i
 
 
 def serving_document(
-    options: FrontOptions,
+    spec: BuildSpec,
     module: str,
     graph: Graph,
     max_length: int,
@@ -42,22 +42,22 @@ def serving_document(
 
     `alike`: what rows that share a call must have in common.
     """
-    token_budget = max(options.serving.token_budget, max_length)
-    calls = Calls(options.max_batch_size, max_length, token_budget)
-    buckets = [] if alike == "length" else graph_buckets(options.gpu, graph, calls)  # bucketing pads
+    token_budget = max(spec.serving.token_budget, max_length)
+    calls = Calls(spec.max_batch_size, max_length, token_budget)
+    buckets = [] if alike == "length" else graph_buckets(spec.gpu, graph, calls)  # bucketing pads
     return EncoderServing(
         task=module,
-        executor=graph.engine if options.in_process else "bls",
-        engine=None if options.in_process else options.engine_name,
+        executor=graph.engine if spec.in_process else "bls",
+        engine=None if spec.in_process else spec.engine_name,
         max_length=max_length,
-        truncate=options.truncate,
+        truncate=spec.truncate,
         truncation_side=truncation_side,
         inputs={name: SOURCES.get(name, "task") for name in graph.inputs},
         outputs=graph.outputs,
         pad=pad,
-        batching=Batching(token_budget, options.max_batch_size, options.serving.call_cost, buckets, alike),
+        batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike),
         parameters=parameters,
-        limits=request_limits(options.serving.limits),
+        limits=request_limits(spec.serving.limits),
     )
 
 

@@ -32,9 +32,7 @@ def test_question_answering_gives_the_pipelines_golden_answers(model_type: str, 
     checkpoint = resolve(spec)
     graph = export(checkpoint, tmp_path).graph
     parameters = encoder_task(checkpoint.task).parameters(checkpoint)
-    serving = serving_document(
-        spec.front, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters
-    )
+    serving = serving_document(spec, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters)
     (tmp_path / FILE).write_text(dump(serving))
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
     pipeline = Pipeline(tmp_path, run_with(open_session(graph.path, 1)))

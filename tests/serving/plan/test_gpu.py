@@ -135,7 +135,7 @@ def test_a_build_gets_the_numbers_of_the_plan() -> None:
     options["gpu"] = {"devices": found["gpu.devices"], "card": found["gpu.card"]}
     spec = make_spec(model="org/encoder", target="cuda", precision="fp16", **options)
     made = graph("onnxruntime")
-    serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})
+    serving = serving_document(spec, "feature_extraction", made, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
     _, engine = lay_out(spec.layout, serving, "{}", made, {}, fields, [])
     config = render(engine.config)

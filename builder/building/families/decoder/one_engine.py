@@ -150,7 +150,7 @@ class Decoder:
         exported, checkpoint, operators = choice.exact.fused.exported, self.checkpoint, choice.graph.operators
         selection = choice.selection
         return report_of(
-            built_from(self.spec.layout, self.spec.samples, checkpoint),
+            built_from(self.spec, checkpoint),
             checkpoint.task,
             self.spec.quality,
             replace(self.memory, weights=choice.graph.size),

@@ -35,7 +35,7 @@ def decoder_serving(
         prefill_tokens=spec.serving.prefill_tokens,
         model=graph.path.name if in_process else None,
         copier=engine.copier,
-        engine=None if in_process else f"{spec.entry_name}_model",
+        engine=None if in_process else spec.engine_name,
         inputs=graph.inputs,
         outputs=graph.outputs,
         total_length=total_length(config),

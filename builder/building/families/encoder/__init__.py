@@ -10,7 +10,7 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.common.cpu import cpu
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.progress import Stage
-from builder.options import BuildSpec, LayoutOptions
+from builder.options import BuildSpec
 
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Encoder:
@@ -29,23 +29,23 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     given = [name for name, value in generating.items() if value is not None]
     if given:
         raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")
-    refuse_without_process(spec.layout, "executor" in spec.model_fields_set)
+    refuse_without_process(spec)
     _refuse_composed(checkpoint)
     return Encoder(spec, checkpoint, folder, tuple(requested_variants(spec, cpu()["flags"])))
 
 
-def refuse_without_process(options: LayoutOptions, explicit_executor: bool) -> None:
+def refuse_without_process(spec: BuildSpec) -> None:
     """Raise SpecError for an option that an engine in the front's own process does not have."""
-    if not options.in_process:
-        if options.executor == "in-process" and explicit_executor:
+    if not spec.in_process:
+        if spec.executor == "in-process" and "executor" in spec.model_fields_set:
             raise SpecError("on a GPU an encoder's engine is a Triton model of its own: leave --executor out")
         return
-    if options.serving.front_instances not in (None, options.instances):
+    if spec.serving.front_instances not in (None, spec.instances):
         raise SpecError(
             "serving.front_instances: in process each front has an engine of its own, so --instances sets both; "
             "leave it out, or use --executor bls"
         )
-    if options.serving.optimization_level:
+    if spec.serving.optimization_level:
         raise SpecError("serving.optimization_level is for Triton's own backends: leave it out, or use --executor bls")
 
 

@@ -49,7 +49,7 @@ def report_of(
     warnings = (own, exported.warning, cost, _batching_remark(evaluator), untimed, mapped)
     removed = {"empty": exact.fused.empty, "pruned": chosen.pruned}
     return BuildReport(
-        **built_from(spec.layout, spec.samples, checkpoint),
+        **built_from(spec, checkpoint),
         attention={"fused": exported.attentions, "layers": exported.layers},
         operators={name: operators[name] for name in FUSED if operators[name]},
         quantised=_quantised(chosen.quantised),

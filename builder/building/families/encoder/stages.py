@@ -157,7 +157,7 @@ class Encoder:
 
     def _with_front(self, exact: VerifiedEncoder) -> VerifiedEncoder:
         """Return `exact` with the front of this specification, if an earlier one's verified the graph."""
-        return replace(exact, evaluator=exact.evaluator.serving_as(self.spec.front, exact.fused.graph))
+        return replace(exact, evaluator=exact.evaluator.serving_as(self.spec, exact.fused.graph))
 
     def _judged_as_served(self, exact: VerifiedEncoder, stage: Stage) -> VerifiedEncoder:
         """Judge and time `exact` anew as served, if this build can and an earlier one judged it from its file."""

@@ -180,7 +180,7 @@ class Seq2Seq:
         encoder_attentions = chosen.exact.fused.exported.encoder_attentions
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
         return report_of(
-            built_from(self.spec.layout, self.spec.samples, self.checkpoint),
+            built_from(self.spec, self.checkpoint),
             self.checkpoint.task,
             self.spec.quality,
             replace(self.memory, weights=graphs.size),
