@@ -106,7 +106,8 @@ def _expanded(defaults: Mapping[str, Any], entry: object, origin: EntryLocation)
     matrix = _matrix(options.pop(MATRIX, None), origin)
     if "model" not in {**options, **matrix}:
         raise SpecError(f"{origin}: each of `models` needs a key `model`; found {entry!r}")
-    expanded = [one for chosen in _combinations(matrix) for one in _of_folders(options, chosen, origin)]
+    combinations = (dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values()))
+    expanded = [one for chosen in combinations for one in _of_folders(options, chosen, origin)]
     alone = not matrix and not _is_pattern(options)
     yield from (RawEntry(one, EntryLocation(origin.file, origin.line, origin.position, alone)) for one in expanded)
 
@@ -119,10 +120,6 @@ def _matrix(value: object, origin: EntryLocation) -> dict[str, list[Any]]:
             expected = "names come of the other options" if key == "name" else "expected a list of texts and numbers"
             raise SpecError(f"{origin}: {MATRIX}.{key}: {expected}; found {values!r}")
     return matrix
-
-
-def _combinations(matrix: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    yield from (dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values()))
 
 
 def _of_folders(
@@ -151,7 +148,8 @@ def _with(options: Mapping[str, Any], keys: Sequence[str], value: object) -> dic
 
 def _named(options: dict[str, Any], chosen: Mapping[str, Any], origin: EntryLocation) -> dict[str, Any]:
     """Return `options` with a name of its own: its own name with the placeholders filled, or the choice appended."""
-    values = {key: _as_text(value) for key, value in chosen.items()} | {"model": Path(str(options["model"])).name}
+    values = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in chosen.items()}
+    values["model"] = Path(str(options["model"])).name
     name = str(options.get("name", "{model}"))
     if "{" not in name or "name" not in options:
         name += "".join(f"-{{{key}}}" for key in chosen if key != "model")
@@ -160,10 +158,6 @@ def _named(options: dict[str, Any], chosen: Mapping[str, Any], origin: EntryLoca
     except KeyError as error:
         known = ", ".join(f"{{{key}}}" for key in values)
         raise SpecError(f"{origin}: the name {name!r} has {{{error.args[0]}}}; there are {known}") from None
-
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _is_pattern(options: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from builder.building.families.decoder.fastest_engine import Engines, of_each
+from builder.building.families.decoder.fastest_engine import PerEngine, of_each
 from builder.building.pipeline import build
 from builder.building.variants.traffic import Rates
 from builder.common.errors import BuilderError, ExportError, SpecError
@@ -99,5 +99,5 @@ def test_that_no_engine_is_left_is_an_error_of_all_their_reasons(
 
     text = r"no engine can serve this model with these options: ONNX Runtime \(one\), OpenVINO \(other\)"
     with pytest.raises(kind, match=text) as raised:
-        of_each(Engines(results, refused), failing, (SpecError, ExportError))
+        of_each(PerEngine(results, refused), failing, (SpecError, ExportError))
     assert raised.type is kind

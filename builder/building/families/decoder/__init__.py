@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from builder.building.families import Family
 from builder.building.families.decoder.drafted import refuse_draft
-from builder.building.families.decoder.fastest_engine import Engines, FastestEngine, of_each
+from builder.building.families.decoder.fastest_engine import FastestEngine, PerEngine, of_each
 from builder.building.families.decoder.one_engine import Decoder
 from builder.building.families.generating import read_samples, refuse_options
 from builder.checkpoints.chat_template import chat_template
@@ -70,7 +70,7 @@ def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, fold
     for name in engines:
         (folder / name).mkdir()
     decoders = of_each(
-        Engines(engines), lambda name: lambda engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
+        PerEngine(engines), lambda name: lambda engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
     )
     return FastestEngine(decoders.by_engine, decoders.refused)
 

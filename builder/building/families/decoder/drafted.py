@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from builder.building.families import BuiltModel, Result
-from builder.building.verify.recording import Case
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import locate, resolve
@@ -92,7 +91,10 @@ class DraftedModel:
     def replay(self) -> Replay:
         """Return the calls of both, which the same engine repeats."""
         target, draft = self.target.replay(), self.draft.replay()
-        return replace(target, cases=lambda: [*target.cases(), *(_in_folder(case) for case in draft.cases())])
+        return replace(
+            target,
+            cases=lambda: [*target.cases(), *(replace(case, name=f"{DRAFT}/{case.name}") for case in draft.cases())],
+        )
 
     def result(self, stage: Stage) -> Result:
         """Return the target's entry with the draft's own files in a folder of it, and all that was measured of both."""
@@ -109,10 +111,6 @@ class DraftedModel:
 def _is_shared(path: str, content: bytes | Path) -> bool:
     """Return True for a file of the version folder that a draft has in common with its target."""
     return path == "1/tokenizer.json" or (isinstance(content, Path) and content.is_relative_to(RUNTIME))
-
-
-def _in_folder(case: Case) -> Case:
-    return replace(case, name=f"{DRAFT}/{case.name}")
 
 
 def _report(target: BuildReport, draft: BuildReport, entry: RepositoryEntry) -> BuildReport:

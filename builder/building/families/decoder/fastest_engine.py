@@ -37,7 +37,7 @@ After = TypeVar("After")
 
 
 @dataclass(frozen=True)
-class Engines(Generic[After]):
+class PerEngine(Generic[After]):
     """Result of a stage for each engine, by its name in options; `refused`: the engines left out, and why."""
 
     by_engine: Mapping[str, After]
@@ -46,11 +46,11 @@ class Engines(Generic[After]):
 
 @dataclass(frozen=True)
 class SelectedEngine:
-    """Choice of `engine`, with the variants of all engines; `choice`: what was measured, in words."""
+    """Choice of `engine`, with the variants of all engines; `reason`: what was measured, in words."""
 
     engine: str
     decoder: SelectedDecoder
-    choice: str
+    reason: str
 
     @property
     def is_cacheable(self) -> bool:
@@ -70,14 +70,14 @@ class FastestEngine:
     def reference(self, exported: DecoderExport) -> PyTorchDecoder:
         return self._first.reference(exported)
 
-    def fuse(self, exported: DecoderExport) -> Engines[FusedDecoder]:
-        each = Engines(dict.fromkeys(self.decoders, exported), self.refused)
+    def fuse(self, exported: DecoderExport) -> PerEngine[FusedDecoder]:
+        each = PerEngine(dict.fromkeys(self.decoders, exported), self.refused)
         return of_each(each, lambda engine: self.decoders[engine].fuse, UNABLE)
 
-    def verify(self, fused: Engines[FusedDecoder], reference: PyTorchDecoder) -> Engines[VerifiedDecoder]:
+    def verify(self, fused: PerEngine[FusedDecoder], reference: PyTorchDecoder) -> PerEngine[VerifiedDecoder]:
         return of_each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
 
-    def select(self, exact: Engines[VerifiedDecoder], stage: Stage) -> SelectedEngine:
+    def select(self, exact: PerEngine[VerifiedDecoder], stage: Stage) -> SelectedEngine:
         """Choose the precision that each engine would serve, then the engine that generates most tokens a second."""
         chosen = of_each(exact, lambda engine: partial(self._select, engine, stage=stage), (*UNABLE, VerificationError))
         rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
@@ -92,7 +92,7 @@ class FastestEngine:
 
     def result(self, choice: SelectedEngine, stage: Stage) -> Result:
         result = self.decoders[choice.engine].result(choice.decoder, stage)
-        words = "; ".join(filter(None, [choice.choice, result.report.choice]))
+        words = "; ".join(filter(None, [choice.reason, result.report.choice]))
         return replace(result, report=replace(result.report, choice=words))
 
     @property
@@ -121,11 +121,11 @@ class FastestEngine:
     def _loop(self, engine: str, chosen: SelectedDecoder) -> Callable[[Sequence[Sequence[int]]], object]:
         """Return the emitted loop over the choice of `engine`: a function that answers several rows, greedily."""
         decoder = self.decoders[engine]
-        room, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
+        length, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
         geometry = geometry_of(
             chosen.exact.fused.exported.caches,
             max(TRAFFIC.clients),
-            room,
+            length,
             vocabulary_of(decoder.checkpoint.model),
             decoder.engine.cache_type,
         )
@@ -134,10 +134,10 @@ class FastestEngine:
 
 
 def of_each(
-    before: Engines[Before],
+    before: PerEngine[Before],
     step: Callable[[str], Callable[[Before], After]],
     unable: tuple[type[BuilderError], ...],
-) -> Engines[After]:
+) -> PerEngine[After]:
     """Run `step` for each engine and leave out those that raise an error of the types `unable`.
 
     If none is left, raises an error with all reasons: of their type if all failed with the same type, else BuilderError
@@ -156,10 +156,10 @@ def of_each(
                 kind = kinds[0] if len({*kinds}) == 1 and not before.refused else BuilderError
                 reasons = _reasons(refused)
                 raise kind(f"no engine can serve this model with these options: {reasons}") from error
-    return Engines(results, refused)
+    return PerEngine(results, refused)
 
 
-def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[SelectedDecoder]) -> str:
+def _choice(fastest: str, rates: Mapping[str, Rates], chosen: PerEngine[SelectedDecoder]) -> str:
     words = f"chose {ENGINES[fastest].title}"
     if rates:
         named = {chosen.by_engine[engine].measured.name: rate for engine, rate in rates.items()}
