@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from builder.building.families import built_from
 from builder.building.variants.generating import Required
 from builder.building.verify.generation import TOLERANCE
 from builder.checkpoints.checkpoint import Checkpoint
@@ -25,7 +26,6 @@ from builder.checkpoints.generation_config import (
     max_tokens,
     option_defaults,
 )
-from builder.checkpoints.tasks.base import Task
 from builder.common.errors import SpecError
 from builder.common.memory import Memory
 from builder.common.releases import has
@@ -33,7 +33,7 @@ from builder.common.samples import load_samples
 from builder.common.speed import Latencies
 from builder.engines.optimise.quantised import Quantised
 from builder.graphs.onnx.operators import CACHED_ATTENTION, FUSED
-from builder.options import BuildSpec, Serving
+from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import request_limits
 from builder.repository.report.provenance import file_hashes
@@ -56,10 +56,10 @@ def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]
     return ("fp32", *(one for one in AUTO if one != "int8-weights" or eight_bits))
 
 
-def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:
+def refuse_options(spec: BuildSpec, family_options: Mapping[str, bool], family: str) -> None:
     """Raise SpecError for an option that means nothing to a model that generates, by name: none is ignored.
 
-    `of_the_family`: what this family refuses beyond that, and whether it was given.
+    `family_options`: what this family refuses besides, and whether it is given.
     """
     given = {
         "--pooling": spec.pooling is not None,
@@ -71,7 +71,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         "--level": spec.level != "O2",
         "--prune": spec.prune is not None,
         "--graph": spec.graph is not None,
-        **of_the_family,
+        **family_options,
         "serving.queue.timeout_action DELAY": spec.serving.queue.timeout_action == "DELAY",
         "serving.queue.allow_timeout_override (requests may always send a timeout)": (
             spec.serving.queue.allow_timeout_override
@@ -114,21 +114,17 @@ def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
     )
 
 
-def exact_bound(exact: MeasuredVariant) -> ParityBound:
-    """Return the bound on the graph in fp32, before anything is quantised."""
-    error = math.inf if exact.error is None else exact.error
-    return ParityBound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
-
-
-def kept_bounds(
+def parity_bounds(
     required: Required, exact: MeasuredVariant, served: MeasuredVariant, pytorch: MeasuredVariant, metric: str
 ) -> tuple[ParityBound, ...]:
-    """Return the bounds on the variant that is served; none where that is the exact one."""
-    return () if served is exact else required.bounds(served, pytorch, metric)
+    """Return the bounds on the graph in fp32 and, if that is not the served variant, on what quantising kept."""
+    error = math.inf if exact.error is None else exact.error
+    bound = ParityBound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
+    return (bound,) if served is exact else (bound, *required.bounds(served, pytorch, metric))
 
 
-def serving_document(
-    options: Serving,
+def generation_serving(
+    spec: BuildSpec,
     checkpoint: Checkpoint,
     config: GenerationConfig,
     arena: Arena,
@@ -136,7 +132,7 @@ def serving_document(
     beams: int,
     fields: Sequence[Field],
     start: int | None = None,
-    **of_the_family: Any,
+    **family_fields: Any,
 ) -> GenerationServing:
     """Return what serving.json tells the emitted loop, with the checkpoint's generation_config as defaults.
 
@@ -149,9 +145,9 @@ def serving_document(
         arena=arena,
         session=session,
         vocabulary=vocabulary,
-        queue=options.queue.size,
-        queue_timeout_ms=options.queue.waiting_ms,
-        limits=request_limits(options.limits),
+        queue=spec.serving.queue.size,
+        queue_timeout_ms=spec.serving.queue.waiting_ms,
+        limits=request_limits(spec.serving.limits),
         beams=beams,
         max_tokens=max_tokens(config, start),
         end_ids=ends,
@@ -159,7 +155,7 @@ def serving_document(
         defaults=option_defaults(config, beams, start),
         rules=known_token_rules(config, ends, vocabulary, generation_file(checkpoint.folder)),
         clean_up=cleans_up(checkpoint.tokenizer),
-        **of_the_family,
+        **family_fields,
     )
 
 
@@ -175,22 +171,22 @@ def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any
 
 
 def report_of(
-    about: Mapping[str, Any],
-    task: Task,
-    quality: float | None,
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
     memory: Memory,
     operators: Counter[str],
     entries: Sequence[RepositoryEntry],
-    **of_the_family: Any,
+    **family_fields: Any,
 ) -> BuildReport:
-    """Return the report of a generating model: the common facts, `about` the build, and the fields `of_the_family`."""
+    """Return the report of a generating model: the common facts, and the `family_fields`."""
+    task = checkpoint.task
     return BuildReport(
-        **about,
+        **built_from(spec, checkpoint),
         operators={name: operators[name] for name in OPERATORS if operators[name]},
         metric=task.metric,
-        threshold=task.required(quality),
+        threshold=task.required(spec.quality),
         padding=0.0,
         files=file_hashes(entries),
         memory=asdict(memory),
-        **of_the_family,
+        **family_fields,
     )

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from builder.building.families import GRAPHS, UNTIMED, Result, built_from, code_not_run
+from builder.building.families import GRAPHS, UNTIMED, Result, code_not_run
 from builder.building.families.as_served import MAPPED, Fp32Judging
 from builder.building.families.decoder.judging import FP32, DecoderJudge
 from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecoder, SelectedDecoder, VerifiedDecoder
 from builder.building.families.decoder.serving import decoder_serving
 from builder.building.families.generating import (
-    exact_bound,
-    kept_bounds,
     larger_than_stored,
     measured_pytorch,
+    parity_bounds,
     precisions,
     quantised_parts,
     report_of,
@@ -142,17 +141,15 @@ class Decoder:
     def _comparison(self, choice: SelectedDecoder) -> Comparison:
         """Compare log-probabilities of the fused graph, on a long row too, and what quantising kept."""
         exact, metric = choice.exact, self.checkpoint.task.metric
-        long = ParityBound("the same on a long row", exact.long_error, at_most=TOLERANCE)
-        bounds = kept_bounds(self._required, exact.measured, choice.measured, exact.pytorch.measured, metric)
-        return Comparison((exact_bound(exact.measured), long, *bounds))
+        bounds = parity_bounds(self._required, exact.measured, choice.measured, exact.pytorch.measured, metric)
+        return Comparison((*bounds, ParityBound("the same on a long row", exact.long_error, at_most=TOLERANCE)))
 
     def _report(self, choice: SelectedDecoder, entries: Sequence[RepositoryEntry]) -> BuildReport:
         exported, checkpoint, operators = choice.exact.fused.exported, self.checkpoint, choice.graph.operators
         selection = choice.selection
         return report_of(
-            built_from(self.spec, checkpoint),
-            checkpoint.task,
-            self.spec.quality,
+            self.spec,
+            checkpoint,
             replace(self.memory, weights=choice.graph.size),
             operators,
             entries,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from builder.building.families.generating import serving_document
+from builder.building.families.generating import generation_serving
 from builder.checkpoints.chat_template import chat_template, part_roles, tool_template
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import total_length
@@ -23,8 +23,8 @@ def decoder_serving(
     """Return what serving.json tells the emitted loop over `graph`."""
     spec, config = engine.spec, checkpoint.model.generation_config
     in_process, template = spec.executor == "in-process", chat_template(checkpoint.tokenizer)
-    return serving_document(
-        spec.serving,
+    return generation_serving(
+        spec,
         checkpoint,
         config,
         Arena(spec.slots, checkpoint.max_length, engine.cache_type, caches, engine.blocks(caches, memory)),

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from builder.building.families import GRAPHS, Result, built_from, code_not_run
+from builder.building.families import GRAPHS, Result, code_not_run
 from builder.building.families.generating import (
-    exact_bound,
-    kept_bounds,
+    generation_serving,
     measured_pytorch,
+    parity_bounds,
     precisions,
     quantised_parts,
     report_of,
-    serving_document,
     vocabulary_of,
 )
 from builder.building.families.seq2seq.outputs import FusedSeq2Seq, PyTorchSeq2Seq, SelectedSeq2Seq, VerifiedSeq2Seq
@@ -151,8 +150,8 @@ class Seq2Seq:
     def _serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:
         """Return what serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""
         spec, settings = self.spec, self.settings
-        return serving_document(
-            spec.serving,
+        return generation_serving(
+            spec,
             self.checkpoint,
             settings.config,
             Arena(spec.slots, settings.max_answer, "float32", graphs.caches),
@@ -169,10 +168,8 @@ class Seq2Seq:
     def _comparison(self, chosen: SelectedSeq2Seq) -> Comparison:
         """Compare log-probabilities of the fused graphs, and what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
-        bounds = kept_bounds(
-            self._required, exact.measured, chosen.selection.chosen.measured, exact.pytorch.measured, metric
-        )
-        return Comparison((exact_bound(exact.measured), *bounds))
+        served = chosen.selection.chosen.measured
+        return Comparison(parity_bounds(self._required, exact.measured, served, exact.pytorch.measured, metric))
 
     def _report(self, chosen: SelectedSeq2Seq, entries: Sequence[RepositoryEntry]) -> BuildReport:
         graphs, selection = chosen.graphs, chosen.selection
@@ -180,9 +177,8 @@ class Seq2Seq:
         encoder_attentions = chosen.exact.fused.exported.encoder_attentions
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
         return report_of(
-            built_from(self.spec, self.checkpoint),
-            self.checkpoint.task,
-            self.spec.quality,
+            self.spec,
+            self.checkpoint,
             replace(self.memory, weights=graphs.size),
             operators,
             entries,
