@@ -59,6 +59,6 @@ def test_rough_times_warm_up_once_with_the_smallest_shape(monkeypatch: pytest.Mo
     monkeypatch.setattr(timing, "MIN_RUNS", 1)
     calls: list[str] = []
     feeds = {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}}
-    times = latency._about(feeds, lambda feed: calls.append(str(feed["x"].size)))
+    times = latency._rough_latencies(feeds, lambda feed: calls.append(str(feed["x"].size)))
     assert calls == ["16", "16", "1024"]
     assert list(times) == list(feeds)
