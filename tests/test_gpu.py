@@ -21,7 +21,7 @@ from builder.options import Gpu, make_spec
 
 def _refuse(options: dict[str, Any]) -> None:
     spec = make_spec(model="x", **options)
-    refuse_card(spec.layout, spec.runs)
+    refuse_card(spec, spec.runs)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             key, since = build_key(spec), max(version_numbers(spec.output / spec.entry_name), default=0)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
             _refuse_another_model(store or spec.output, spec, checkpoint.source)
-        refuse_card(spec.layout, spec.runs)
+        refuse_card(spec, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             outcome: Verified | Unverified = verified(spec, checkpoint, key, folder, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare

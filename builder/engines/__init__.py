@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from builder.engines.profiles import Calls
     from builder.engines.stock import Signature
     from builder.graphs.onnx.graph import Graph
-    from builder.options import LayoutOptions, WholeCheckpoint
+    from builder.options import BuildSpec, WholeCheckpoint
 
 LARGE = 1_000_000_000  # bytes of a graph
 MEMORY_PER_BYTE = 1.2  # memory to open a graph as it is served, and to run it
@@ -61,7 +61,7 @@ class GraphEngine(Engine, ABC):
         """Open `graph` on the CPU: named arrays in, named arrays out."""
 
     @abstractmethod
-    def place(self, options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
+    def place(self, options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
         """Return how Triton runs `graph` on `options.target`. Raises SpecError for options that it lacks."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from builder.engines import graph_engine, graph_engines
 from builder.engines.optimise.quantised import Quantised
 from builder.engines.placement import version_files
 from builder.graphs.onnx.graph import Graph
-from builder.options import LayoutOptions
+from builder.options import BuildSpec
 from builder.runtime.contract import EncoderServing
 
 VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply bytes
@@ -76,7 +76,7 @@ class EncodingEngine(ABC):
     def files(
         self,
         graph: Graph,
-        options: LayoutOptions,
+        options: BuildSpec,
         serving: EncoderServing,
         feeds: Sequence[Mapping[str, np.ndarray]],
         folder: Path,

@@ -11,7 +11,7 @@ from builder.common.errors import SpecError
 from builder.common.releases import RELEASES, version_tuple
 
 if TYPE_CHECKING:
-    from builder.options import Gpu, LayoutOptions
+    from builder.options import BuildSpec, Gpu
 
 HEADROOM = 0.9  # of a card's memory: CUDA and a step need the rest
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
@@ -30,7 +30,7 @@ def least_capability(runs: str, precision: str, triton: str) -> tuple[str, str]:
     return max(needs, key=lambda need: version_tuple(need[0]))
 
 
-def refuse_card(options: LayoutOptions, runs: str) -> None:
+def refuse_card(options: BuildSpec, runs: str) -> None:
     """Raise SpecError if the card of --gpu cannot run the request; `runs`: as in `least_capability`."""
     if options.gpu.card is None:
         return

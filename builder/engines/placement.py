@@ -13,7 +13,7 @@ from builder.common.errors import SpecError
 from builder.engines import graph_engine
 from builder.engines.profiles import Calls, buckets
 from builder.graphs.onnx.graph import Graph
-from builder.options import Gpu, LayoutOptions
+from builder.options import BuildSpec, Gpu
 
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -54,12 +54,12 @@ class Placement:
     warm_ups: Sequence[Shapes] = ()
 
 
-def place(options: LayoutOptions, graph: Graph, token_budget: int, max_length: int) -> Placement:
+def place(options: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> Placement:
     """Return how the engine of `graph` runs it on `options.target`. Raises SpecError for options that it lacks."""
     return graph_engine(graph.engine).place(options, graph, Calls(options.max_batch_size, max_length, token_budget))
 
 
-def on_cpu(options: LayoutOptions, parameters: Mapping[str, str]) -> Placement:
+def on_cpu(options: BuildSpec, parameters: Mapping[str, str]) -> Placement:
     """Return the placement of instances on the CPU, whose backend gets `parameters`.
 
     Raises SpecError for an option that no backend has a parameter for.

@@ -7,7 +7,6 @@ from builder.options.build_spec import BuildSpec
 from builder.options.calibration import Calibration
 from builder.options.capacity import Capacity
 from builder.options.gpu import Gpu, Profile, TensorRT
-from builder.options.layout import LayoutOptions
 from builder.options.load import Load
 from builder.options.reading import Entry, load_entries, load_specs, make_spec
 from builder.options.serving import Card, Machine, QueuePolicy, RateLimiterResource, RequestLimitOptions, Serving
@@ -23,7 +22,6 @@ __all__ = [
     "Card",
     "Entry",
     "Gpu",
-    "LayoutOptions",
     "Load",
     "Machine",
     "Profile",

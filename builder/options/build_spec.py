@@ -12,7 +12,6 @@ from builder.common.machine import available_cores, available_memory, working_co
 from builder.options.capacity import Capacity
 from builder.options.choices import Choices
 from builder.options.gpu import Gpu, TensorRT
-from builder.options.layout import LayoutOptions
 from builder.options.names import misnamed
 from builder.options.source import Source
 from builder.options.weights import WeightOptions
@@ -171,28 +170,6 @@ class BuildSpec(Choices):
             self.slots,
             self.max_batch_size,
             self.serving,
-        )
-
-    @property
-    def layout(self) -> LayoutOptions:
-        """Options that the layout of the repository needs."""
-        return LayoutOptions(
-            name=self.entry_name,
-            target=self.target,
-            precision=self.precision,
-            triton=self.triton,
-            executor=self.executor,
-            in_process=self.in_process,
-            instances=self.instances,
-            threads=self.threads_per_instance,
-            session_threads=self.session_threads,
-            build_threads=self.build_threads,
-            max_batch_size=self.max_batch_size,
-            max_queue_delay_us=self.max_queue_delay_us,
-            truncate=self.truncate,
-            serving=self.serving,
-            gpu=self.gpu,
-            tensorrt=self.tensorrt,
         )
 
     @property

@@ -116,7 +116,7 @@ def test_what_an_engine_is_told_is_read_and_taken_by_every_release(engine: str, 
 def test_spinning_is_refused_where_no_backend_could_be_told() -> None:
     spec = make_spec(model="m", threads=2, machine={"cores": 2}, serving={"spinning": False})
     with pytest.raises(SpecError, match="is for engines in process"):
-        place(spec.layout, graph("onnxruntime"), 2048, 128)
+        place(spec, graph("onnxruntime"), 2048, 128)
 
 
 def test_a_model_is_held_to_the_release_that_it_was_built_for(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def repository(name: str) -> str:
     elif served.engine == "openvino":
         files = {"1/model.xml": b"", "1/model.bin": b""}
     assert version_files(served) == {}, "a graph that is nowhere has no files"
-    entries = lay_out(spec.layout, serving, "{}", served, files, fields, rows)
+    entries = lay_out(spec, serving, "{}", served, files, fields, rows)
     parts = []
     for entry in entries:
         parts.append(f"== {entry.name}: " + " ".join(sorted(entry.files)))

@@ -61,7 +61,7 @@ def test_encoder_front_keeps_the_queue_if_it_can(
     made = graph("onnxruntime")
     serving = serving_document(spec, "feature_extraction", made, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
-    entry, *_ = lay_out(spec.layout, serving, "{}", made, {}, fields, [])
+    entry, *_ = lay_out(spec, serving, "{}", made, {}, fields, [])
     said = json.loads(entry.files["1/serving.json"])  # type: ignore[arg-type]  # bytes
     policy = parse(render(entry.config), entry.name).dynamic_batching.default_queue_policy
     assert (said["queue"], said["queue_timeout_ms"]) == front

@@ -101,7 +101,7 @@ def test_incomplete_profiles_are_refused_with_the_missing_call() -> None:
 def test_profiles_share_one_instance_group() -> None:
     from tests.golden.repositories import graph
 
-    placement = place(make_spec(model="x", target="tensorrt", instances=2).layout, graph("tensorrt"), 2048, 512)
+    placement = place(make_spec(model="x", target="tensorrt", instances=2), graph("tensorrt"), 2048, 512)
     assert [(group.count, group.profiles) for group in placement.groups] == [(2, (0, 1))]
 
 
@@ -112,7 +112,7 @@ def test_onnxruntime_tensorrt_has_one_profile_and_its_own_cache(tmp_path: Path) 
     paths = []
     for weights in (b"before", b"retrained"):
         (tmp_path / "model.onnx").write_bytes(weights)
-        placement = place(spec.layout, replace(graph("onnxruntime"), path=tmp_path / "model.onnx"), 2048, 512)
+        placement = place(spec, replace(graph("onnxruntime"), path=tmp_path / "model.onnx"), 2048, 512)
         parameters = placement.accelerators[0].parameters
         assert parameters["trt_profile_max_shapes"] == "input_ids:8x512,attention_mask:8x512"
         assert len(placement.warm_ups) == 1
@@ -121,21 +121,21 @@ def test_onnxruntime_tensorrt_has_one_profile_and_its_own_cache(tmp_path: Path) 
     assert all(path.startswith("/engines/x_model-") for path in paths)
     two = {"profiles": [{"opt": [4, 64], "max": [8, 128]}, {"min": [1, 129], "opt": [2, 200], "max": [8, 512]}]}
     with pytest.raises(SpecError, match=r"runs the first profile alone, and tensorrt\.profiles has 2"):
-        place(spec.model_copy(update={"tensorrt": TensorRT(**two)}).layout, graph("onnxruntime"), 2048, 512)
+        place(spec.model_copy(update={"tensorrt": TensorRT(**two)}), graph("onnxruntime"), 2048, 512)
 
 
 def test_tf32_is_disabled_or_the_release_is_refused() -> None:
     from tests.golden.repositories import graph
 
     spec = make_spec(model="x", target="cuda")
-    (accelerator,) = place(spec.layout, graph("onnxruntime"), 2048, 128).accelerators
+    (accelerator,) = place(spec, graph("onnxruntime"), 2048, 128).accelerators
     assert (accelerator.name, dict(accelerator.parameters)) == ("cuda", {"use_tf32": "0"})
     hopper = spec.model_copy(update={"gpu": spec.gpu.model_copy(update={"card": "h100"}), "precision": "fp16"})
-    assert place(hopper.layout, graph("onnxruntime"), 2048, 128).accelerators[0].parameters["sdpa_kernel"] == "127"
+    assert place(hopper, graph("onnxruntime"), 2048, 128).accelerators[0].parameters["sdpa_kernel"] == "127"
     older = hopper.model_copy(update={"triton": "24.10"})
-    assert "sdpa_kernel" not in place(older.layout, graph("onnxruntime"), 2048, 128).accelerators[0].parameters
+    assert "sdpa_kernel" not in place(older, graph("onnxruntime"), 2048, 128).accelerators[0].parameters
     with pytest.raises(SpecError, match=r"multiplies fp32 as TF32 .* or --triton 24.06 or later"):
-        place(spec.model_copy(update={"triton": "24.05"}).layout, graph("onnxruntime"), 2048, 128)
+        place(spec.model_copy(update={"triton": "24.05"}), graph("onnxruntime"), 2048, 128)
 
 
 def test_cuda_graphs_are_refused_for_a_task_with_its_own_input() -> None:
@@ -144,7 +144,7 @@ def test_cuda_graphs_are_refused_for_a_task_with_its_own_input() -> None:
     spec = make_spec(model="x", target="tensorrt", gpu={"cuda_graphs": True})
     changed = replace(graph("tensorrt"), inputs=("input_ids", "attention_mask", "positions"))
     with pytest.raises(SpecError, match="has the input positions, whose length changes"):
-        place(spec.layout, changed, 2048, 128)
+        place(spec, changed, 2048, 128)
 
 
 def test_profile_with_sizes_out_of_order_is_refused() -> None:
@@ -157,7 +157,7 @@ def test_gpu_options_reach_the_parameters_that_the_backend_reads() -> None:
 
     gpu = {"devices": [1, 3], "memory_limit_mb": 512, "arena_extend_strategy": "kNextPowerOfTwo"}
     spec = make_spec(model="x", target="cuda", instances=2, gpu={**gpu, "cudnn_conv_algo_search": "EXHAUSTIVE"})
-    placement = place(spec.layout, graph("onnxruntime"), 2048, 128)
+    placement = place(spec, graph("onnxruntime"), 2048, 128)
     assert [(g.count, g.kind, tuple(g.gpus)) for g in placement.groups] == [(2, "KIND_GPU", (1, 3))]
     assert placement.parameters["gpu_mem_limit"] == str(512 << 20)
     assert placement.parameters["arena_extend_strategy"] == "0"

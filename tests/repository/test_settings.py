@@ -26,7 +26,7 @@ def _entry(**options: Any) -> RepositoryEntry:
     served = graph(options.get("engine", "onnxruntime"))
     serving = serving_document(spec, "feature_extraction", served, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
-    return lay_out(spec.layout, serving, "{}", served, {}, fields, [])[0]
+    return lay_out(spec, serving, "{}", served, {}, fields, [])[0]
 
 
 def _written(folder: Path, entry: RepositoryEntry) -> Path:

@@ -62,7 +62,7 @@ def graphs(module_folder: Callable[[str], Path]) -> Mapping[str, Graph]:
 
 def _serving(graph: Graph, spinning: bool = False) -> EncoderServing:
     spec = make_spec(model="org/m", threads=1, serving={"spinning": spinning})
-    return in_process(spec.layout, encoder_serving(engine=None), graph, [{"input_ids": [5], "attention_mask": [1]}])
+    return in_process(spec, encoder_serving(engine=None), graph, [{"input_ids": [5], "attention_mask": [1]}])
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])

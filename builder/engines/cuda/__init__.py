@@ -35,7 +35,7 @@ from builder.common.releases import OPERATOR_NEEDS, RELEASES, has, runtime_of, v
 
 if TYPE_CHECKING:
     from builder.graphs.onnx.graph import Graph
-    from builder.options import Gpu, LayoutOptions
+    from builder.options import BuildSpec, Gpu
 
 KERNELS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("cuda_kernels.json").read_text("utf-8"))
 # The numbers by which Triton's ONNX Runtime backend knows the values of these options.
@@ -85,7 +85,7 @@ def refuse_head_sizes(sizes: Collection[int]) -> None:
         )
 
 
-def refuse_blocks(options: LayoutOptions, card: str | None) -> None:
+def refuse_blocks(options: BuildSpec, card: str | None) -> None:
     """Raise SpecError if a cache in blocks has no kernel, or may have none on a card that is not named.
 
     Sources: builder/engines/cuda/blocks.py.

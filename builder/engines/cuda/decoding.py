@@ -68,7 +68,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
         if len(spec.gpu.devices) > 1:
             raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
         if self._in_blocks:
-            refuse_blocks(spec.layout, self._card)
+            refuse_blocks(spec, self._card)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
         """Plan the card's memory, beside the least that the weights will take."""

@@ -9,7 +9,7 @@ from builder.common.errors import SpecError
 from builder.common.releases import version_tuple
 from builder.engines.cuda import NUMBERS, attention_kernels, provider_options
 from builder.engines.placement import Accelerator
-from builder.options import Gpu, LayoutOptions
+from builder.options import BuildSpec, Gpu
 
 OPTIONS_SINCE = "24.06"
 
@@ -23,7 +23,7 @@ def parameters(gpu: Gpu) -> dict[str, str]:
     return {**numbered, **passed}
 
 
-def accelerators(options: LayoutOptions) -> tuple[Accelerator, ...]:
+def accelerators(options: BuildSpec) -> tuple[Accelerator, ...]:
     """Return CUDA's own options: fp32 is multiplied as fp32, which was compared, not as TF32. Raises SpecError.
 
     Triton's backend passes options of CUDA on since 24.06 (onnxruntime_backend, pull request 256).

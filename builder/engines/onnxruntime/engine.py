@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from builder.engines.profiles import Calls
     from builder.engines.stock import Signature
     from builder.graphs.onnx.graph import Graph
-    from builder.options import LayoutOptions
+    from builder.options import BuildSpec
 
 
 class OnnxRuntime(GraphEngine):
     def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
         return onnxruntime.infer(graph, threads, spinning)
 
-    def place(self, options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
+    def place(self, options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
         from builder.engines.onnxruntime.placement import place
 
         return place(options, graph, calls)

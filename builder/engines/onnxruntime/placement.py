@@ -13,16 +13,16 @@ from builder.engines.placement import OF_TOKENS, Accelerator, InstanceGroup, Pla
 from builder.engines.profiles import Calls, input_shapes
 from builder.engines.tensorrt.placement import profiles_of
 from builder.graphs.onnx.graph import Graph
-from builder.options import LayoutOptions
+from builder.options import BuildSpec
 from builder.runtime.recipe.compile import sha256
 
 PRECISION_MODES = {"fp16": "FP16", "int8-static": "INT8"}  # the modes that the graph's own types need
 
 
-def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
+def place(options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
     """Place instances on `options.target`. Raises SpecError for an option that the backend cannot take."""
     if options.target == "cpu":
-        return on_cpu(options, parameters(graph, options.threads, options.instances))
+        return on_cpu(options, parameters(graph, options.threads_per_instance, options.instances))
     groups = (InstanceGroup(options.instances, "KIND_GPU", tuple(options.gpu.devices)),)
     settings, accelerators = cuda.parameters(options.gpu), cuda.accelerators
     if options.target == "cuda":
@@ -35,7 +35,7 @@ def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
 
 
 def _tensorrt_parameters(
-    options: LayoutOptions, graph: Graph, shapes: Mapping[str, Mapping[str, tuple[int, int]]]
+    options: BuildSpec, graph: Graph, shapes: Mapping[str, Mapping[str, tuple[int, int]]]
 ) -> dict[str, str]:
     """Return parameters of ONNX Runtime's TensorRT: an explicit profile, and engines and timings kept between starts.
 

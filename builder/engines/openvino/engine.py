@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from builder.engines.profiles import Calls
     from builder.engines.stock import Signature
     from builder.graphs.onnx.graph import Graph
-    from builder.options import LayoutOptions
+    from builder.options import BuildSpec
 
 
 class OpenVino(GraphEngine):
@@ -30,8 +30,8 @@ class OpenVino(GraphEngine):
         """Open `graph`. OpenVINO's threads do not spin: `spinning` has no effect."""
         return openvino.infer(graph, threads)
 
-    def place(self, options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
-        return on_cpu(options, openvino.parameters(graph, options.threads, options.instances))
+    def place(self, options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
+        return on_cpu(options, openvino.parameters(graph, options.threads_per_instance, options.instances))
 
     def session(self, graph: Graph, threads: int, spinning: bool) -> OpenVinoSession:
         return OpenVinoSession("bf16" if graph.arithmetic == "bf16" else "fp32", threads)

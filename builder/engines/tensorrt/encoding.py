@@ -14,7 +14,7 @@ from builder.engines.tensorrt import BACKEND, refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
 from builder.engines.tensorrt.recipe import recipe_files
 from builder.graphs.onnx.graph import Graph
-from builder.options import LayoutOptions
+from builder.options import BuildSpec
 from builder.runtime.contract import EncoderServing
 
 
@@ -32,7 +32,7 @@ class TensorRtEncoding(EncodingEngine):
     def files(
         self,
         graph: Graph,
-        options: LayoutOptions,
+        options: BuildSpec,
         serving: EncoderServing,
         feeds: Sequence[Mapping[str, np.ndarray]],
         folder: Path,

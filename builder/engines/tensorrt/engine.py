@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from builder.engines.profiles import Calls
     from builder.engines.stock import Signature
     from builder.graphs.onnx.graph import Graph
-    from builder.options import LayoutOptions
+    from builder.options import BuildSpec
 
 
 class TensorRt(GraphEngine):
@@ -23,7 +23,7 @@ class TensorRt(GraphEngine):
         """Open the ONNX that a plan is compiled from, on the CPU."""
         return onnxruntime.infer(graph, threads, spinning)
 
-    def place(self, options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
+    def place(self, options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
         from builder.engines.tensorrt.placement import place
 
         return place(options, graph, calls)

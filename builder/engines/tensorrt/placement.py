@@ -7,10 +7,10 @@ from builder.engines.placement import InstanceGroup, Placement, graph_buckets
 from builder.engines.profiles import Calls, covering_profile, default_profiles, uncovered
 from builder.engines.tensorrt import PLATFORM
 from builder.graphs.onnx.graph import Graph
-from builder.options import LayoutOptions, Profile
+from builder.options import BuildSpec, Profile
 
 
-def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
+def place(options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
     """Place instances on each GPU, each with all profiles. Raises SpecError for profiles that leave a call out."""
     profiles = profiles_of(options.tensorrt.profiles, calls, plan=True)
     return Placement(

@@ -18,7 +18,7 @@ from builder.engines.placement import OF_TOKENS
 from builder.engines.profiles import Calls, Shape, input_shapes, largest_calls
 from builder.engines.tensorrt.placement import profiles_of
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
-from builder.options import LayoutOptions
+from builder.options import BuildSpec
 from builder.runtime.contract import EncoderServing
 from builder.runtime.recipe import compile as program
 
@@ -28,7 +28,7 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1, "int8-static": 1e-1, "fp8
 
 
 def recipe_files(
-    options: LayoutOptions,
+    options: BuildSpec,
     graph: Graph,
     serving: EncoderServing,
     feeds: Sequence[Mapping[str, np.ndarray]],

@@ -19,7 +19,7 @@ from builder.engines import graph_engine
 from builder.engines.placement import InstanceGroup, Placement, graph_buckets, place
 from builder.engines.profiles import Calls
 from builder.graphs.onnx.graph import Graph
-from builder.options import BuildSpec, LayoutOptions, RequestLimitOptions
+from builder.options import BuildSpec, RequestLimitOptions
 from builder.repository.config.entries import Config, RepositoryEntry, WarmUp
 from builder.repository.layout.emitted import encoder_files
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
@@ -67,7 +67,7 @@ def request_limits(limits: RequestLimitOptions) -> RequestLimits:
 
 
 def lay_out(
-    options: LayoutOptions,
+    options: BuildSpec,
     serving: EncoderServing,
     tokenizer: str,
     graph: Graph,
@@ -77,7 +77,7 @@ def lay_out(
 ) -> tuple[RepositoryEntry, ...]:
     """Return the front model with the engine's own files inside or, for BLS, in an entry of their own beside it."""
     front = Config(
-        name=options.name,
+        name=options.entry_name,
         backend="python",
         max_batch_size=options.max_batch_size,
         inputs=fields[0],
@@ -113,7 +113,7 @@ class QueueLimits:
     timeout_us: int
 
 
-def queue_limits(options: LayoutOptions) -> QueueLimits:
+def queue_limits(options: BuildSpec) -> QueueLimits:
     """Return the limits of the queue, and whether the front or Triton's batcher keeps them.
 
     The front keeps them if it can and the batcher need not. If it cannot, the batcher keeps those that the options
@@ -127,17 +127,17 @@ def queue_limits(options: LayoutOptions) -> QueueLimits:
     return QueueLimits(True, queue.size, queue.waiting_us)
 
 
-def _front_limits(options: LayoutOptions) -> dict[str, Any]:
+def _front_limits(options: BuildSpec) -> dict[str, Any]:
     limits = queue_limits(options)
     return {"queue": limits.size, "queue_timeout_ms": options.serving.queue.waiting_ms} if limits.by_front else {}
 
 
-def _batcher_limits(options: LayoutOptions) -> dict[str, Any]:
+def _batcher_limits(options: BuildSpec) -> dict[str, Any]:
     limits = queue_limits(options)
     return {} if limits.by_front else {"queue_size": limits.size, "queue_timeout_us": limits.timeout_us}
 
 
-def _answers_at_once(options: LayoutOptions) -> bool:
+def _answers_at_once(options: BuildSpec) -> bool:
     """Return True if the front answers every request before execute() returns.
 
     Either the Python backend of the release has no other way, or the front runs the engine and needs resources for
@@ -157,7 +157,7 @@ def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
 
 
 def in_process(
-    options: LayoutOptions, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
+    options: BuildSpec, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
 ) -> EncoderServing:
     """Return `serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
     engine = graph_engine(graph.engine)
@@ -181,7 +181,7 @@ def _front_parameters(serving: EncoderServing) -> dict[str, str]:
 
 
 def _engine_entry(
-    options: LayoutOptions,
+    options: BuildSpec,
     serving: EncoderServing,
     graph: Graph,
     graph_files: Mapping[str, bytes | Path],

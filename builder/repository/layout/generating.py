@@ -14,7 +14,7 @@ from pathlib import Path
 from builder.engines import graph_engine
 from builder.engines.placement import InstanceGroup, place, version_files
 from builder.graphs.onnx.graph import Graph
-from builder.options import LayoutOptions
+from builder.options import BuildSpec
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.layout.emitted import generation_files
 from builder.runtime.contract import FILE, GenerationServing, dump
@@ -23,7 +23,7 @@ from builder.runtime.generation.executors.candidates import MAX_CANDIDATES, TOP_
 
 
 def lay_out_generating(
-    options: LayoutOptions,
+    options: BuildSpec,
     serving: GenerationServing,
     tokenizer: str,
     graphs: Sequence[Graph],
@@ -36,7 +36,7 @@ def lay_out_generating(
     """
     on_gpu = options.target != "cpu" and options.executor == "in-process"  # where the cache is
     front = Config(
-        name=options.name,
+        name=options.entry_name,
         backend="python",
         max_batch_size=int(options.serving.batch_dimension),  # the decode loop batches; a request is one prompt
         inputs=fields[0],
@@ -57,7 +57,7 @@ def lay_out_generating(
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
 
 
-def _step(options: LayoutOptions, serving: GenerationServing, graph: Graph, inputs: Sequence[Field]) -> Config:
+def _step(options: BuildSpec, serving: GenerationServing, graph: Graph, inputs: Sequence[Field]) -> Config:
     """Return the configuration of the model that BLS calls for each step."""
     logits = [field for name, field in _logit_outputs(serving.vocabulary).items() if name in graph.outputs]
     presents = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from builder.common.errors import SpecError
 from builder.common.memory import WIDTHS, cache_bytes
@@ -146,7 +146,7 @@ def _lacking(spec: BuildSpec, share: Share, instances: int) -> Sequence[str]:
     for device in spec.gpu.devices:
         card = spec.machine.gpus[device]
         try:
-            refuse_card(replace(spec.layout, gpu=spec.gpu.model_copy(update={"card": card.name})), spec.runs)
+            refuse_card(spec.model_copy(update={"gpu": spec.gpu.model_copy(update={"card": card.name})}), spec.runs)
         except SpecError as error:
             found.append(f"GPU {device}: {error}")
         if share.of(instances) > room(card):

@@ -92,7 +92,7 @@ def _plan(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
     if needs.kind == "generation":
         return plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_generating(spec.capacity, load, needs)
     found = plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_encoder(spec.capacity, load, needs)
-    return replace(found, notes=(*found.notes, queue_note(spec.layout)))
+    return replace(found, notes=(*found.notes, queue_note(spec)))
 
 
 def _machine(capacity: Capacity, stated: Stated, plans: Sequence[Plan]) -> Machine:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from builder.options import LayoutOptions
+from builder.options import BuildSpec
 from builder.repository.layout.encoder import queue_limits
 from builder.serving.plan.lines import number
 
 
-def queue_note(options: LayoutOptions) -> str:
+def queue_note(options: BuildSpec) -> str:
     """Return the limits that a build with these options would have, as a sentence."""
     limits, serving = queue_limits(options), options.serving
     if not limits.size and not limits.timeout_us:

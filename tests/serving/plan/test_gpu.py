@@ -137,7 +137,7 @@ def test_a_build_gets_the_numbers_of_the_plan() -> None:
     made = graph("onnxruntime")
     serving = serving_document(spec, "feature_extraction", made, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
-    _, engine = lay_out(spec.layout, serving, "{}", made, {}, fields, [])
+    _, engine = lay_out(spec, serving, "{}", made, {}, fields, [])
     config = render(engine.config)
     assert "  count: 2\n  kind: KIND_GPU\n  gpus: [ 0, 1 ]\n" in config
 

@@ -135,7 +135,7 @@ class Decoder:
         serving = decoder_serving(checkpoint, self.engine, self.memory, graph, caches)
         tokenizer, fields = tokenizer_json(checkpoint.tokenizer), checkpoint.task.fields({})
         inputs = self.engine.step_fields(graph, caches)
-        entries = lay_out_generating(self.spec.layout, serving, tokenizer, graphs, fields, inputs)
+        entries = lay_out_generating(self.spec, serving, tokenizer, graphs, fields, inputs)
         return Result(entries, self._comparison(choice), self._report(choice, entries))
 
     def _comparison(self, choice: SelectedDecoder) -> Comparison:

@@ -141,7 +141,7 @@ class Encoder:
 
     def result(self, choice: SelectedEncoder, stage: Stage) -> Result:
         """Return the front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
-        evaluator, graph, options = self._with_front(choice.exact).evaluator, choice.graph, self.spec.layout
+        evaluator, graph, options = self._with_front(choice.exact).evaluator, choice.graph, self.spec
         engine = encoding_engine(graph.engine)
         files = engine.files(graph, options, evaluator.serving, evaluator.feeds, self.folder, stage)
         entries = lay_out(

@@ -144,7 +144,7 @@ class Seq2Seq:
         fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
         serving, tokenizer = self._serving(graphs, fields[0]), tokenizer_json(checkpoint.tokenizer)
         served = with_shared_tables([graphs.decoder, graphs.encoder], self.folder / "served")
-        entries = lay_out_generating(self.spec.layout, serving, tokenizer, served, fields)
+        entries = lay_out_generating(self.spec, serving, tokenizer, served, fields)
         return Result(entries, self._comparison(choice), self._report(choice, entries))
 
     def _serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from builder.engines.placement import Placement
     from builder.engines.profiles import Calls
     from builder.graphs.onnx.graph import Graph
-    from builder.options import LayoutOptions
+    from builder.options import BuildSpec
 
 
 class Echo(GraphEngine):
     def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
         return onnxruntime.infer(graph, threads, spinning)
 
-    def place(self, options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
+    def place(self, options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
         return on_cpu(options, {"longest": str(calls.length)})
 
     def session(self, graph: Graph, threads: int, spinning: bool) -> Session:
