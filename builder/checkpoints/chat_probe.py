@@ -18,7 +18,7 @@ def render(request: dict[str, Any]) -> dict[str, Any]:
     `problem`: why the template does not compile; `limit`: which limit it reached; there are no prompts then.
     """
     own = ChatTemplate(request["template"], request["tokens"], request["tool_template"])
-    answer: dict[str, Any] = {"problem": own.problem, "limit": "", "takes_tools": own.takes_tools, "prompts": []}
+    answer: dict[str, Any] = {"problem": own.problem, "limit": "", "supports_tools": own.supports_tools, "prompts": []}
     if own.problem:
         return answer
     for messages, tools in request["chats"]:

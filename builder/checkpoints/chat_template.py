@@ -90,10 +90,12 @@ def render(
     return [(own, theirs) for own, theirs in answer["prompts"]]
 
 
-def takes_tools(chat: Chat) -> bool:
+def supports_tools(chat: Chat) -> bool:
     """Return True if the template looks at the tools that it is given."""
     return bool(
-        _run_probe(chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, "[]", False)["takes_tools"]
+        _run_probe(chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, "[]", False)[
+            "supports_tools"
+        ]
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.checkpoints.chat_template import ASSISTANT, TOOLS, USER, WEATHER, render, takes_tools
+from builder.checkpoints.chat_template import ASSISTANT, TOOLS, USER, WEATHER, render, supports_tools
 from builder.checkpoints.tool_calls import PARSERS, ToolCall
 from builder.runtime.contract import Chat
 
@@ -14,7 +14,7 @@ CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type":
 
 def tool_parser(chat: Chat) -> str | None:
     """Return the name of the parser of the template's notation; None where it has none, or an unknown one."""
-    if not takes_tools(chat):
+    if not supports_tools(chat):
         return None
     written = _written(chat)
     return next((name for name in PARSERS if _reads(name, written)), None)

@@ -35,14 +35,14 @@ class ChatTemplate:
 
     `with_tools`: a separate template for requests with tools, if there is one.
     `problem` says why a template does not compile; every chat is then refused with it, and text prompts are answered.
-    `takes_tools`: True if the template reads the tools. `reads`: the variables that a request may add.
+    `supports_tools`: True if the template reads the tools. `request_variables`: the variables that a request may add.
     """
 
     def __init__(self, source: str, tokens: "Mapping[str, str]", with_tools: "str | None" = None) -> None:
         self.problem = ""
         self.tokens = dict(tokens)
-        self.takes_tools = False
-        self.reads: "frozenset[str]" = frozenset()
+        self.supports_tools = False
+        self.request_variables: "frozenset[str]" = frozenset()
         self.environment = _environment()
         try:
             self.template = self.tool_template = self.environment.from_string(source)
@@ -51,8 +51,8 @@ class ChatTemplate:
             read = [
                 jinja2.meta.find_undeclared_variables(self.environment.parse(s)) for s in (source, with_tools or source)
             ]
-            self.takes_tools = "tools" in read[1]
-            self.reads = frozenset(set.union(*read) - RESERVED - {*self.tokens, *self.environment.globals})
+            self.supports_tools = "tools" in read[1]
+            self.request_variables = frozenset(set.union(*read) - RESERVED - {*self.tokens, *self.environment.globals})
         except jinja2.TemplateSyntaxError as error:
             self.problem = f"the model's chat template does not compile: line {error.lineno}: {error.message}"
         except Exception as error:  # nested too deeply, for example: a checkpoint's template must not stop a server
@@ -65,8 +65,8 @@ class ChatTemplate:
         read.
         """
         for name in added:
-            if name not in self.reads and not self.problem:
-                known = ", ".join(sorted(self.reads)) or "none"
+            if name not in self.request_variables and not self.problem:
+                known = ", ".join(sorted(self.request_variables)) or "none"
                 raise InputError(
                     f"chat_template_kwargs has {name!r}, which is not a variable of this checkpoint's chat template "
                     f"that a request can set; it has: {known}"
@@ -76,7 +76,7 @@ class ChatTemplate:
         if effort not in EFFORTS:
             raise InputError(f"reasoning_effort is {effort!r}; expected one of {', '.join(EFFORTS)}")
         meaning = {"reasoning_effort": effort, **dict.fromkeys(THINKING_SWITCHES, effort != "none")}
-        meant = {name: value for name, value in meaning.items() if name in self.reads}
+        meant = {name: value for name, value in meaning.items() if name in self.request_variables}
         if not meant:
             raise InputError(
                 "reasoning_effort is not something that this checkpoint's chat template reads; leave it out"
@@ -86,7 +86,7 @@ class ChatTemplate:
     @property
     def without_thinking(self) -> "dict[str, bool]":
         """Variables that turn this template's reasoning off; none if it cannot."""
-        return {name: False for name in THINKING_SWITCHES if name in self.reads}
+        return {name: False for name in THINKING_SWITCHES if name in self.request_variables}
 
     def __call__(
         self,

@@ -29,7 +29,7 @@ class ChatPrompts(DecoderPrompts):
     def _rendered(self, options: RequestOptions) -> "tuple[str, bool]":
         if options.messages is None:
             return options.prompt, True
-        if options.tools and not (self.chat.takes_tools or self.chat.problem):
+        if options.tools and not (self.chat.supports_tools or self.chat.problem):
             raise InputError("this checkpoint's chat template does not know tools; describe them in a message")
         variables = self.chat.variables(options.chat_template_kwargs, options.reasoning_effort)
         if options.guide and self.thinking is not None:
