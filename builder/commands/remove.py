@@ -31,12 +31,12 @@ def run(options: argparse.Namespace) -> int:
 
     recover(options.repository)
     if options.url is None:
-        gone, where = remove(options.repository, options.name), f"{options.repository}"
+        removed, where = remove(options.repository, options.name), f"{options.repository}"
     else:
         with Control(options.url, options.repository) as control:
             control.versions(options.name)  # if no server answers, nothing is removed
-            gone, where = remove(options.repository, options.name), f"{options.repository} and {options.url}"
-            for model in gone:
+            removed, where = remove(options.repository, options.name), f"{options.repository} and {options.url}"
+            for model in removed:
                 control.unload(model)
-    screen.print(f"removed {' and '.join(gone)} from {where}", highlight=False)
+    screen.print(f"removed {' and '.join(removed)} from {where}", highlight=False)
     return 0

@@ -195,8 +195,8 @@ class BuildSpec(Choices):
     @property
     def usable_memory(self) -> float:
         """Bytes that a model may take on the machine that serves."""
-        stated = self.machine.memory_gb
-        return HEADROOM * available_memory() if stated is None else stated * 1e9
+        given = self.machine.memory_gb
+        return HEADROOM * available_memory() if given is None else given * 1e9
 
     @property
     def build_threads(self) -> int:

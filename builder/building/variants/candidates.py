@@ -137,7 +137,7 @@ class VariantMaker:
         return sensitivity(source, candidates(source), self.feeds) if variant.precision in SENSITIVE else []
 
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
-        """Build the graph of `variant`. Raises VerificationError where nothing came of it."""
+        """Build the graph of `variant`. Raises VerificationError if that fails."""
         source, spec, engine = self._source(variant), self.spec, encoding_engine(variant.engine)
         path = self.folder / f"{variant.precision}-{variant.engine}-{len(left_alone)}" / MODEL_FILE
         quantised = Quantised(source)
@@ -155,10 +155,10 @@ class VariantMaker:
             quantised = Quantised(replace(half, arithmetic="fp16") if on_gpu else half)
         return engine.finish(quantised, variant.precision, path)
 
-    def discard(self, variant: Variant, made: Quantised) -> None:
-        """Remove the files of `variant`, except those that it was made of."""
-        if made.graph.path != self._source(variant).path:
-            remove_graph(made.graph)
+    def discard(self, variant: Variant, quantised: Quantised) -> None:
+        """Remove the files of `variant`, except those of its source."""
+        if quantised.graph.path != self._source(variant).path:
+            remove_graph(quantised.graph)
 
     def _static(self, variant: Variant, source: Graph, path: Path, left_alone: Sequence[str]) -> Quantised:
         """Quantise `source` statically into `path`.

@@ -87,9 +87,9 @@ class EncoderCandidates:
 
     def drop(self, candidate: Candidate[Variant]) -> None:
         """Remove its graph, if it was built; it would be built again if it was asked for."""
-        made = self._variants.pop((candidate.option, candidate.left_alone), None)
-        if made is not None:
-            self.maker.discard(candidate.option, made)
+        built = self._variants.pop((candidate.option, candidate.left_alone), None)
+        if built is not None:
+            self.maker.discard(candidate.option, built)
 
     def served(self, candidates: Sequence[Candidate[Variant]]) -> Mapping[str, Rates]:
         """Measure the emitted front's own traffic over each."""

@@ -44,5 +44,5 @@ class Measurements:
 
 
 def measurements_of(facts: Mapping[str, Any]) -> Measurements:
-    """Return the stored measurements that depend on `facts` (JSON) and on the code that made them."""
+    """Return the stored measurements that depend on `facts` (JSON) and on the builder's code."""
     return Measurements(cache_home() / "measured" / f"{key_of({'facts': facts, 'code': code()})[:32]}.json")

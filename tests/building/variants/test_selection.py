@@ -98,8 +98,8 @@ class FakeMaker(VariantMaker):
             raise ExportError("no fp16 here")
         return Quantised(graph_of(variant, len(left_alone)), matmuls=1)
 
-    def discard(self, variant: Variant, made: Quantised) -> None:
-        self._discarded.append(made_of(made.graph))
+    def discard(self, variant: Variant, quantised: Quantised) -> None:
+        self._discarded.append(made_of(quantised.graph))
 
     @cached_property
     def _discarded(self) -> list[tuple[str, int]]:

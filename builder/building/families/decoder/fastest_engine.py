@@ -1,6 +1,6 @@
 """A decoder on the engine that generates most over the samples: `--engine auto`.
 
-Export and reference are made once; from there on each engine has its own stages (one_engine.py). An engine is left out,
+All engines share the export and PyTorch's answers; then each has its own stages (one_engine.py). An engine is left out,
 and the report says why, if it cannot serve this model, or not with these options, or if no precision keeps the quality.
 If an engine's answers differ from PyTorch's, the build stops. What the other engines chose is then run as it will be
 served: the emitted loop, one sequence at a time and several at once.
