@@ -19,11 +19,11 @@ from xdist.remote import Producer
 
 from builder.building.pipeline import build
 from builder.building.variants import timing, traffic
-from builder.clusters.ray.cluster import LOOPBACK, PATIENCE
+from builder.clusters.ray.cluster import LOOPBACK, RAY_TIMEOUTS
 from builder.engines.gpu import gpus
 from builder.options import make_spec
 from builder.serving.client.client import Client
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from tests.kept_exports import kept_exports, user_folder
 from tests.models import NAMES, REAL, checkpoint_of, join, minilm, options_of
 from tests.once import changed, once
@@ -35,7 +35,7 @@ settings.register_profile(  # the same on every machine, however slow
 settings.load_profile("here")
 
 os.environ["BUILD_REPO_CACHE"] = "off"  # every stage runs; commands that tests start inherit this
-os.environ.update({**LOOPBACK, **PATIENCE})  # Ray reads them as it is imported, and some test modules import Ray
+os.environ.update({**LOOPBACK, **RAY_TIMEOUTS})  # Ray reads them as it is imported, and some test modules import Ray
 torch.set_num_threads(1)  # each worker is a process of its own
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so are the commands that tests start
 gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly all of which stay
@@ -131,14 +131,14 @@ def small_repository(built: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(repository: Path) -> Iterator[Server]:
+def server(repository: Path) -> Iterator[TritonServer]:
     """Run a real Triton on `repository`."""
     with running(repository) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[Callable[[str], Client]]:
+def client(server: TritonServer) -> Iterator[Callable[[str], Client]]:
     """Return a gRPC client of one of the served models."""
     clients: list[Client] = []
 

@@ -18,7 +18,7 @@ import pytest
 from builder.cli import main, parse
 from builder.common.distribution import DISTRIBUTION
 from builder.serving.load.record import read
-from builder.serving.server.triton import Server, free_ports
+from builder.serving.server.triton import TritonServer, free_ports
 from tests.served.statistics import TRIES
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
@@ -197,7 +197,7 @@ def test_option_error_names_the_expected_number(
     assert f"{arguments[-1].split(':')[0]!r} is not {expected}" in capsys.readouterr().err
 
 
-def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
+def test_query_from_arguments_and_from_standard_input(server: TritonServer) -> None:
     one = _run("query", "topics", "text_input=A fox.", "top_k=2", "--url", server.url)
     assert one.returncode == 0, one.stderr
     answer = json.loads(one.stdout)
@@ -226,7 +226,7 @@ def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
 def test_query_reports_bad_requests_in_one_line(
     arguments: list[str],
     message: str,
-    server: Server,
+    server: TritonServer,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -238,7 +238,7 @@ def test_query_reports_bad_requests_in_one_line(
     assert message in capfd.readouterr().err
 
 
-def test_query_reads_a_file_that_is_not_utf8(server: Server, tmp_path: Path) -> None:
+def test_query_reads_a_file_that_is_not_utf8(server: TritonServer, tmp_path: Path) -> None:
     path = tmp_path / "texts"
     path.write_bytes(b"fine\n\xff\xfe\nfine too\n")
     done = _run("query", "topics", "--file", str(path), "--url", server.url)
@@ -249,7 +249,7 @@ def test_query_reads_a_file_that_is_not_utf8(server: Server, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["masks", "entail"])
 def test_load_test_drives_any_task_with_fitting_inputs(
-    name: str, server: Server, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, server: TritonServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     short = ["--seconds", "1.5", "--repeats", "1"]
@@ -264,7 +264,9 @@ def test_load_test_drives_any_task_with_fitting_inputs(
     assert load["server"]["compute_ms"] > 0
 
 
-def test_load_test_offers_a_rate_to_a_mix(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_test_offers_a_rate_to_a_mix(
+    server: TritonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     saved, page = tmp_path / "load.json", tmp_path / "load.html"
     command = ["load-test", "topics:3", "names", "--url", server.url, "--rate", "40", "--seconds", "1.2"]

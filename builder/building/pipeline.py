@@ -22,7 +22,7 @@ from builder.checkpoints.tokenizer_limits import panics_refused
 from builder.common.cache.bound import bounded_cache
 from builder.common.errors import RepositoryError
 from builder.common.progress import Stage
-from builder.common.workplace import workplace
+from builder.common.workplace import build_folder
 from builder.engines.gpu import refuse_card
 from builder.options import BuildSpec
 from builder.repository.locks import refuse_unwritable
@@ -51,7 +51,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     recover(spec.output)
     if store is None:
         refuse_unwritable(spec.output)
-    with bounded_cache(), workplace() as folder, panics_refused(spec.model):
+    with bounded_cache(), build_folder() as folder, panics_refused(spec.model):
         with stage("resolve"):
             key, since = build_key(spec), max(version_numbers(spec.output / spec.entry_name), default=0)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
@@ -126,7 +126,7 @@ def _refuse_another_model(output: Path | Store, spec: BuildSpec, source: str) ->
     model = spec.entry_name
     if isinstance(output, Path):
         refuse_hosted(output, model)
-    for name in (model, f"{model}_model"):
+    for name in (model, spec.engine_name):
         before, front = _existing(output, name)
         if before is None or before == source or (front == model and spec.name is not None):
             continue

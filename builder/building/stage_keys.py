@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from builder.building.keys import checkpoint_facts, key_of, own_files, surroundings
-from builder.common.cache.entries import Entries
-from builder.common.cache.folder import cache_home, is_off
+from builder.common.cache.entries import CacheEntries
+from builder.common.cache.folder import cache_home, is_cache_disabled
 from builder.options import BuildSpec
 
 ORDER = ("export", "reference", "fuse", "verify", "select")
@@ -66,7 +66,7 @@ def furthest_kept(spec: BuildSpec) -> str | None:
 
     Raises CheckpointError and SpecError.
     """
-    if is_off():
+    if is_cache_disabled():
         return None
-    entries, keys = Entries(cache_home()), stage_keys(spec)
+    entries, keys = CacheEntries(cache_home()), stage_keys(spec)
     return next((stage for stage in reversed(ORDER) if entries.find(keys[stage]) is not None), None)

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from builder.building.stage_keys import stage_keys
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import TaskGraph
-from builder.common.cache.entries import Entries
-from builder.common.cache.folder import cache_home, is_off
+from builder.common.cache.entries import CacheEntries
+from builder.common.cache.folder import cache_home, is_cache_disabled
 from builder.graphs.export.encoder import task_graph
 from builder.options import BuildSpec
 
@@ -76,16 +76,16 @@ class StageCache:
     `reused`: the key of each stage that an earlier build ran, and when.
     """
 
-    entries: Entries | None
+    entries: CacheEntries | None
     keys: Mapping[str, str]
     context: Context
     reused: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: Context) -> StageCache:
-        if is_off():
+        if is_cache_disabled():
             return cls(None, {}, context)
-        return cls(Entries(cache_home()), stage_keys(context.spec), context)
+        return cls(CacheEntries(cache_home()), stage_keys(context.spec), context)
 
     def run(
         self, stage: str, compute: Callable[[], Value], is_cacheable: Callable[[Value], bool] = lambda value: True
@@ -119,7 +119,7 @@ class StageCache:
                 self._write(self.entries, stage, value, duration)
         return value
 
-    def _write(self, entries: Entries, stage: str, value: object, duration: float) -> None:
+    def _write(self, entries: CacheEntries, stage: str, value: object, duration: float) -> None:
         stream, folder, model = io.BytesIO(), self.context.folder, self.context.spec.entry_name
         writer = Writer(stream, folder)
         writer.dump(value)

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from builder.checkpoints.card import CARD
 from builder.common.errors import CheckpointError, RepositoryError, first_line
-from builder.common.workplace import full
+from builder.common.workplace import find_disk_full_error
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # No file that runs, except chat templates, which run in a sandbox, and nothing pickled.
@@ -32,7 +32,7 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
     try:
         local = Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        if full(error) is not None:
+        if find_disk_full_error(error) is not None:
             raise RepositoryError(
                 f"{model} has no room in the cache of the Hub, {HF_HUB_CACHE} ({error}). Free some space there, or "
                 "have it on another disk: set HF_HOME to a folder there"

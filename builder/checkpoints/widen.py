@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from builder.common.workplace import refuse_without_room, scratch
+from builder.common.workplace import require_disk_space, temporary_folder
 
 NARROW = (torch.bfloat16, torch.float16)
 PIECE = 1 << 22  # numbers that are widened at once: a whole table of words may be a fifth of a checkpoint
@@ -34,8 +34,8 @@ def widened(folder: Path, files: Sequence[Path]) -> Iterator[Path]:
         yield folder
         return
     needed = sum(_wide_bytes(folder / name) for name in narrow)
-    refuse_without_room(needed, "the weights in fp32 (of which the graphs are made, which need as much again)")
-    with scratch() as wide:
+    require_disk_space(needed, "the weights in fp32 (of which the graphs are made, which need as much again)")
+    with temporary_folder() as wide:
         for file in folder.iterdir():
             if file.name not in narrow:
                 os.symlink(file.resolve(), wide / file.name)

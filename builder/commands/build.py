@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--workers",
-        type=executors.count,
+        type=executors.parse_workers,
         metavar="N|ray",
         help="Processes that build the models of a models.yaml at once, or `ray`: tasks on a Ray cluster. Default: a "
         "process for each core.",

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from builder.clusters.fleet import executors
-from builder.clusters.fleet.executor import Outcome
+from builder.clusters.fleet.executor import BuildOutcome
 from builder.clusters.fleet.history import History
-from builder.clusters.fleet.plan import Plan
+from builder.clusters.fleet.plan import FleetPlan
 from builder.clusters.fleet.runs import run_jobs
 from builder.clusters.fleet.view import plan_document, plan_line, plan_table, summary, view
 from builder.commands import screen, screen_table
@@ -20,10 +20,10 @@ from builder.common.machine import available_cores, available_memory
 from builder.options.build_spec import HEADROOM
 
 
-def build_many(plan: Plan, options: argparse.Namespace) -> int:
+def build_many(plan: FleetPlan, options: argparse.Namespace) -> int:
     """Build on workers; a model that fails is reported at the end and stops no other."""
     budget = round(options.memory_gb * 1e9 if options.memory_gb else HEADROOM * available_memory())
-    workers = executors.workers(options.workers, len(plan.builds))
+    workers = executors.concurrent_builds(options.workers, len(plan.builds))
     screen.print(plan_line(plan, workers, budget), highlight=False, soft_wrap=True)
     if options.dry_run:
         if options.json:
@@ -34,7 +34,7 @@ def build_many(plan: Plan, options: argparse.Namespace) -> int:
     for triton in sorted({model.spec.triton for model in plan.builds}):
         warn_of_release(triton)
     start = time.perf_counter()
-    executor = executors.executor(options.workers, workers, budget, options.verbose)
+    executor = executors.make_executor(options.workers, workers, budget, options.verbose)
     jobs = plan.jobs(available_cores(), workers)
     outcomes = run_jobs(jobs, executor, History(), view(screen, plan, workers)) if jobs else []
     for line in summary(plan, outcomes, time.perf_counter() - start):
@@ -47,7 +47,7 @@ def build_many(plan: Plan, options: argparse.Namespace) -> int:
     return 1 if plan.counts["refused"] or any(outcome.report is None for outcome in outcomes) else 0
 
 
-def _documents(plan: Plan, outcomes: Sequence[Outcome]) -> Any:
+def _documents(plan: FleetPlan, outcomes: Sequence[BuildOutcome]) -> Any:
     """Return the reports of all models that are published, built now or before; for one model, that report alone."""
     built = {outcome.name: outcome.report for outcome in outcomes}
     reports = [built.get(model.name) if model.is_built else model.report for model in plan.models]

@@ -8,16 +8,16 @@ import sys
 import time
 from collections.abc import Iterator
 
-from builder.clusters.fleet.plan import Planned
-from builder.clusters.fleet.work import load_libraries, seldom_collecting
+from builder.clusters.fleet.plan import PlannedBuild
+from builder.clusters.fleet.work import collecting_garbage_rarely, load_libraries
 from builder.commands import screen, screen_table
-from builder.common.releases import NEWEST, lacking
+from builder.common.releases import NEWEST, missing_fixes
 from builder.options import BuildSpec
 from builder.repository.check import pending
 from builder.repository.report.record import BuildReport
 
 
-def build_one(model: Planned, verbose: bool, show: bool) -> BuildReport:
+def build_one(model: PlannedBuild, verbose: bool, show: bool) -> BuildReport:
     """Build in this process, stage by stage; do nothing if nothing changed. Raises BuilderError.
 
     `verbose`: print what libraries say; `show`: print the table of variants.
@@ -47,7 +47,8 @@ def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
     from builder.checkpoints.libraries import quiet_libraries
 
     warn_of_release(spec.triton, indent="  ")
-    with seldom_collecting(), _library_output(verbose), contextlib.nullcontext() if verbose else quiet_libraries():
+    quiet = contextlib.nullcontext() if verbose else quiet_libraries()
+    with collecting_garbage_rarely(), _library_output(verbose), quiet:
         report = build(spec, _stage)
     for warning in report.warnings:
         screen.print(f"  [yellow]warning:[/] {warning}", highlight=False)
@@ -74,7 +75,7 @@ def warn_of_release(triton: str, indent: str = "") -> None:
 
 def older_than_fixes(triton: str) -> str:
     """Return why a release is not for untrusted clients, in one line; empty where no problem is known."""
-    fixes = lacking(triton)
+    fixes = missing_fixes(triton)
     if not fixes:
         return ""
     reasons = "; ".join(f"{fix.what} (mended in {fix.since}: {fix.source})" for fix in fixes)

@@ -9,9 +9,16 @@ from collections import defaultdict
 from rich.table import Table
 
 from builder.commands import screen, screen_table
-from builder.common.cache.entries import Entries
+from builder.common.cache.entries import CacheEntries
 from builder.common.cache.fetched import ENGINES, PROGRAMS, prune_fetched
-from builder.common.cache.folder import MOST, MOST_GB, VARIABLE, cache_home, most_kept, size_of
+from builder.common.cache.folder import (
+    DEFAULT_MAX_GB,
+    FOLDER_VARIABLE,
+    LIMIT_VARIABLE,
+    cache_home,
+    folder_size,
+    max_cache_bytes,
+)
 from builder.common.cache.published import FOLDER, forget_removed
 from builder.common.errors import SpecError
 
@@ -28,8 +35,9 @@ def parser() -> argparse.ArgumentParser:
         prog="build-repo cache",
         description="Show what builds and load tests keep between runs, or prune it. Whatever is gone is made or "
         "fetched again when it is needed. When a build ends, the stages that were not used for longest are removed "
-        f"until the rest takes {MOST_GB:.0f} GB, or a tenth of the disk where that is less; {MOST} states another "
-        f"limit, in 10^9 bytes. {VARIABLE} names another folder; {VARIABLE}=off keeps no stages.",
+        f"until the rest takes {DEFAULT_MAX_GB:.0f} GB, or a tenth of the disk where that is less; {LIMIT_VARIABLE} "
+        f"states another limit, in 10^9 bytes. {FOLDER_VARIABLE} names another folder; {FOLDER_VARIABLE}=off keeps no "
+        "stages.",
     )
     arguments.add_argument("action", nargs="?", choices=("show", "prune"), default="show", help="default: show")
     arguments.add_argument(
@@ -49,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.max_gb is not None and options.max_gb < 0:
         raise SpecError(f"--max-gb {options.max_gb} is negative; expected 0 or more")
-    entries = Entries(cache_home())
+    entries = CacheEntries(cache_home())
     if options.action == "prune":
         programs, remaining = prune_fetched(round(options.max_gb * 1e9))
         removed = entries.prune(remaining)
@@ -63,13 +71,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(entries: Entries) -> Table:
+def _table(entries: CacheEntries) -> Table:
     """Return one row per stage, and the other folders.
 
     Contents that stages share count in each; `all` counts them once.
     """
     home = cache_home()
-    table = Table(title=f"{home}, stages of at most {most_kept() / 1e9:.1f} GB", title_justify="left")
+    table = Table(title=f"{home}, stages of at most {max_cache_bytes() / 1e9:.1f} GB", title_justify="left")
     for column in ("", "kept", "MB", "last used", "saves, s"):
         table.add_column(column, justify="left" if column in ("", "last used") else "right")
     by_stage = defaultdict(list)
@@ -80,11 +88,11 @@ def _table(entries: Entries) -> Table:
         took = sum(entry.took for entry, _ in stored)
         table.add_row(stage, str(len(stored)), _mb(sum(entry.size for entry, _ in stored)), last, f"{took:.0f}")
     count = sum(map(len, by_stage.values()))
-    table.add_row("all stages", str(count), _mb(size_of(entries.blobs)), "", "", style="bold")
+    table.add_row("all stages", str(count), _mb(folder_size(entries.blobs)), "", "", style="bold")
     for folder in sorted(path for path in home.glob("*") if path.is_dir()):
         if folder not in (entries.stages, entries.blobs):
             kept = str(len(list(folder.iterdir())))
-            table.add_row(TITLES.get(folder.name, folder.name), kept, _mb(size_of(folder)), "", "")
+            table.add_row(TITLES.get(folder.name, folder.name), kept, _mb(folder_size(folder)), "", "")
     return table
 
 

@@ -125,21 +125,21 @@ def run(options: argparse.Namespace) -> int:
 
 def _deployment(options: argparse.Namespace) -> Deployment:
     """Return the deployment that the options describe. Raises SpecError and RepositoryError."""
-    from builder.clusters.deploy.contents import contents
-    from builder.clusters.deploy.deployment import Deployment, Scaling, Secrets, check
+    from builder.clusters.deploy.contents import read_deployed_models
+    from builder.clusters.deploy.deployment import Deployment, Scaling, SecretNames, check_deployment
     from builder.clusters.deploy.sizing import as_built, as_planned
     from builder.repository.signing_keys import trusted_text
     from builder.repository.stores.store import is_store
 
     if (options.max_replicas is None) != (options.prometheus is None):
         raise SpecError("--max-replicas and --prometheus go together: Prometheus knows how long requests wait")
-    models = contents(options.repository, options.model)
+    models = read_deployed_models(options.repository, options.model)
     if options.plan is None:
         size = as_built(models, options.cores)
     else:
         models, size = as_planned(models, options.plan, options.replicas, options.cores)
     most = options.max_replicas
-    return check(
+    return check_deployment(
         Deployment(
             name=options.name,
             repository=options.repository,
@@ -152,7 +152,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
             endpoint=options.endpoint,
             trusted=None if options.verify_key is None else trusted_text(options.verify_key),
             scaling=None if most is None else Scaling(most, options.prometheus, options.queue_ms),
-            secrets=Secrets(options.keys_secret, options.store_secret),
+            secrets=SecretNames(options.keys_secret, options.store_secret),
             probed=tuple(options.probe),
             monitored=options.monitor,
             pooled=options.inference_pool,

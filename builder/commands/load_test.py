@@ -25,10 +25,10 @@ from builder.commands import (
 from builder.common.errors import RepositoryError, ServeError, SpecError
 from builder.serving.client.client import Client
 from builder.serving.client.samples import samples_for
-from builder.serving.load.compare import Compared, compare, comparison_table
+from builder.serving.load.compare import FigureComparison, compare_runs, comparison_table
 from builder.serving.load.measure import load_test
 from builder.serving.load.page import page
-from builder.serving.load.record import Run, read, save, table
+from builder.serving.load.record import LoadTestRun, read, save, table
 from builder.serving.load.traffic import Target, concurrencies, rates, shares
 from builder.serving.server.triton import running
 
@@ -92,12 +92,14 @@ def run(options: argparse.Namespace) -> int:
             url = stack.enter_context(running(options.repository)).url
         targets = [Target(name, model_samples(url, name, options.samples), share) for name, share in mix.items()]
         tested = load_test(url, targets, levels, options.repeats, options.seconds, options.p99_ms)
-    compared = [] if before is None else compare(before, tested)
+    compared = [] if before is None else compare_runs(before, tested)
     _show(options, tested, before, compared)
     return 0
 
 
-def _show(options: argparse.Namespace, tested: Run, before: Run | None, compared: list[Compared]) -> None:
+def _show(
+    options: argparse.Namespace, tested: LoadTestRun, before: LoadTestRun | None, compared: list[FigureComparison]
+) -> None:
     """Show the results on the screen or as JSON, and write the requested files."""
     if options.save is not None:
         save(tested, options.save)

@@ -15,8 +15,8 @@ from builder.commands import count, screen
 from builder.common.errors import RepositoryError
 from builder.engines.gpu import HEADROOM
 from builder.options import load_specs
-from builder.serving.plan.lines import Plan, megabytes
-from builder.serving.plan.pods import Pod, PodSize, divided, pods_needed
+from builder.serving.plan.lines import ModelPlan, megabytes
+from builder.serving.plan.pods import Pod, PodSize, divide_models, pods_needed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_pods(
-    console: Console, pods: int, size: PodSize, plans: Sequence[Plan], whole: Callable[[], Sequence[Plan]]
+    console: Console, pods: int, size: PodSize, plans: Sequence[ModelPlan], whole: Callable[[], Sequence[ModelPlan]]
 ) -> None:
     """Show what each of the pods serves and, if one pod's memory is too small for all models, how to divide them.
 
@@ -96,7 +96,7 @@ def _show_pods(
         )
         return
     undivided = whole()
-    filled, left = divided(undivided, pods, size)
+    filled, left = divide_models(undivided, pods, size)
     console.print(_pods_table(f"{pods} pods that divide the models, with all requests for them", filled))
     needed = pods_needed(undivided, size)
     if left:

@@ -142,11 +142,13 @@ def _refusals(
 ) -> list[str]:
     """Try the second of `numbers` beside the first, on samples and, if requested, on real requests."""
     from builder.serving.client.samples import samples_for
-    from builder.serving.promotion.promote import Limits, beside, compare
+    from builder.serving.promotion.promote import PromotionLimits, beside, compare
 
     name, (running, number) = options.name, numbers
     agreement, minimum = _agreement(report)
-    limits = Limits(minimum if options.agreement is None else options.agreement, options.tolerance, options.slower)
+    limits = PromotionLimits(
+        minimum if options.agreement is None else options.agreement, options.tolerance, options.slower
+    )
     screen.print(f"{name}: version {number} is tried beside version {running}", highlight=False)
     refusals: list[str] = []
     try:
@@ -176,10 +178,10 @@ def _refuse_another_task(versions: Mapping[int, PublishedVersion], running: int,
 
 
 def _watch_canary(options: argparse.Namespace, candidate: str, numbers: tuple[int, int]) -> list[str]:
-    from builder.serving.promotion.canary import Share, watch
+    from builder.serving.promotion.canary import CanaryShare, watch
 
     key = admin_key(options.admin_key)
-    share = Share(options.gateway.rstrip("/"), key, options.name, candidate, numbers, options.canary)
+    share = CanaryShare(options.gateway.rstrip("/"), key, options.name, candidate, numbers, options.canary)
     screen.print(f"{options.canary:.0%} of the requests at {options.gateway} go to it", highlight=False)
     figures, refusals = watch(share.order, options.canary, options.watch, options.slower)
     screen_table(figures.table(options.name))
@@ -198,12 +200,14 @@ def _agreement(report: BuildReport) -> tuple[Agreement, float]:
     """Return the measure of how much two answers agree, and the least that is enough."""
     from builder.checkpoints.tasks import find_task
     from builder.checkpoints.tasks.base import EncoderTask
-    from builder.serving.promotion.promote import Match, same_tokens
+    from builder.serving.promotion.promote import OutputMatch, same_tokens
 
     task = find_task(report.task)
     if isinstance(task, EncoderTask):
         return (
-            lambda expected, actual: Match(task.agreement(expected, actual), numbers=task.numbers(expected, actual)),
+            lambda expected, actual: OutputMatch(
+                task.agreement(expected, actual), numbers=task.numbers(expected, actual)
+            ),
             report.threshold,
         )
     return same_tokens, report.threshold

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, VERIFY_KEY_HELP, count, screen
-from builder.common.store_address import named_version
+from builder.common.store_address import split_version
 from builder.options.choices import KEEP
 from builder.repository.stores.store import open_store
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     with screen.status("loading what checks a repository"):
         from builder.repository.stores.pull import pull
     store = open_store(options.store)
-    for name, version in map(named_version, options.name):
+    for name, version in map(split_version, options.name):
         with screen.status(f"pulling {name}"):
             pulled = pull(store, name, options.repository, version or options.version, options.keep, options.verify_key)
         screen.print(

@@ -21,7 +21,7 @@ from builder.common.errors import SpecError
 from builder.serving.server.embedded import EMBEDDED
 from builder.serving.server.gateway import kept_gateway
 from builder.serving.server.process import adopting_orphans
-from builder.serving.server.triton import Model, Ports, Server, refuse_taken, running
+from builder.serving.server.triton import ModelState, Ports, TritonServer, refuse_taken_ports, running
 from builder.serving.server.watch import keep_running
 
 
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
     if options.openai_port in vars(ports).values():
         raise SpecError(f"--openai-port is {options.openai_port}, which is one of Triton's ports; choose another")
     if options.openai_port is not None:
-        refuse_taken(options.host, {"openai": options.openai_port})  # now, and not when all models are loaded
+        refuse_taken_ports(options.host, {"openai": options.openai_port})  # now, and not when all models are loaded
     with contextlib.suppress(KeyboardInterrupt), adopting_orphans(), contextlib.ExitStack() as gateway:
         start = partial(
             _start, options, ports, echo, gateway, cache(partial(_gateway, options, ports, console, gateway))
@@ -140,7 +140,7 @@ def _start(
     echo: Callable[[str], None] | None,
     gateway: contextlib.ExitStack,
     begin_gateway: Callable[[], None],
-) -> Iterator[Server]:
+) -> Iterator[TritonServer]:
     """Run Triton. The gateway, which begins with the first one and outlives all, is stopped before the last one is."""
     with running(
         options.repository,
@@ -183,7 +183,7 @@ def _say(console: Console, text: str) -> None:
     console.print(f"{time.strftime('%H:%M:%S')} {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def _show(console: Console, options: argparse.Namespace, server: Server) -> None:
+def _show(console: Console, options: argparse.Namespace, server: TritonServer) -> None:
     """Print the models, and where they answer."""
     if options.load_on_demand:
         _say(console, "models are loaded when they are asked for, by the gateway")
@@ -200,7 +200,7 @@ def _show(console: Console, options: argparse.Namespace, server: Server) -> None
     console.print("ready; stop with Ctrl-C", highlight=False)
 
 
-def _show_models(console: Console, options: argparse.Namespace, models: list[Model]) -> None:
+def _show_models(console: Console, options: argparse.Namespace, models: list[ModelState]) -> None:
     table = Table(title=f"Triton on {escape(str(options.repository))}", title_justify="left")
     for column in ("model", "version", "state"):
         table.add_column(column)

@@ -23,7 +23,7 @@ from builder.serving.load.traffic import concurrencies, rates
 from builder.serving.plan.needs import served_version
 from builder.serving.tune.search import Finding, optuna, search
 from builder.serving.tune.space import choices, space_of
-from builder.serving.tune.trials import Conditions, again, attempt, served
+from builder.serving.tune.trials import Conditions, measure_again, measure_settings, serve_copy
 from builder.serving.tune.winner import write_settings
 
 
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     version, cores = served_version(model), available_cores()
     space = space_of(version, cores, HEADROOM * available_memory())
     levels = rates(options.rate) if options.rate is not None else concurrencies(options.concurrency)
-    with served(version, None) as url:
+    with serve_copy(version, None) as url:
         samples = model_samples(url, options.name, options.samples)
     conditions = Conditions(samples, levels, options.seconds, options.p99_ms)
     result = search(
@@ -87,8 +87,8 @@ def run(options: argparse.Namespace) -> int:
         choices(read_settings(version), cores, space),
         options.trials,
         options.p99_ms,
-        partial(attempt, version, conditions=conditions),
-        lambda settings, level: again(version, settings, conditions, level),
+        partial(measure_settings, version, conditions=conditions),
+        lambda settings, level: measure_again(version, settings, conditions, level),
         options.repeats,
         lambda text: screen.print(f"  {escape(text)}", highlight=False, soft_wrap=True),
     )

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class GPU:
+class GpuModel:
     name: str
     compute_capability: str
     memory_mb: int
 
 
 CARDS = {
-    name: GPU(f"NVIDIA {name.upper()}", capability, gigabytes << 10)
+    name: GpuModel(f"NVIDIA {name.upper()}", capability, gigabytes << 10)
     for name, capability, gigabytes in (
         ("v100", "7.0", 16),
         ("t4", "7.5", 16),

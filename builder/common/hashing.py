@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-LARGE = 1 << 20  # bytes of a file that is not read twice
+MIN_CACHED_BYTES = 1 << 20  # bytes of a file that is not read twice
 
 
 def sha256_of(*files: Path) -> str:
@@ -17,7 +17,7 @@ def sha256_of(*files: Path) -> str:
     return digest.hexdigest()
 
 
-class Digests:
+class FileDigests:
     """SHA-256 of files; a large one is read once, by whatever name.
 
     A later write that keeps the file's size and time is not seen: keep an instance only as long as no other process
@@ -30,7 +30,7 @@ class Digests:
     def of(self, file: Path) -> str:
         """Return the SHA-256 of the contents of `file`, in hexadecimal. Raises OSError."""
         stat = file.stat()
-        if stat.st_size < LARGE:
+        if stat.st_size < MIN_CACHED_BYTES:
             return sha256_of(file)
         state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if state not in self._known:
@@ -38,4 +38,4 @@ class Digests:
         return self._known[state]
 
 
-WRITTEN = Digests()  # of files that builds of this process wrote
+WRITTEN_DIGESTS = FileDigests()  # of files that builds of this process wrote

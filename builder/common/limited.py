@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 600.0  # of the wall clock, on a machine that is busy with other things
-MEMORY = 2 << 30  # bytes beside those of its libraries; the largest known tokenizers take a quarter
-OUT_OF_MEMORY = 3  # exit status of a child in which Python found no memory; other libraries abort
+WALL_CLOCK_LIMIT_S = 600.0  # of the wall clock, on a machine that is busy with other things
+MEMORY_LIMIT = 2 << 30  # bytes beside those of its libraries; the largest known tokenizers take a quarter
+EXIT_OUT_OF_MEMORY = 3  # exit status of a child in which Python found no memory; other libraries abort
 ONE_THREAD = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -31,21 +31,21 @@ def run_limited(function: str, request: Any, seconds: int) -> Any:
 
     `seconds`: of processor time. Raises LimitReached, and RuntimeError where the function raises an error.
     """
-    command = [sys.executable, "-P", "-m", __name__, function, str(seconds), str(MEMORY)]
+    command = [sys.executable, "-P", "-m", __name__, function, str(seconds), str(MEMORY_LIMIT)]
     environment = {**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     text = json.dumps(request).encode()
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, timeout=PATIENCE_S, check=False, env=environment
+            command, input=text, capture_output=True, timeout=WALL_CLOCK_LIMIT_S, check=False, env=environment
         )
     except subprocess.TimeoutExpired:
-        raise LimitReached(f"did not end within {PATIENCE_S:g} s") from None
+        raise LimitReached(f"did not end within {WALL_CLOCK_LIMIT_S:g} s") from None
     if done.returncode == 0:
         return json.loads(done.stdout)
     if done.returncode == -signal.SIGXCPU:
         raise LimitReached(f"takes more than {seconds} s of processor time")
-    if done.returncode in (OUT_OF_MEMORY, -signal.SIGABRT):
-        raise LimitReached(f"takes more than {MEMORY / (1 << 30):g} GiB of memory")
+    if done.returncode in (EXIT_OUT_OF_MEMORY, -signal.SIGABRT):
+        raise LimitReached(f"takes more than {MEMORY_LIMIT / (1 << 30):g} GiB of memory")
     if done.returncode == -signal.SIGKILL:
         raise LimitReached("was ended by the system, which may have no memory left: free some and build again")
     if done.returncode < 0:
@@ -53,7 +53,7 @@ def run_limited(function: str, request: Any, seconds: int) -> Any:
     raise RuntimeError((done.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1])
 
 
-def _limit(kind: int, most: int) -> None:
+def _lower_limit(kind: int, most: int) -> None:
     """Lower a limit of this process; one that the user set lower stays."""
     _, hard = resource.getrlimit(kind)
     if hard == resource.RLIM_INFINITY or most < hard:
@@ -64,16 +64,16 @@ def _answer(function: str, seconds: int, memory: int) -> None:
     """Answer the request on standard input; what libraries print goes to standard error."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_CPU, seconds)
+    _lower_limit(resource.RLIMIT_CORE, 0)
+    _lower_limit(resource.RLIMIT_CPU, seconds)
     module, _, name = function.partition(":")
     answer = getattr(importlib.import_module(module), name)
     libraries = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _limit(resource.RLIMIT_AS, libraries + memory)
+    _lower_limit(resource.RLIMIT_AS, libraries + memory)
     try:
         json.dump(answer(json.load(sys.stdin)), out)
     except MemoryError:
-        os._exit(OUT_OF_MEMORY)
+        os._exit(EXIT_OUT_OF_MEMORY)
     out.close()
 
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.common.processes import counted
+from builder.common.processes import read_counter
 
 CGROUP = Path("/sys/fs/cgroup")  # in a container, its own
-UNKNOWN = 1 << 62  # bytes: more than any machine has
+UNKNOWN_BYTES = 1 << 62  # bytes: more than any machine has
 
 _share: int | None = None  # of the cores, where other builds run beside this process
 
@@ -45,7 +45,7 @@ def available_memory() -> int:
 
     A very large number where neither is known.
     """
-    container = _container()
+    container = _container_memory()
     return min(_memory("MemAvailable"), max(0, container.limit - container.used))
 
 
@@ -54,11 +54,11 @@ def total_memory() -> int:
 
     A very large number where neither is known.
     """
-    return min(_memory("MemTotal"), _container().limit)
+    return min(_memory("MemTotal"), _container_memory().limit)
 
 
 @dataclass(frozen=True)
-class Container:
+class ContainerMemory:
     """Bytes that a container may take, and those of them that are in use.
 
     Pages of files, which the system can read again, do not count.
@@ -68,30 +68,30 @@ class Container:
     used: int
 
 
-def _container() -> Container:
+def _container_memory() -> ContainerMemory:
     for look in (_by_cgroup_2, _by_cgroup_1):
         with suppress(OSError, ValueError, KeyError):  # another version, or "max" for no limit
             return look()
-    return Container(UNKNOWN, 0)
+    return ContainerMemory(UNKNOWN_BYTES, 0)
 
 
-def _by_cgroup_2() -> Container:
+def _by_cgroup_2() -> ContainerMemory:
     """Return the limits by cgroup 2.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.max, memory.current and memory.stat.
     """
     limit, used, counts = _number("memory.max"), _number("memory.current"), _counts("memory.stat")
-    return Container(limit, used - counts["active_file"] - counts["inactive_file"])
+    return ContainerMemory(limit, used - counts["active_file"] - counts["inactive_file"])
 
 
-def _by_cgroup_1() -> Container:
+def _by_cgroup_1() -> ContainerMemory:
     """Return the least limit of the container and of those that it is in.
 
     Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst, memory.usage_in_bytes and memory.stat.
     """
     used, counts = _number("memory/memory.usage_in_bytes"), _counts("memory/memory.stat")
     files = counts["total_active_file"] + counts["total_inactive_file"]
-    return Container(counts["hierarchical_memory_limit"], used - files)
+    return ContainerMemory(counts["hierarchical_memory_limit"], used - files)
 
 
 def _number(file: str) -> int:
@@ -104,5 +104,5 @@ def _counts(file: str) -> dict[str, int]:
 
 
 def _memory(field: str) -> int:
-    size = counted("meminfo", field)
-    return UNKNOWN if size is None else size
+    size = read_counter("meminfo", field)
+    return UNKNOWN_BYTES if size is None else size

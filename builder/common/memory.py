@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel  # takes seconds to import, and checks of a repository need numbers alone
 
 ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
+BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
 
 
 @dataclass(frozen=True)
-class Memory:
+class ReservedMemory:
     """Bytes that a generating model reserves."""
 
     cache: int
@@ -50,7 +50,7 @@ def refuse_slots(cache: int, usable: float, needs: str, slots: str, lower: str) 
         )
 
 
-def whole_blocks(wanted: float, block: int, length: int, block_tokens: int) -> int:
+def blocks_that_fit(wanted: float, block: int, length: int, block_tokens: int) -> int:
     """Return how many blocks of `block` bytes, of `block_tokens` tokens each, fit into `wanted` bytes.
 
     Raises SpecError where one text of `length` tokens would not fit.

@@ -7,7 +7,7 @@ from pathlib import Path
 PROC = Path("/proc")
 
 
-def counted(file: str, field: str) -> int | None:
+def read_counter(file: str, field: str) -> int | None:
     """Return the bytes of `field` in `file` below /proc: proc_meminfo(5), proc_pid_status(5), proc_pid_smaps(5).
 
     None where the process has ended or may not be looked at, or where there is no /proc.

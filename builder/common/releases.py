@@ -43,12 +43,12 @@ class Fix:
 
 
 # By ONNX Runtime: the highest opset and IR version that it reads.
-LIMITS: dict[str, tuple[int, int]] = {version: (opset, ir) for version, (opset, ir) in _TABLE["limits"].items()}
+OPSET_LIMITS: dict[str, tuple[int, int]] = {version: (opset, ir) for version, (opset, ir) in _TABLE["limits"].items()}
 RELEASES: dict[str, Release] = {
     row["triton"]: Release(
         **row,
-        opset=LIMITS[row["onnxruntime"]][0],
-        ir_version=LIMITS[row["onnxruntime"]][1],
+        opset=OPSET_LIMITS[row["onnxruntime"]][0],
+        ir_version=OPSET_LIMITS[row["onnxruntime"]][1],
         in_process=_TABLE["in_process"][row["python"]],
         openvino_in_process=_TABLE["openvino_in_process"][row["python"]],
     )
@@ -68,7 +68,7 @@ def version_tuple(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
-def lacking(triton: str) -> list[Fix]:
+def missing_fixes(triton: str) -> list[Fix]:
     """Return the fixes that a release is too old to have, the oldest first."""
     return [fix for fix in FIXES if version_tuple(triton) < version_tuple(fix.since)]
 
@@ -78,12 +78,12 @@ def runtime_of(triton: str, in_process: bool) -> str:
     return RELEASES[triton].in_process if in_process else RELEASES[triton].onnxruntime
 
 
-def has(need: str, triton: str, in_process: bool) -> bool:
+def runtime_has(need: str, triton: str, in_process: bool) -> bool:
     """Return True if that ONNX Runtime has the feature `need`, a name in OPERATOR_NEEDS."""
     return version_tuple(runtime_of(triton, in_process)) >= version_tuple(OPERATOR_NEEDS[need])
 
 
-def with_tensorrt(least: str) -> list[str]:
+def releases_with_tensorrt(least: str) -> list[str]:
     """Return the releases whose TensorRT is known to be at least `least`, the oldest first."""
     return [
         name

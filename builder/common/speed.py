@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-RUN = datetime.now(UTC).isoformat(timespec="milliseconds")  # when this process began; its times can be compared
+PROCESS_STARTED = datetime.now(UTC).isoformat(timespec="milliseconds")  # times of one process can be compared
 Latencies = dict[str, float]  # what was run, such as "8x128" for 8 rows of 128 tokens, to milliseconds, medians
 
 

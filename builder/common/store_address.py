@@ -11,12 +11,12 @@ SCHEMES = ("s3", "gs", "az", "abfs", "file")
 ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/+(.+)")
 
 
-NAMED = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
+NAME_AND_VERSION = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
 
 
-def named_version(text: str) -> tuple[str, int | None]:
+def split_version(text: str) -> tuple[str, int | None]:
     """Split NAME or NAME@VERSION, as given on a command line, into name and version. Raises SpecError."""
-    match = NAMED.fullmatch(text)
+    match = NAME_AND_VERSION.fullmatch(text)
     if match is None:
         raise SpecError(f"{text!r} is not a model: expected NAME or NAME@VERSION")
     return match[1], int(match[2]) if match[2] else None

@@ -21,7 +21,7 @@ NUMPY_TYPES: dict[str, Any] = {
     "TYPE_FP32": np.float32,
     "TYPE_STRING": np.object_,
 }
-WIRE: Mapping[str, str] = {  # of config.pbtxt -> of a request
+WIRE_TYPES: Mapping[str, str] = {  # of config.pbtxt -> of a request
     "TYPE_STRING": "BYTES",
     "TYPE_BOOL": "BOOL",
     "TYPE_INT32": "INT32",
@@ -30,7 +30,7 @@ WIRE: Mapping[str, str] = {  # of config.pbtxt -> of a request
     "TYPE_UINT64": "UINT64",
     "TYPE_FP32": "FP32",
 }
-FLAGS = {"true": True, "1": True, "false": False, "0": False}
+BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field], batched: bool = True) -> dict[str, np.ndarray]:
@@ -68,7 +68,7 @@ def _converted(item: Any, dtype: Any) -> Any:
             raise TypeError
         return item if isinstance(item, bytes) else str(item).encode("utf-8")
     if dtype is np.bool_:
-        return FLAGS[str(item).lower()]
+        return BOOLEANS[str(item).lower()]
     if isinstance(item, bool):
         raise TypeError
     if np.issubdtype(dtype, np.integer):

@@ -19,21 +19,21 @@ from pathlib import Path
 
 from builder.common.errors import RepositoryError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 PREFIX = "build-repo-work-"
-FRESH_S = 60.0  # a younger folder may be of a build that is about to lock it
-SAY_FULL = (*map(os.strerror, FULL), "No usable temporary directory")
+MIN_AGE_S = 60.0  # a younger folder may be of a build that is about to lock it
+DISK_FULL_MESSAGES = (*map(os.strerror, DISK_FULL_ERRNOS), "No usable temporary directory")
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
+def build_folder() -> Iterator[Path]:
     """Yield a folder for the block alone. Raises RepositoryError where its disk is full; other errors pass."""
     try:
-        sweep(Path(tempfile.gettempdir()))
-        with scratch() as folder:
+        remove_abandoned(Path(tempfile.gettempdir()))
+        with temporary_folder() as folder:
             yield folder
     except Exception as error:
-        reason = full(error)
+        reason = find_disk_full_error(error)
         if reason is None or (isinstance(error, RepositoryError) and PREFIX not in str(error)):
             raise  # a RepositoryError names the full disk itself, unless it is the one of this folder
         text = " ".join(str(reason).split())[:300]
@@ -46,13 +46,13 @@ def workplace() -> Iterator[Path]:
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """Yield a temporary folder for the block alone; if this process is killed, the next build removes it."""
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
         yield Path(folder)
 
 
-def refuse_without_room(needed: int, files: str) -> None:
+def require_disk_space(needed: int, files: str) -> None:
     """Raise RepositoryError if temporary `files` of `needed` bytes do not fit on the disk, before they are made.
 
     `files`: their description, in words.
@@ -66,17 +66,17 @@ def refuse_without_room(needed: int, files: str) -> None:
         )
 
 
-def sweep(parent: Path) -> None:
+def remove_abandoned(parent: Path) -> None:
     """Remove what killed builds left in `parent`."""
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is another user's, or its build has just ended
-            if time.time() - folder.stat().st_mtime > FRESH_S:
+            if time.time() - folder.stat().st_mtime > MIN_AGE_S:
                 _remove_unlocked(folder)
 
 
 def _remove_unlocked(folder: Path) -> None:
-    with _locked(folder) as nobody_has_it:
-        if nobody_has_it:
+    with _locked(folder) as is_abandoned:
+        if is_abandoned:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -98,13 +98,13 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def full(error: BaseException) -> BaseException | None:
+def find_disk_full_error(error: BaseException) -> BaseException | None:
     """Return the error that says a disk is full, `error` or a cause of it, by errno before words; or None."""
     chain: list[BaseException] = []
     following: BaseException | None = error
     while following is not None:
         chain.append(following)
         following = following.__cause__ or following.__context__
-    by_number = (one for one in chain if isinstance(one, OSError) and one.errno in FULL)
-    by_words = (one for one in chain if any(words in str(one) for words in SAY_FULL))
+    by_number = (one for one in chain if isinstance(one, OSError) and one.errno in DISK_FULL_ERRNOS)
+    by_words = (one for one in chain if any(words in str(one) for words in DISK_FULL_MESSAGES))
     return next(by_number, None) or next(by_words, None)

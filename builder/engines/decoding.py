@@ -18,7 +18,7 @@ import numpy as np
 from builder.checkpoints.grids import Grids
 from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
-from builder.common.memory import Memory
+from builder.common.memory import ReservedMemory
 from builder.engines import graph_engine, graph_engines, stays_in_file
 from builder.engines.optimise.quantised import Quantised
 from builder.engines.optimise.weights import quantise_weights
@@ -63,7 +63,7 @@ class DecodingEngine(ABC):
         """Raise SpecError for an option that the engine does not have, and say what to use instead."""
 
     @abstractmethod
-    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
+    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Return the bytes of the cache of texts of `length` tokens, beside `weights` bytes of fp32.
 
         Raises SpecError.
@@ -78,7 +78,7 @@ class DecodingEngine(ABC):
     def cache_type(self) -> CacheType:
         """Type of the cache that is served."""
 
-    def blocks(self, layers: Sequence[LayerShape], memory: Memory) -> int | None:
+    def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int | None:
         """Return the blocks of a cache that all sequences share; None where each has a slot of its own."""
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from builder.common.cards import CARDS, GPU
+from builder.common.cards import CARDS, GpuModel
 from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.releases import RELEASES, version_tuple
@@ -60,13 +60,13 @@ def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str) -> None:
         )
 
 
-def gpus() -> tuple[GPU, ...]:
+def gpus() -> tuple[GpuModel, ...]:
     """Return the NVIDIA GPUs that the driver sees, in its order; none where there is no driver."""
     try:
         lines = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(GPU(name, capability, int(float(memory))) for name, capability, memory in map(_fields, lines))
+    return tuple(GpuModel(name, capability, int(float(memory))) for name, capability, memory in map(_fields, lines))
 
 
 def _fields(line: str) -> tuple[str, str, str]:

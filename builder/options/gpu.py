@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from builder.common.cards import CARDS
 from builder.options.options import Options
 
 
+def _known_card(name: str) -> str:
+    if name not in CARDS:
+        raise ValueError(f"the cards known are {', '.join(CARDS)}")
+    return name
+
+
+CardName = Annotated[str, AfterValidator(_known_card)]
+
+
 class Gpu(Options):
     """Where and how instances run on GPUs. Set in models.yaml under `gpu:`."""
 
-    card: str | None = None
+    card: CardName | None = None
     """Card that will serve, such as l4 or h100 (--gpu): what it cannot run, or has no memory for, is refused."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
     """CUDA device numbers. Each device runs --instances engine instances."""
@@ -25,13 +34,6 @@ class Gpu(Options):
     """How cuDNN chooses a convolution, in models that have any. EXHAUSTIVE tries all of them at each new shape."""
     cuda_graphs: bool = False
     """Capture CUDA graphs of a plan in shapes of powers of two, to which calls are then padded. TensorRT plans only."""
-
-    @field_validator("card")
-    @classmethod
-    def _known_card(cls, card: str | None) -> str | None:
-        if card is not None and card not in CARDS:
-            raise ValueError(f"the cards known are {', '.join(CARDS)}")
-        return card
 
 
 class Profile(Options):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from builder.common.cards import CARDS
+from builder.options.gpu import CardName
 from builder.options.options import Options
 
 QUEUE_SIZE = 512
@@ -133,17 +134,10 @@ class Serving(Options):
 class Card(Options):
     """A GPU of the machine that serves."""
 
-    name: str
+    name: CardName
     """One of the cards that `--gpu` knows, such as l4."""
     memory_gb: float | None = Field(None, gt=0)
     """Memory of the card, in 10^9 bytes. Default: that of the smallest card of the name."""
-
-    @field_validator("name")
-    @classmethod
-    def _known_card(cls, name: str) -> str:
-        if name not in CARDS:
-            raise ValueError(f"the cards known are {', '.join(CARDS)}")
-        return name
 
     @property
     def memory(self) -> float:

@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 
 from builder.common.errors import RepositoryError
-from builder.common.hashing import Digests
+from builder.common.hashing import FileDigests
 from builder.repository.lint import lint
 from builder.repository.lint.findings import Severity
 from builder.repository.report.record import read_report
@@ -19,7 +19,7 @@ from builder.runtime.recipe import compile as program
 PENDING = "TR653"
 
 
-def check(repository: Path, triton: str | None = None, digests: Digests | None = None) -> list[str]:
+def check(repository: Path, triton: str | None = None, digests: FileDigests | None = None) -> list[str]:
     """Return the errors found, one sentence each, with the model's name.
 
     `triton`: the release to check against, instead of the one that each model was built for. A plan that still has to

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builder.common.errors import RepositoryError
-from builder.common.workplace import FULL
+from builder.common.workplace import DISK_FULL_ERRNOS
 
 JOURNAL = "journal.json"  # of a change, in its staging folder
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -118,7 +118,7 @@ def explain_os_errors(folder: Path, nothing: str = "nothing in it") -> Iterator[
 
 def what_to_do(error: OSError) -> str:
     """Return what the user can do about the error."""
-    if error.errno in FULL:
+    if error.errno in DISK_FULL_ERRNOS:
         return "Free some space, or choose another folder"
     if error.errno in FORBIDDEN:
         return "Let this user write to it and to the folder that it is in, or choose another one"

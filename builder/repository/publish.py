@@ -26,7 +26,7 @@ from pathlib import Path
 from builder.common.cache.links import clone, link
 from builder.common.cache.published import Published
 from builder.common.errors import RepositoryError
-from builder.common.hashing import WRITTEN
+from builder.common.hashing import WRITTEN_DIGESTS
 from builder.options.choices import KEEP
 from builder.repository.check import check
 from builder.repository.config.entries import RepositoryEntry, numbered
@@ -73,7 +73,7 @@ def publish(
         published = Published(repository)
         for entry in entries:
             _write(change.staging / "new" / entry.name, entry, report, repository / entry.name, published, workplace)
-        problems = check(change.staging / "new", digests=WRITTEN)
+        problems = check(change.staging / "new", digests=WRITTEN_DIGESTS)
         if problems:
             raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
         before = _served_number(repository / names[0])

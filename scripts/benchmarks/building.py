@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from builder.clusters.fleet.memory import own_memory, peak_memory, reset_peak_memory
-from builder.clusters.fleet.work import load_libraries, seldom_collecting, spin_briefly
-from builder.common.cache.folder import OFF, VARIABLE
+from builder.clusters.fleet.work import collecting_garbage_rarely, limit_spinning, load_libraries
+from builder.common.cache.folder import DISABLED, FOLDER_VARIABLE
 from scripts.benchmarks.circumstances import circumstances, write_figures
 
 GENERATING = {"max_length": 512, "slots": 8, "quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
@@ -65,7 +65,7 @@ def main() -> None:
         for name in options.models.split(","):
             folder = checkpoint_of(name, options.checkpoints or Path(scratch))
             size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-            cache = f"{scratch}/cache-{name}" if options.again else OFF
+            cache = f"{scratch}/cache-{name}" if options.again else DISABLED
             builds = AGAIN if options.again else {p: {"precision": p} for p in options.precision.split(",")}
             results = {title: child(name, folder, Path(scratch), cache, **more) for title, more in builds.items()}
             figures["models"][name] = {"checkpoint_bytes": size, "builds": results}
@@ -90,8 +90,8 @@ def child(name: str, checkpoint: Path, folder: Path, cache: str, **options: Any)
     spec = {"model": str(checkpoint), "name": name, "output": str(folder / "repository"), **OPTIONS[name], **options}
     command = [sys.executable, "-m", "scripts.benchmarks.building", "--one", json.dumps(spec)]
     (folder / "temporary").mkdir(exist_ok=True)
-    environment = {**os.environ, VARIABLE: cache, "TMPDIR": str(folder / "temporary")}
-    spin_briefly()  # as a command does, before the child loads torch
+    environment = {**os.environ, FOLDER_VARIABLE: cache, "TMPDIR": str(folder / "temporary")}
+    limit_spinning()  # as a command does, before the child loads torch
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -99,7 +99,7 @@ def child(name: str, checkpoint: Path, folder: Path, cache: str, **options: Any)
 
 def one(options: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a build in this process, which collects garbage as a command does."""
-    with seldom_collecting():
+    with collecting_garbage_rarely():
         return _one(options)
 
 

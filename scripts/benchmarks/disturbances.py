@@ -7,15 +7,12 @@ failed by itself.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -26,8 +23,9 @@ from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import add_tensor
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.control import Control
-from builder.serving.server.triton import Server
-from builder.serving.server.watch import Watcher, children
+from builder.serving.server.stubs import Stub, Stubs
+from builder.serving.server.triton import TritonServer
+from builder.serving.server.watch import Watcher
 
 AT_ONCE = 800  # requests of a flood, more than a queue takes
 PREFILLS = (24, 32, 48)  # of the versions that take turns: the answers are the same
@@ -40,7 +38,7 @@ TYPES = {str: "TYPE_STRING", bool: "TYPE_BOOL", int: "TYPE_INT32", float: "TYPE_
 class Disturbances:
     """Disturbances of a server. `samples`, the answer to each `alone`, and `wrong`: answers that should not come."""
 
-    server: Server
+    server: TritonServer
     name: str
     samples: Sequence[Mapping[str, Any]]
     alone: Sequence[str]
@@ -67,10 +65,10 @@ class Disturbances:
         return any(begin <= ended and begun <= end for begin, end in tuple(self.windows))
 
     def _kill(self, turn: int) -> None:
-        process = max(self.processes(), key=_begun)  # that of the version that answers
+        stub = max(self.processes(), key=lambda stub: stub.process.create_time())  # that of the version that answers
         begun = time.monotonic()
         self.windows.append((begun, begun + RECOVERY_S))
-        os.kill(process, signal.SIGKILL)
+        stub.process.kill()
         while time.monotonic() < begun + RECOVERY_S:
             time.sleep(0.2)
             if self.processes() != [] and asyncio.run(self._answers()):
@@ -79,13 +77,10 @@ class Disturbances:
                 return
         self.wrong.append(f"the model did not come back within {RECOVERY_S:g} s")
 
-    def processes(self) -> list[int]:
-        """Return the process ids of the model: more than one while an earlier version has not ended."""
-        return [
-            pid
-            for pid, (dead, what) in children(self.server.process.pid).items()
-            if what and what.model == self.name and not dead
-        ]
+    def processes(self) -> list[Stub]:
+        """Return the processes of the model: more than one while an earlier version has not ended."""
+        stubs = Stubs(self.server.process.pid).find()
+        return [stub for stub in stubs if stub.model == self.name and stub.is_alive]
 
     async def _answers(self) -> bool:
         triton = Triton(self.server.url)
@@ -128,12 +123,7 @@ class Disturbances:
             control.switch(self.name)
 
 
-def _begun(process: int) -> int:
-    """Return the start time of a process in ticks since boot (Linux, proc_pid_stat(5), field 22)."""
-    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19])
-
-
-def watched(server: Server, ended: threading.Event) -> Watcher:
+def watched(server: TritonServer, ended: threading.Event) -> Watcher:
     """Watch a server as `build-repo serve` does, until `ended`."""
     watcher = Watcher(server, lambda text: print(f"serve: {text}", flush=True))
 

@@ -35,9 +35,9 @@ from builder.runtime.contract import load_encoder
 from builder.runtime.encoder.executors.onnxruntime import Executor
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.serving.client.client import Client
-from builder.serving.load.measure import WINDOWS, measure
+from builder.serving.load.measure import MIN_WINDOWS, measure
 from builder.serving.load.traffic import Level, Target
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.embedding_servers import INFINITY, closed_loop, export_onnx, fastapi, infinity
@@ -217,7 +217,7 @@ def _triton(repository: Path, field: str, texts: Sequence[str], window_ms: int) 
     with running(repository) as server:
         for concurrency in CONCURRENCIES:
             before = counters(server)
-            (load,) = measure(server.url, targets, Level("concurrency", concurrency), WINDOWS * window_ms / 1000)
+            (load,) = measure(server.url, targets, Level("concurrency", concurrency), MIN_WINDOWS * window_ms / 1000)
             after = counters(server)
             tokens, padding = (
                 after.get(name, 0.0) - before.get(name, 0.0)
@@ -293,7 +293,7 @@ def _milliseconds(ask: Callable[[str], object], text: str) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def _http(server: Server) -> Callable[[str], object]:
+def _http(server: TritonServer) -> Callable[[str], object]:
     """Return a function that asks over one connection that stays open; the vector comes as bytes."""
     connection = http.client.HTTPConnection(server.host, server.ports.http)
     connection.connect()

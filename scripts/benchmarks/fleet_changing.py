@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from builder.repository.versions import rollback
-from builder.serving.gateway.residency.processes import MemoryUsage, TritonProcesses, alive
+from builder.serving.gateway.residency.processes import MemoryUsage, TritonProcesses
 from scripts.benchmarks.fleet_copies import VERSIONS
 
 SAMPLE_S = 0.5
@@ -47,7 +47,8 @@ class Fleet:
             self.hosted_loads += now - before if now >= before else now
             before = now
             usage = self.processes.usage()
-            held = sum(map(rss, [*self.processes.of(usage.models), self.processes.server or 0]))
+            pids = [stub.pid for stub in self.processes.of(usage.models)]
+            held = sum(map(rss, [*pids, self.processes.server or 0]))
             self.sampled.append((total(usage) / 1e6, held / 1e6, len(usage.models)))
 
     def _hosted(self) -> int:
@@ -78,8 +79,8 @@ class Fleet:
         self.rollbacks += 1
 
     def _kill(self, name: str) -> None:
-        for process in alive(self.processes.of([name]))[:1]:
-            os.kill(process, signal.SIGKILL)
+        for stub in [stub for stub in self.processes.of([name]) if stub.is_alive][:1]:
+            os.kill(stub.pid, signal.SIGKILL)
             self.kills += 1
 
 

@@ -36,7 +36,7 @@ from builder.repository.versions import served_number
 from builder.serving.gateway.residency.processes import TritonProcesses
 from builder.serving.gateway.server import allow_connections
 from builder.serving.server.gateway import gateway
-from builder.serving.server.triton import Server, free_ports, running
+from builder.serving.server.triton import TritonServer, free_ports, running
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.fleet_changing import Fleet
 from scripts.benchmarks.fleet_copies import MINILM, TINY, VERSIONS, build_one, copy, host
@@ -135,13 +135,13 @@ def measure(repository: Path, names: Sequence[str], options: argparse.Namespace)
         return figures | traffic(through, Fleet(order, hosts, begun, processes, metrics), options)
 
 
-def on_demand(server: Server, repository: Path, port: int, budget: float) -> AbstractContextManager[Any]:
+def on_demand(server: TritonServer, repository: Path, port: int, budget: float) -> AbstractContextManager[Any]:
     """Run a gateway that loads on demand."""
     more = ["--load-on-demand", "--repository", str(repository), "--memory-gb", str(budget / 1e9)]
     return gateway(server.url, "127.0.0.1", port, *more)
 
 
-async def sizes_of(server: Server, repository: Path, names: Sequence[str], shared: bool) -> dict[str, int]:
+async def sizes_of(server: TritonServer, repository: Path, names: Sequence[str], shared: bool) -> dict[str, int]:
     """Return the bytes of the server, of a shared front without models, and of an answering model of each kind."""
     port, sizes, processes = free_ports().http, {}, TritonProcesses(server.url)
     processes.find()

@@ -28,7 +28,7 @@ from builder.checkpoints.libraries import quiet_libraries
 from builder.options import make_spec
 from builder.serving.client.client import Client
 from builder.serving.server.log import last_error
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from scripts.benchmarks.held import held
 from tests.decoders import make_decoder_checkpoint
 from tests.tiny_encoders import make_checkpoint
@@ -69,7 +69,7 @@ def make_models(scratch: Path) -> Path:
     return folder
 
 
-def _fuzz(server: Server, requests: int, chance: random.Random) -> dict[str, Any]:
+def _fuzz(server: TritonServer, requests: int, chance: random.Random) -> dict[str, Any]:
     names = {name: _names(server, name) for name in SAMPLES}
     before = _answers(server)
     first, begun = held(server), time.monotonic()
@@ -96,12 +96,12 @@ def _fuzz(server: Server, requests: int, chance: random.Random) -> dict[str, Any
     }
 
 
-def _names(server: Server, model: str) -> list[str]:
+def _names(server: TritonServer, model: str) -> list[str]:
     with Client(server.url, model) as client:
         return [*(field.name for field in client.signature.inputs), "nobody", ""]
 
 
-def _answers(server: Server) -> dict[str, Any]:
+def _answers(server: TritonServer) -> dict[str, Any]:
     answers = {}
     for model, sample in SAMPLES.items():
         with Client(server.url, model) as client:
@@ -130,16 +130,16 @@ def _body(names: list[str], chance: random.Random) -> bytes:
     return json.dumps({"inputs": inputs}).encode()
 
 
-def _http(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
+def _http(server: TritonServer, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
     return _post(server, f"{model}/infer", _body(names, chance))
 
 
-def _generate(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
+def _generate(server: TritonServer, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
     body = {chance.choice(names): chance.choice((*WORDS, *NUMBERS, [1, 2], None)) for _ in range(3)}
     return _post(server, f"{model}/generate", json.dumps({"text_input": "a", "max_tokens": 2, **body}).encode())
 
 
-def _post(server: Server, path: str, body: bytes) -> str:
+def _post(server: TritonServer, path: str, body: bytes) -> str:
     request = urllib.request.Request(f"http://{server.host}:{server.ports.http}/v2/models/{path}", body)
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -151,7 +151,7 @@ def _post(server: Server, path: str, body: bytes) -> str:
         return type(error).__name__
 
 
-def _cut_off(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
+def _cut_off(server: TritonServer, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
     """Send a request whose client disconnects in the middle of it."""
     body = _body(names, chance)
     head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -161,7 +161,7 @@ def _cut_off(server: Server, stub: Any, model: str, names: list[str], chance: ra
     return "left"
 
 
-def _grpc(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
+def _grpc(server: TritonServer, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
     request = service_pb2.ModelInferRequest(model_name=model)
     for _ in range(chance.choice((0, 1, 2, 3))):
         tensor = _tensor(names, chance)

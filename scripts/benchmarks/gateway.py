@@ -27,13 +27,13 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from builder.building.pipeline import build
 from builder.common.cpu import cpu
 from builder.common.machine import available_cores
-from builder.common.processes import counted
+from builder.common.processes import read_counter
 from builder.options import make_spec
 from builder.runtime.fields import Field
 from builder.serving.gateway.server import allow_connections
 from builder.serving.gateway.tensors import add_tensor
 from builder.serving.server.gateway import gateway
-from builder.serving.server.triton import Server, free_ports, running
+from builder.serving.server.triton import TritonServer, free_ports, running
 from scripts.benchmarks.generators import make_checkpoint
 from tests.models import minilm
 
@@ -74,7 +74,7 @@ def make_models(folder: Path) -> None:
         build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
 
 
-async def measure(server: Server, port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:
+async def measure(server: TritonServer, port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     direct, through = Direct(server.url), Through(port)
     await direct.generate(8)
@@ -242,7 +242,7 @@ async def crowd(through: Through, pid: int) -> dict[str, Any]:
 
 
 def _memory_mb(pid: int) -> float:
-    return (counted(f"{pid}/status", "VmRSS") or 0) / 2**20
+    return (read_counter(f"{pid}/status", "VmRSS") or 0) / 2**20
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from builder.checkpoints.libraries import quiet_libraries
 from builder.common.machine import available_cores
 from builder.common.samples import TEXTS
 from builder.options import make_spec
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.generators import first_layers, make_checkpoint
@@ -172,13 +172,11 @@ def _bench_model(
             for c in concurrencies
             if kind != "no-cache" or c == 1
         }
-        try:
-            sides[title] = peers.run_all(documents, peer, options.environments, scratch, checkpoint, kind)
-        except peers.PeerError as error:
-            failures.append(f"{name}, {title}: {error}")
-            console.print(f"{name}, {title}: failed, the reason follows at the end", highlight=False)
-            continue
-        _show(console, name, title, sides)
+        run = documents, peer, options.environments, scratch, checkpoint, kind
+        measured = peers.run_or_report(console, failures, f"{name}, {title}", *run)
+        if measured is not None:
+            sides[title] = measured
+            _show(console, name, title, sides)
     console.print(_table(name, sides, concurrencies))
     return sides
 
@@ -199,7 +197,7 @@ def _work_document(work: Sequence[WorkItem], concurrency: int, longest: int) -> 
     }
 
 
-def _counted(server: Server, work: Sequence[WorkItem], concurrency: int) -> dict[str, float]:
+def _counted(server: TritonServer, work: Sequence[WorkItem], concurrency: int) -> dict[str, float]:
     """Return the figures of `load`, the shares of tokens guessed by lookup and draft, and the draft's acceptance."""
     before = counters(server)
     figures = load(server.url, work, concurrency)

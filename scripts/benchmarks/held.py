@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 
 REGION = re.compile(r"shm-region-prefix-name=(\w+)")
 
@@ -26,7 +26,7 @@ class Held:
         return self.triton + sum(self.processes)
 
 
-def held(server: Server) -> Held:
+def held(server: TritonServer) -> Held:
     """Return the memory of `server` at this moment."""
     own, processes = 0.0, []
     for status in Path("/proc").glob("[0-9]*/status"):

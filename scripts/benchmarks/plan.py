@@ -23,9 +23,9 @@ from builder.repository.settings import ENCODER
 from builder.serving.load.measure import load_test
 from builder.serving.load.traffic import Target, rates
 from builder.serving.plan.encoder import plan_encoder
-from builder.serving.plan.lines import Plan
+from builder.serving.plan.lines import ModelPlan
 from builder.serving.plan.needs import published, served_version
-from builder.serving.tune.trials import served
+from builder.serving.tune.trials import serve_copy
 from scripts.benchmarks.circumstances import circumstances
 from tests.models import minilm
 
@@ -56,7 +56,7 @@ def compared(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
     version, levels = served_version(repository / NAME), rates(options.rates)
     plans = {level.value: planned(repository, version, level.value) for level in levels}
     settings = {name: plans[max(plans)].settings[name] for name in ENCODER if name in plans[max(plans)].settings}
-    with served(version, {name: int(str(value)) for name, value in settings.items()}) as url:
+    with serve_copy(version, {name: int(str(value)) for name, value in settings.items()}) as url:
         target = Target(NAME, model_samples(url, NAME, None))
         run = load_test(url, [target], levels, options.repeats, options.seconds)
     figures = {}
@@ -77,7 +77,7 @@ def compared(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {"settings": settings, "cost_of_a_call": cost, "seconds": options.seconds, "rates": figures}
 
 
-def planned(repository: Path, version: Path, rate: float) -> Plan:
+def planned(repository: Path, version: Path, rate: float) -> ModelPlan:
     """Return the plan for that many texts of a load test a second on this machine."""
     tokenizer = Tokenizer.from_file(str(version / "tokenizer.json"))
     tokenizer.no_padding()

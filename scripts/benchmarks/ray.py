@@ -27,7 +27,7 @@ from rich.table import Table
 
 from builder.building.pipeline import build
 from builder.clusters.ray.cluster import NAME, connected, serving
-from builder.clusters.ray.options import Options
+from builder.clusters.ray.options import RayOptions
 from builder.options import make_spec
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import free_ports, running
@@ -78,7 +78,7 @@ def main() -> None:
 
 def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure the gateway and `replicas` by turns."""
-    deployed = Options(
+    deployed = RayOptions(
         repository=str(folder.resolve()), min_replicas=replicas, max_replicas=replicas, busy=BUSY, cores=0.25
     )
     ray_port = free_ports().http
@@ -101,7 +101,7 @@ def grow(folder: Path, clients: int) -> dict[str, Any]:
 
     Also return how many requests were answered meanwhile; all of them must be.
     """
-    asked = Options(
+    asked = RayOptions(
         repository=str(folder.resolve()), max_replicas=2, busy=BUSY, shrink_after_s=SHRINK_AFTER_S, cores=0.25
     )
     port, counts = free_ports().http, list[int]()

@@ -31,7 +31,7 @@ from builder.runtime.fields import Field
 from builder.serving.client.responses import LAST, SAY_LAST
 from builder.serving.gateway.server import allow_connections
 from builder.serving.gateway.tensors import add_tensor, read_outputs
-from builder.serving.server.gateway import PROGRAM
+from builder.serving.server.gateway import GATEWAY_PROGRAM
 from builder.serving.server.triton import free_ports
 from scripts.benchmarks.fuzz import make_models
 from scripts.benchmarks.gateway import Through
@@ -79,7 +79,7 @@ def served(repository: Path, log: Path) -> Iterator[Stress]:
     """Run `build-repo serve` on `repository`, with its gateway, until the end. It writes its output to `log`."""
     ports, gateway = free_ports(), free_ports().http
     options = [word for kind, port in vars(ports).items() for word in (f"--{kind}-port", str(port))]
-    command = [sys.executable, "-c", PROGRAM, "serve", str(repository), *options, "--openai-port", str(gateway)]
+    command = [sys.executable, "-c", GATEWAY_PROGRAM, "serve", str(repository), *options, "--openai-port", str(gateway)]
     environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
     with (
         log.open("w") as file,

@@ -187,13 +187,11 @@ def _bench_model(
         _show(console, name, title, sides)
     for title, peer, kind in others:
         documents = {f"{beams}/{clients}": work_document(mine, clients, beams) for beams, clients, mine in cells}
-        try:
-            sides[title] = peers.run_all(documents, peer, options.environments, scratch, checkpoint, kind)
-        except peers.PeerError as error:
-            failures.append(f"{name}, {title}: {error}")
-            console.print(f"{name}, {title}: failed, the reason follows at the end", highlight=False)
-            continue
-        _show(console, name, title, sides)
+        run = documents, peer, options.environments, scratch, checkpoint, kind
+        measured = peers.run_or_report(console, failures, f"{name}, {title}", *run)
+        if measured is not None:
+            sides[title] = measured
+            _show(console, name, title, sides)
     console.print(_table(name, sides, [(beams, clients) for beams, clients, _ in cells]))
     return sides
 

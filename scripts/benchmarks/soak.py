@@ -27,7 +27,7 @@ from builder.common.errors import ServeError
 from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.serving.client.client import Client
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.disturbances import AT_ONCE, RECOVERY_S, Disturbances, watched
 from scripts.benchmarks.held import held
@@ -84,7 +84,7 @@ def main() -> None:
     assert report["running_at_the_end"] == report["waiting_at_the_end"] == 0, "a slot was lost"
 
 
-def _soak(server: Server, minutes: float, clients: int, kinds: Mapping[str, int]) -> dict[str, object]:
+def _soak(server: TritonServer, minutes: float, clients: int, kinds: Mapping[str, int]) -> dict[str, object]:
     generator = np.random.default_rng(0)
     with Client(server.url, "model") as client:
         samples, alone = [], []
@@ -186,7 +186,7 @@ def _compare(text: str, expected: str, wrong: list[str]) -> None:
         wrong.append(f"{text!r} instead of {expected!r}")
 
 
-def _metrics(server: Server) -> dict[str, float]:
+def _metrics(server: TritonServer) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=10) as response:
         text = response.read().decode()
     return {name: float(value) for name, value in re.findall(r"^build_repo_(\w+){.*} ([\d.e+-]+)$", text, re.MULTILINE)}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from builder.common.samples import TEXTS
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 
 WORDS = " ".join(TEXTS).split()
 
@@ -26,7 +26,7 @@ def mixed_texts(tokens: Callable[[str], int], count: int = 256, least: int = 8, 
     return texts
 
 
-def counters(server: Server) -> dict[str, float]:
+def counters(server: TritonServer) -> dict[str, float]:
     """Return the counters of the emitted models from /metrics, by name; empty for a layout that does not count."""
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     lines = urllib.request.urlopen(url).read().decode().splitlines()

@@ -175,35 +175,6 @@ def _cell(cell: dict[str, float], base: dict[str, float]) -> str:
     return _times(cell["tokens_per_s"], base.get("tokens_per_s")) if "tokens_per_s" in cell else "-"
 
 
-def decoding() -> str:
-    """Return the cost of one decode step, and the effect of the prefix cache and the executors."""
-    figures = _figures("decoding")
-    designs = ("numpy", "binding", "in place")
-    heads = ("tokens in the cache", "session.run with numpy", "I/O binding, a new cache each step", "in place")
-    rows = (
-        (str(row["context"]), *(f"{row[d]['bytes'] / 1e6:.2f} MB, {row[d]['ms']:.1f} ms" for d in designs))
-        for row in figures["cache"]
-    )
-    limits, shared, loops = figures["limits"], figures["prefixes"], figures["executors"]
-    compared = (
-        ("first token of prompts that share about 400 tokens, ms", shared["none"], "first_token_ms"),
-        ("the same with the prefix cache, ms", shared["prefixes"], "first_token_ms"),
-        ("mixed prompts in process, tokens/s", loops["in process"], "tokens_per_s"),
-        ("the same through BLS, tokens/s", loops["BLS"], "tokens_per_s"),
-    )
-    return "\n\n".join(
-        [
-            f"{_ran('decoding', figures)} Memory moved and time for one token of a GPT-2 124M shape:",
-            table(heads, rows),
-            f"With one row, a step in int8 takes {limits['step_1_ms']:.1f} ms; reading the weights once at the "
-            f"measured bandwidth of {limits['bandwidth_gb_s']:.0f} GB/s would take {limits['limit_1_ms']:.1f} ms. "
-            f"With 16 rows it takes {limits['step_16_ms']:.1f} ms; its matrix products at the measured peak of "
-            f"{limits['int8_gop_s']:.0f} GOP/s would take {limits['limit_16_ms']:.1f} ms.",
-            table(("", "1 client", "4 clients"), ((t, f"{s['1'][k]:.0f}", f"{s['4'][k]:.0f}") for t, s, k in compared)),
-        ]
-    )
-
-
 def soak() -> str:
     """Return the outcome of a soak test with kills, floods and publishes, and the memory by minute."""
     f = _figures("soak")

@@ -42,7 +42,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench-fastest-peer": figures.fastest_peer,
     "bench-long-prompts": figures.long_prompts,
     "bench-seq2seq": figures.seq2seq,
-    "bench-decoding": figures.decoding,
     "bench-soak": figures.soak,
     "bench-fleet-builds": figures.fleet_builds,
     "posts-machine": figures.posts_machine,

@@ -228,7 +228,7 @@ def test_normalizers_that_multiply_a_text_are_refused(
     normalizer: dict[str, Any], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: a Replace took 3.8 GB of the build's memory, a Prepend 7 GB."""
-    monkeypatch.setattr(limited, "MEMORY", 256 << 20)
+    monkeypatch.setattr(limited, "MEMORY_LIMIT", 256 << 20)
     _tokenizer(folder, normalizer=normalizer)
     _refused(folder, f"the tokenizer of .* {message}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.hashing import LARGE, Digests, sha256_of
+from builder.common.hashing import MIN_CACHED_BYTES, FileDigests, sha256_of
 
 
 def test_several_files_are_hashed_as_if_they_were_one(tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_a_file_that_is_not_there_has_no_hash(tmp_path: Path) -> None:
         sha256_of(tmp_path / "absent")
 
 
-def test_a_large_file_is_hashed_again_once_it_was_written_and_not_for_another_name(tmp_path: Path) -> None:
-    digests = Digests()
-    file, other, one, two = tmp_path / "file", tmp_path / "other", b"1" * LARGE, b"2" * LARGE
+def test_digests_hash_a_large_file_again_only_after_a_write(tmp_path: Path) -> None:
+    digests = FileDigests()
+    file, other, one, two = tmp_path / "file", tmp_path / "other", b"1" * MIN_CACHED_BYTES, b"2" * MIN_CACHED_BYTES
     file.write_bytes(one)
     first = digests.of(file)
     os.link(file, other)
@@ -35,7 +35,7 @@ def test_a_large_file_is_hashed_again_once_it_was_written_and_not_for_another_na
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as if there were none: nothing was read for these two
     assert digests.of(file) == digests.of(other) == first == sha256_of_bytes(one)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
-    assert digests.of(other) == Digests().of(file) == sha256_of_bytes(two)
+    assert digests.of(other) == FileDigests().of(file) == sha256_of_bytes(two)
     file.unlink()
     with pytest.raises(FileNotFoundError):
         digests.of(file)

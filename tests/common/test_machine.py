@@ -11,7 +11,7 @@ from builder.common import machine
 
 @pytest.fixture(autouse=True)
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "counted", lambda file, field: 512_000)
+    monkeypatch.setattr(machine, "read_counter", lambda file, field: 512_000)
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     (tmp_path / "memory.current").write_text("9000\n")
     (tmp_path / "memory.stat").write_text("anon 6000\nfile 3000\ninactive_file 2000\nactive_file 500\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from builder.building.verify.recording import STEPS
 from builder.commands.build_one import older_than_fixes
-from builder.common.releases import FIXES, NEWEST, RELEASES, lacking, version_tuple
+from builder.common.releases import FIXES, NEWEST, RELEASES, missing_fixes, version_tuple
 from builder.options import make_spec
 from builder.serving.server.embedded import EMBEDDED
 from scripts.release_matrix import seq2seqs
@@ -39,10 +39,10 @@ def test_what_the_branches_of_the_server_say_of_openvino_and_vllm() -> None:
     assert (RELEASES["24.10"].vllm, RELEASES["26.07"].vllm) == ("0.5.5", "0.24.0")
 
 
-def test_the_newest_release_lacks_nothing_and_an_older_one_is_warned_of_with_the_reasons() -> None:
+def test_releases_older_than_fixes_are_warned_of_with_the_reasons() -> None:
     assert older_than_fixes(NEWEST) == ""
     assert older_than_fixes("26.07") == ""
-    assert [fix.since for fix in lacking("26.06")] == ["26.07"]
+    assert [fix.since for fix in missing_fixes("26.06")] == ["26.07"]
     text = older_than_fixes("24.10")
     assert re.search(r"CVE-2025-23310.*CVE-2025-23334.*restricted", text)
     assert f"Build for {NEWEST} if you can (--triton)" in text
@@ -51,7 +51,7 @@ def test_the_newest_release_lacks_nothing_and_an_older_one_is_warned_of_with_the
 
 
 def test_the_embedded_server_is_one_that_only_this_machine_may_reach() -> None:
-    assert any("CVE-2025-23319" in fix.source for fix in lacking(EMBEDDED))
+    assert any("CVE-2025-23319" in fix.source for fix in missing_fixes(EMBEDDED))
 
 
 def test_the_matrix_has_encoder_decoders_search_as_they_do_when_they_are_served(tmp_path: Path) -> None:

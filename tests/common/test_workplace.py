@@ -18,7 +18,7 @@ from builder.checkpoints import fetch as fetch_module
 from builder.checkpoints.resolve import resolve
 from builder.cli import main
 from builder.common.errors import ExportError, RepositoryError
-from builder.common.workplace import PREFIX, scratch, workplace
+from builder.common.workplace import PREFIX, build_folder, temporary_folder
 from builder.engines.optimise.fusion import fuse
 from builder.graphs.export import encoder
 from builder.options import make_spec
@@ -48,31 +48,31 @@ def _in_an_export() -> None:
 
 
 @pytest.mark.parametrize("write", [_python, _native, _of_a_quota, _in_an_export])
-def test_a_full_disk_is_one_line_with_what_to_do(write: Callable[[], None]) -> None:
+def test_full_disk_is_reported_in_one_line_with_the_remedy(write: Callable[[], None]) -> None:
     full = r"(No space left on device|Disk quota exceeded).*TMPDIR"
-    with pytest.raises(RepositoryError, match=full) as refusal, workplace() as folder:
+    with pytest.raises(RepositoryError, match=full) as refusal, build_folder() as folder:
         write()
     assert "\n" not in str(refusal.value)
     assert not folder.exists()
 
 
-def test_a_disk_without_room_for_a_folder_is_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_without_space_for_a_folder_is_reported_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library tempfile tries to write in each place, and then says that there is none."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
-    with pytest.raises(RepositoryError, match=r"No usable temporary directory .* TMPDIR"), workplace():
+    with pytest.raises(RepositoryError, match=r"No usable temporary directory .* TMPDIR"), build_folder():
         pass
 
 
 @pytest.mark.parametrize("error", [ExportError("no graph"), RepositoryError("its own disk: No space left"), KeyError()])
-def test_other_errors_are_themselves(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, workplace():
+def test_build_folder_passes_other_errors_through(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, build_folder():
         raise error
     assert raised.value is error
 
 
-def test_another_disk_that_is_full_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError) as refusal, workplace():
+def test_build_folder_names_another_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError) as refusal, build_folder():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "kept"))
     assert str(tmp_path / "kept") in str(refusal.value)
     assert "TMPDIR" not in str(refusal.value)
@@ -85,7 +85,7 @@ def test_the_cache_of_the_hub_is_named_where_it_is_full(monkeypatch: pytest.Monk
     monkeypatch.setattr(fetch_module, "snapshot_download", snapshot)
     with (
         pytest.raises(RepositoryError, match=r"has no room in the cache of the Hub, .*HF_HOME") as refusal,
-        workplace(),
+        build_folder(),
     ):
         fetch_module.fetch("org/writer", None, weights=True)
     assert "TMPDIR" not in str(refusal.value)
@@ -100,12 +100,12 @@ def test_a_version_that_is_laid_out_for_a_store_is_a_file_of_the_build() -> None
         except OSError as error:
             raise RepositoryError(f"{folder} could not be written (No space left on device). Choose another") from error
 
-    with pytest.raises(RepositoryError, match=r"No space left on device.*TMPDIR") as refusal, workplace() as folder:
+    with pytest.raises(RepositoryError, match=r"No space left on device.*TMPDIR") as refusal, build_folder() as folder:
         lay_out(folder / "version_1")
     assert "version_1" not in str(refusal.value)
 
 
-def test_a_disk_that_is_full_is_no_fault_of_the_fused_graph(
+def test_full_disk_is_not_reported_as_a_defect_of_the_graph(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the unfused graph, which might have room, would be published as if the model had no other."""
@@ -136,7 +136,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("model", ["topics", "writes", "sums"])
-def test_a_disk_that_the_graphs_do_not_fit_on_is_refused_before_they_are_made(
+def test_build_refuses_a_disk_too_small_for_its_graphs(
     model: str, free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names their size and the folder; graphs kept from an earlier build need no room."""
@@ -150,7 +150,7 @@ def test_a_disk_that_the_graphs_do_not_fit_on_is_refused_before_they_are_made(
     assert not (tmp_path / "repository").exists()
 
 
-def test_a_disk_that_others_have_filled_since_the_export_is_named(
+def test_build_names_a_disk_that_filled_after_the_export(
     free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """ONNX Runtime reports it as a protobuf that could not be serialised."""
@@ -162,7 +162,7 @@ def test_a_disk_that_others_have_filled_since_the_export_is_named(
     assert fuse(exported, tmp_path).operators
 
 
-def test_what_an_earlier_build_has_kept_needs_no_room(
+def test_build_needs_no_space_for_cached_stages(
     free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
@@ -178,9 +178,7 @@ def _noting(name: str, stages: list[str]) -> Iterator[None]:
     yield
 
 
-def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_killed_builds_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     places = {name: tmp_path / name for name in (f"{PREFIX}left", f"{PREFIX}fresh", "build-repo-another")}
     for name, folder in places.items():
@@ -188,30 +186,28 @@ def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
         (folder / "graphs" / "model.onnx").write_bytes(b"a graph")
         if not name.endswith("fresh"):
             os.utime(folder, (0, 0))
-    with workplace() as running:
+    with build_folder() as running:
         os.utime(running, (0, 0))
         assert {path.name for path in tmp_path.iterdir()} == {*places, running.name} - {f"{PREFIX}left"}
-        with workplace():
+        with build_folder():
             assert running.is_dir(), "its build runs"
     assert {path.name for path in tmp_path.iterdir()} == {*places} - {f"{PREFIX}left"}
 
 
-def test_what_a_build_has_beside_its_folder_is_taken_away_like_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_folder_removes_folders_of_killed_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that was killed for its memory left a whole checkpoint in fp32."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with scratch() as running:
+    with temporary_folder() as running:
         os.utime(running, (0, 0))
-        with workplace():
+        with build_folder():
             assert running.is_dir()
         left = shutil.copytree(running, tmp_path / f"{PREFIX}left")
         os.utime(left, (0, 0))
-        with workplace():
+        with build_folder():
             assert not left.exists()
 
 
-def test_a_build_says_it(
+def test_build_reports_a_full_disk(
     checkpoint: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -13,7 +13,7 @@ from builder.building.families import decoder
 from builder.building.families.decoder.drafted import draft_spec
 from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
-from builder.common.memory import Memory
+from builder.common.memory import ReservedMemory
 from builder.engines.decoding import DecodingEngine, decoding_engines, engine_of
 from builder.engines.encoding import all_variants
 from builder.graphs.export.decoder import export_decoder
@@ -86,7 +86,7 @@ def test_engine_of_refuses_an_engine_without_a_cache() -> None:
 )
 def test_plan_memory_counts_the_bytes_of_the_cache(name: str, options: dict[str, Any], cache: int) -> None:
     """Two numbers a channel, of 2 heads in two layers; OpenVINO's in whole blocks of 32 tokens."""
-    assert engine(name, **options).plan_memory(LAYERS, 1000, 128) == Memory(cache, 1000)
+    assert engine(name, **options).plan_memory(LAYERS, 1000, 128) == ReservedMemory(cache, 1000)
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_build_refuses_a_hostile_template(
     template: str, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: transformers, which has no limits, rendered it before the sandbox did, for 100 s or in 10 GB."""
-    monkeypatch.setattr(limited, "MEMORY", 256 << 20)
+    monkeypatch.setattr(limited, "MEMORY_LIMIT", 256 << 20)
     monkeypatch.setattr(chat_templates, "SECONDS", 5)
     monkeypatch.setattr(tokenizer, "apply_chat_template", None)  # nothing is rendered in this process
     monkeypatch.setattr(ChatTemplate, "__call__", None)

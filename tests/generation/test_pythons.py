@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.common.cache.fetched import ENGINES, fetched
+from builder.common.cache.fetched import ENGINES, fetched_folder
 from builder.common.releases import RELEASES
 
 
@@ -27,7 +27,7 @@ def _answers(python: Path, repository: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("version", ["3.10", "3.12"])
 def test_emitted_code_answers_alike_in_the_pythons_of_the_containers(version: str, repository: Path) -> None:
     """A decode loop, one that searches, an encoder-decoder and an encoder."""
-    python = fetched(ENGINES, f"python-{version}") / "bin" / "python"
+    python = fetched_folder(ENGINES, f"python-{version}") / "bin" / "python"
     if not python.exists():
         pytest.skip(f"scripts/pythons makes an environment of Python {version} where that is installed")
     here, there = _answers(Path(sys.executable), repository), _answers(python, repository)

@@ -25,7 +25,7 @@ from polygraphy.exception import PolygraphyException
 
 from builder import build
 from builder.cli import main
-from builder.common.cards import GPU
+from builder.common.cards import GpuModel
 from builder.common.errors import SpecError
 from builder.engines.onnxruntime import open_session
 from builder.options import make_spec
@@ -250,7 +250,7 @@ def test_check_refuses_a_plan_of_another_gpu_or_tensorrt(
 ) -> None:
     _on(FakeMachine(fingerprint), monkeypatch)
     program.compile_plan(_recipe(repository))
-    monkeypatch.setattr(plans, "gpus", lambda: (GPU(gpu, "9.0", 1),))
+    monkeypatch.setattr(plans, "gpus", lambda: (GpuModel(gpu, "9.0", 1),))
     (problem,) = check(repository, triton)
     assert message in problem
     assert "build-repo compile" in problem

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import urllib.request
 
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 
 
-def counts(server: Server, model: str) -> dict[str, float]:
+def counts(server: TritonServer, model: str) -> dict[str, float]:
     """Return the newest value of each counter, which a model publishes once a second."""
     with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=300) as response:
         lines = response.read().decode().splitlines()

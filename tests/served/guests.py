@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToJson
 from tritonclient.grpc import InferenceServerClient
 
 from builder.repository.config.render import parse
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 from tests.served.patience import comes_about
 
 LOAD_S = 300
@@ -23,7 +23,7 @@ LOAD_S = 300
 
 @contextlib.contextmanager
 def guest(
-    server: Server,
+    server: TritonServer,
     entry: Path,
     name: str,
     files: Mapping[str, bytes],
@@ -53,5 +53,5 @@ def guest(
     assert comes_about(lambda: _states(server, name) <= {"UNAVAILABLE"}), _states(server, name)
 
 
-def _states(server: Server, name: str) -> set[str]:
+def _states(server: TritonServer, name: str) -> set[str]:
     return {model.state for model in server.models() if model.name == name}

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from builder.common.errors import ServeError, SpecError
 from builder.common.samples import TEXTS
 from builder.serving.client.client import Client
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_each_bad_request_says_what_was_found_and_expected(
         assert control.is_model_ready(name)
 
 
-def test_a_field_that_is_no_input_is_refused(server: Server) -> None:
+def test_a_field_that_is_no_input_is_refused(server: TritonServer) -> None:
     """Regression: Triton's /generate makes it a parameter, which an encoder ignored: a misspelt option did nothing."""
     url = f"http://{server.host}:{server.ports.http}/v2/models/names/generate"
     body = {"id": "42", "text_input": "Mario Rossi moved."}
@@ -120,7 +120,7 @@ def test_values_that_do_not_fit_are_refused_before_they_are_sent(client: Callabl
         ({"other": np.array([[b"a"]], dtype=object)}, "unexpected inference input"),
     ],
 )
-def test_wrong_dtype_shape_or_name(tensors: dict[str, np.ndarray], message: str, server: Server) -> None:
+def test_wrong_dtype_shape_or_name(tensors: dict[str, np.ndarray], message: str, server: TritonServer) -> None:
     types = {"O": "BYTES", "f": "FP32"}
     inputs = []
     for name, array in tensors.items():
@@ -133,7 +133,7 @@ def test_wrong_dtype_shape_or_name(tensors: dict[str, np.ndarray], message: str,
         assert control.is_model_ready("topics")
 
 
-def test_unknown_model_and_no_server(server: Server) -> None:
+def test_unknown_model_and_no_server(server: TritonServer) -> None:
     with pytest.raises(ServeError, match="nobody is not served at"):
         Client(server.url, "nobody")
     with pytest.raises(ServeError, match="no Triton answers at 127"):

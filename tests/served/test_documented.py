@@ -6,13 +6,13 @@ import urllib.request
 
 import pytest
 
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 from tests.documents import ROOT, blocks, commands
 
 NAMES = {"Qwen3-0.6B": "writes", "minilm": "minilm_fp32"}  # in the documentation, and in the tests' repository
 
 
-def _examples(page: str, language: str, server: Server) -> list[str]:
+def _examples(page: str, language: str, server: TritonServer) -> list[str]:
     """Return the blocks of a page, for the server and the models of the tests."""
     text = (ROOT / "docs" / "guides" / page).read_text("utf-8")
     for name, tested in NAMES.items():
@@ -26,7 +26,7 @@ def _examples(page: str, language: str, server: Server) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["clients.md", "text-generation.md", "guided-answers.md"])
-def test_requests_by_curl_are_answered(page: str, server: Server) -> None:
+def test_requests_by_curl_are_answered(page: str, server: TritonServer) -> None:
     sent = 0
     for block in _examples(page, "bash", server):
         for program, url, *rest in (words for words in commands(block) if words[0] == "curl"):
@@ -40,7 +40,7 @@ def test_requests_by_curl_are_answered(page: str, server: Server) -> None:
     assert sent >= 2
 
 
-def test_python_clients_are_answered(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_clients_are_answered(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
     programs = _examples("clients.md", "python", server)
     assert len(programs) == 3
     for program in programs:

@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 
 from builder.serving.client.client import Client
 from builder.serving.server.gateway import gateway
-from builder.serving.server.triton import Server, free_ports
+from builder.serving.server.triton import TritonServer, free_ports
 from tests.served.counts import counts
 from tests.served.statistics import TRIES
 
@@ -39,7 +39,7 @@ PAST_ENDS = {"ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def url(server: Server) -> Iterator[str]:
+def url(server: TritonServer) -> Iterator[str]:
     port = free_ports().http
     with gateway(server.url, "127.0.0.1", port):
         yield f"http://127.0.0.1:{port}"
@@ -278,7 +278,7 @@ def test_full_queue_is_a_rate_limit_error(url: str) -> None:
     assert seen[-1] == {"answered", "refused, 1"}
 
 
-def test_disconnected_client_frees_its_slot(server: Server, api: openai.OpenAI) -> None:
+def test_disconnected_client_frees_its_slot(server: TritonServer, api: openai.OpenAI) -> None:
     """One slot: the next request has it before a long answer is whole.
 
     On a busy machine an answer may be whole before its client disconnects; not each of many.
@@ -286,7 +286,7 @@ def test_disconnected_client_frees_its_slot(server: Server, api: openai.OpenAI) 
     assert any(_generated_when_left(server, api, 250) < 250 for _ in range(5 * TRIES))
 
 
-def _generated_when_left(server: Server, api: openai.OpenAI, length: int) -> float:
+def _generated_when_left(server: TritonServer, api: openai.OpenAI, length: int) -> float:
     """Return the tokens that the slot generates when a client disconnects after the first of `length`."""
     before = _generated(server, api)
     stream = api.completions.create(
@@ -297,7 +297,7 @@ def _generated_when_left(server: Server, api: openai.OpenAI, length: int) -> flo
     return _generated(server, api) - before
 
 
-def _generated(server: Server, api: openai.OpenAI) -> float:
+def _generated(server: TritonServer, api: openai.OpenAI) -> float:
     """Return the tokens of the slot until now; one more request has been answered when they are published."""
     requests, end = counts(server, "writes_one")["requests_total"], time.monotonic() + 300
     assert api.completions.create(model="writes_one", prompt="The", max_tokens=1).usage
@@ -365,7 +365,7 @@ def test_running_gauge_returns_to_zero(url: str, api: openai.OpenAI) -> None:
         assert time.monotonic() < end, text
 
 
-def test_stopping_gateway_finishes_running_requests(server: Server) -> None:
+def test_stopping_gateway_finishes_running_requests(server: TritonServer) -> None:
     port = free_ports().http
     pieces: list[str] = []
 

@@ -26,7 +26,7 @@ from builder.serving.client.client import Client
 from builder.serving.load.measure import load_test
 from builder.serving.load.perf_analyzer import find_perf_analyzer
 from builder.serving.load.traffic import Target, concurrencies
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from tests.served.counts import counts
 from tests.served.statistics import TRIES
 
@@ -243,7 +243,7 @@ def test_a_full_queue_refuses(client: Connect) -> None:
     assert any(outcomes() == {"answered", "refused"} for _ in range(TRIES))
 
 
-def _post(server: Server, path: str, body: dict[str, Any]) -> str:
+def _post(server: TritonServer, path: str, body: dict[str, Any]) -> str:
     request = urllib.request.Request(
         f"http://{server.host}:{server.ports.http}/v2/models/{path}", json.dumps(body).encode(), method="POST"
     )
@@ -252,7 +252,7 @@ def _post(server: Server, path: str, body: dict[str, Any]) -> str:
     return content
 
 
-def test_generate_and_generate_stream_over_http(server: Server, client: Connect) -> None:
+def test_generate_and_generate_stream_over_http(server: TritonServer, client: Connect) -> None:
     body = {"text_input": "The museum", "max_tokens": 12, "ignore_eos": True}
     expected = text(client("writes").ask(body))
     assert json.loads(_post(server, "writes/generate", {**body, "id": "42"}))["text_output"] == expected
@@ -264,7 +264,7 @@ def test_generate_and_generate_stream_over_http(server: Server, client: Connect)
     assert "'best_of' is not an option of this model" in refused.value.read().decode()
 
 
-def test_metrics(server: Server, client: Connect) -> None:
+def test_metrics(server: TritonServer, client: Connect) -> None:
     before = counts(server, "writes")
     prompt = "The court in Nairobi ruled on Tuesday that the ministry must publish the contracts"
     for _ in range(2):
@@ -304,7 +304,7 @@ def test_a_loop_that_fails_tells_everybody(repository: Path, tmp_path: Path) -> 
         assert counts(server, "writes")["healthy"] == 0
 
 
-def test_perf_analyzer_drives_a_stream(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perf_analyzer_drives_a_stream(server: TritonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real one; but the first time it breaks off with its export empty, as 2.51 does now and then."""
     program, environment = find_perf_analyzer()
     breaks_off = tmp_path / "perf_analyzer"
@@ -333,7 +333,7 @@ exit 139
     assert 0 < stream.between_p50_ms <= stream.between_p99_ms
 
 
-def test_query_shows_text_on_a_terminal_as_it_comes(server: Server, client: Connect) -> None:
+def test_query_shows_text_on_a_terminal_as_it_comes(server: TritonServer, client: Connect) -> None:
     expected = text(client("writes").ask({"text_input": "The film", "max_tokens": 8, "ignore_eos": True}))
     ours, theirs = pty.openpty()
     program = "import sys; from builder.cli import main; sys.exit(main())"

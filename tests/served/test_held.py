@@ -29,8 +29,9 @@ from builder.runtime.encoder.request_queue import CONNECTION_CHECK_S
 from builder.serving.client.client import Client
 from builder.serving.gateway import abandoned, backend_lost
 from builder.serving.gateway.triton import Triton
-from builder.serving.server.triton import Server, running
-from builder.serving.server.watch import Watcher, children
+from builder.serving.server.stubs import Stubs
+from builder.serving.server.triton import TritonServer, running
+from builder.serving.server.watch import Watcher
 from tests.served.adapters import held_files, put_held
 from tests.served.guests import guest
 from tests.served.patience import comes_about
@@ -84,7 +85,7 @@ class Held:
 
 
 @pytest.fixture
-def held(server: Server, built: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
+def held(server: TritonServer, built: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
     """Run a front of `instances`, with the given limits, on the server that all tests share."""
     entry = built(OF) / OF
 
@@ -178,14 +179,14 @@ def test_what_a_process_held_that_died_is_answered_by_the_next_one(
     np.testing.assert_allclose(scores, [expected] * 3, atol=1e-5)
 
 
-async def _asked_of_a_process_that_dies(server: Server, held: Held, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+async def _asked_of_a_process_that_dies(server: TritonServer, held: Held, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the outcomes of three requests that the process held."""
     triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
     held.close()
     asked = [asyncio.ensure_future(triton.infer(held.request())) for _ in range(3)]
     assert await asyncio.to_thread(held.has, requests=3)
     watcher.look()
-    (process,) = [number for number, (_, of) in children(server.process.pid).items() if of and of.model == OF]
+    (process,) = [stub.pid for stub in Stubs(server.process.pid).find() if stub.model == OF]
     os.kill(process, signal.SIGKILL)
     held.open()
 

@@ -14,14 +14,14 @@ from huggingface_hub import InferenceClient, constants
 from builder.common.samples import TEXTS
 from builder.serving.client.client import Client
 from builder.serving.server.gateway import gateway
-from builder.serving.server.triton import Server, free_ports
+from builder.serving.server.triton import TritonServer, free_ports
 
 Connect = Callable[[str], Client]
 Asking = Callable[[str], InferenceClient]
 
 
 @pytest.fixture(scope="module")
-def url(server: Server) -> Iterator[str]:
+def url(server: TritonServer) -> Iterator[str]:
     port = free_ports().http
     with gateway(server.url, "127.0.0.1", port):
         yield f"http://127.0.0.1:{port}"

@@ -17,8 +17,9 @@ from builder.serving.client.client import Client
 from builder.serving.gateway import backend_lost, triton_stream
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.triton import Triton
-from builder.serving.server.triton import Server, running
-from builder.serving.server.watch import Watcher, children
+from builder.serving.server.stubs import Stubs
+from builder.serving.server.triton import TritonServer, running
+from builder.serving.server.watch import Watcher
 from tests.served.adapters import put_held
 from tests.served.patience import comes_about
 
@@ -53,7 +54,7 @@ def test_a_stream_whose_process_is_killed_is_ended_with_the_reason_and_a_whole_a
 
 
 async def _asked_of_a_process_that_dies(
-    server: Server, place: Path, monkeypatch: pytest.MonkeyPatch
+    server: TritonServer, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, str, ApiError]:
     """Return the piece of a stream, the whole answer to another request, and the error that ended the stream."""
     triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
@@ -64,7 +65,7 @@ async def _asked_of_a_process_that_dies(
     more, whole = asyncio.ensure_future(anext(pieces)), asyncio.ensure_future(_text(triton, _request(server)))
     assert await asyncio.to_thread(comes_about, lambda: len((place / "taken").read_text().splitlines()) == 2)
     watcher.look()
-    (process,) = [number for number, (_, of) in children(server.process.pid).items() if of and of.model == NAME]
+    (process,) = [stub.pid for stub in Stubs(server.process.pid).find() if stub.model == NAME]
     os.kill(process, signal.SIGKILL)
     (place / "closed").unlink()
 
@@ -89,7 +90,7 @@ async def _text(triton: Triton, request: service_pb2.ModelInferRequest) -> str:
     return "".join([text async for outputs in triton.stream(request) for text in outputs["text_output"].strings()])
 
 
-def _request(server: Server, stream: bool = False) -> service_pb2.ModelInferRequest:
+def _request(server: TritonServer, stream: bool = False) -> service_pb2.ModelInferRequest:
     with Client(server.url, NAME) as client:
         sample = {**SAMPLE, "stream": stream}
         return client._request(to_tensors(sample, client.signature.inputs, client.signature.batched))

@@ -20,12 +20,12 @@ from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
 from builder.serving.gateway.metrics import Metrics
 from builder.serving.gateway.settings import GatewaySettings
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 from tests.serving.gateway.asgi import ask
 from tests.serving.gateway.fake_triton import FakeTriton
 
 
-def _metrics(server: Server, model: str) -> dict[str, float]:
+def _metrics(server: TritonServer, model: str) -> dict[str, float]:
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     text = urllib.request.urlopen(url, timeout=300).read().decode()
     return {
@@ -33,7 +33,7 @@ def _metrics(server: Server, model: str) -> dict[str, float]:
     }
 
 
-def test_tokens_padding_and_calls_are_counted(server: Server, client: Callable[[str], Client]) -> None:
+def test_tokens_padding_and_calls_are_counted(server: TritonServer, client: Callable[[str], Client]) -> None:
     served = client("pooled")
     time.sleep(1.1)
     served.ask({"text_input": "a"})
@@ -50,7 +50,7 @@ def test_tokens_padding_and_calls_are_counted(server: Server, client: Callable[[
 
 
 @pytest.mark.parametrize("name", ["pooled", "writes"])
-def test_when_a_model_was_loaded_is_said(name: str, server: Server, client: Callable[[str], Client]) -> None:
+def test_when_a_model_was_loaded_is_said(name: str, server: TritonServer, client: Callable[[str], Client]) -> None:
     """Loads can then be counted: changes(build_repo_loaded_timestamp_seconds[1h])."""
     client(name)
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
@@ -60,7 +60,7 @@ def test_when_a_model_was_loaded_is_said(name: str, server: Server, client: Call
     assert 0 < time.time() - float(match[1]) < 86_400
 
 
-def test_how_full_the_cache_is_reaches_the_gateway_s_metrics(server: Server, client: Callable[[str], Client]) -> None:
+def test_gateway_metrics_have_the_cache_usage(server: TritonServer, client: Callable[[str], Client]) -> None:
     """An endpoint picker asks one address for it; here are requests until one is seen, and then none."""
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     app = make_app(GatewaySettings(triton_metrics=url), FakeTriton(), None, models=Catalogue(FakeTriton()))
@@ -95,7 +95,7 @@ def test_how_full_the_cache_is_reaches_the_gateway_s_metrics(server: Server, cli
 
 
 def test_every_metric_of_the_dashboard_is_triton_s_or_the_gateway_s(
-    server: Server, client: Callable[[str], Client]
+    server: TritonServer, client: Callable[[str], Client]
 ) -> None:
     """But for those of a GPU, which Triton has only where there is one."""
     client("pooled").ask({"text_input": "a"})

@@ -17,7 +17,7 @@ from builder.checkpoints.answers import difference
 from builder.common.samples import TEXTS
 from builder.common.tensors import to_tensors, to_values
 from builder.serving.client.client import Client
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 from tests.served.patience import comes_about
 
 BURST = 1200  # more than the thousand that Triton keeps for all models
@@ -52,7 +52,7 @@ def _many(client: Client, sample: dict[str, str]) -> dict[str, np.ndarray]:
     return {name: np.repeat(array, ROWS, axis=0) for name, array in tensors.items()}
 
 
-def _counted(server: Server, name: str, counter: str) -> float:
+def _counted(server: TritonServer, name: str, counter: str) -> float:
     text = urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=300).read().decode()
     found = re.search(rf'build_repo_{counter}_total{{model="{name}",version="1"}} (\S+)', text)
     assert found is not None
@@ -61,7 +61,7 @@ def _counted(server: Server, name: str, counter: str) -> float:
 
 @pytest.mark.parametrize("name", ["features", "masks"])
 def test_a_flood_is_refused_and_what_is_answered_is_right(
-    name: str, server: Server, client: Callable[[str], Client]
+    name: str, server: TritonServer, client: Callable[[str], Client]
 ) -> None:
     """In process and through BLS. Three requests may wait, and the front looks at the first batch that it finds."""
     served, sample = client(name), {"text_input": f"{TEXTS[5]} [MASK]"}
@@ -82,7 +82,7 @@ def test_a_flood_is_refused_and_what_is_answered_is_right(
 
 
 def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_ends(
-    server: Server, client: Callable[[str], Client]
+    server: TritonServer, client: Callable[[str], Client]
 ) -> None:
     """Its front must answer the requests that it has taken: otherwise it could never be unloaded."""
     served, sample = client("features"), {"text_input": TEXTS[5]}
@@ -100,7 +100,7 @@ def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_end
 
 
 def test_burst_at_a_decoder_is_answered_or_refused_and_waits_in_one_queue(
-    server: Server, client: Callable[[str], Client]
+    server: TritonServer, client: Callable[[str], Client]
 ) -> None:
     """Regression: each waiting request had a payload of its own in Triton.
 
@@ -130,5 +130,5 @@ def test_burst_at_a_decoder_is_answered_or_refused_and_waits_in_one_queue(
     assert decoder.ask(sample)["text_output"] == expected["text_output"]
 
 
-def _state(server: Server, name: str) -> tuple[str, str]:
+def _state(server: TritonServer, name: str) -> tuple[str, str]:
     return next((model.state, model.reason) for model in server.models() if model.name == name)

@@ -34,7 +34,7 @@ from builder.runtime.contract import FILE
 from builder.runtime.hosted import HOSTED, dump_hosted
 from builder.serving.client.client import Client
 from builder.serving.server.gateway import gateway
-from builder.serving.server.triton import Server, free_ports, running
+from builder.serving.server.triton import TritonServer, free_ports, running
 from scripts.benchmarks.publish import LABELS, one_build
 from tests.served.adapters import held_files
 from tests.served.guests import guest
@@ -54,7 +54,7 @@ class Shared:
     `own`: each model's answers to TEXTS by a front of its own; `both`: the answers to two of them at once.
     """
 
-    server: Server
+    server: TritonServer
     models: Path
     own: Mapping[str, Sequence[Tensors]]
     both: Mapping[str, Tensors]

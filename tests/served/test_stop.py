@@ -22,7 +22,7 @@ from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import add_tensor
 from builder.serving.gateway.triton import Triton
 from builder.serving.server import triton
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 
 SAMPLE = {"text_input": "The museum", "max_tokens": 100, "ignore_eos": True}
 
@@ -87,7 +87,9 @@ def _left_as_the_last_comes(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("model", "shape"), [("writes", (1,)), ("writes_one", (1, 1)), ("sums", (1,))])
-def test_a_model_ends_the_request_of_a_stream_that_is_left(model: str, shape: tuple[int, ...], server: Server) -> None:
+def test_a_model_ends_the_request_of_a_stream_that_is_left(
+    model: str, shape: tuple[int, ...], server: TritonServer
+) -> None:
     """It includes a model with a batch dimension, of which Triton's backend refuses requests without tensors."""
     request = service_pb2.ModelInferRequest(model_name=model, id="left")
     for name, kind, value in (("text_input", "TYPE_STRING", "The museum"), ("stream", "TYPE_BOOL", True)):

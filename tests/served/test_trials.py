@@ -10,7 +10,7 @@ import pytest
 from builder.common.errors import ServeError
 from builder.serving.client.client import Client
 from builder.serving.plan.needs import served_version
-from builder.serving.tune.trials import served
+from builder.serving.tune.trials import serve_copy
 
 
 def test_a_trial_of_a_decoder_serves_other_settings_and_leaves_the_model_as_it_is(
@@ -20,7 +20,7 @@ def test_a_trial_of_a_decoder_serves_other_settings_and_leaves_the_model_as_it_i
     before = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
     request = {"text_input": "The museum in Oslo", "max_tokens": 20, "ignore_eos": True}
     settings = {"threads": 1, "slots": 2, "serving.prefill_tokens": 16}
-    with served(served_version(model), settings) as url, Client(url, "writes") as tried:
+    with serve_copy(served_version(model), settings) as url, Client(url, "writes") as tried:
         answer = tried.ask(request)
         with pytest.raises(ServeError, match=r"at most 2\b"):
             tried.ask({**request, "num_beams": 3})

@@ -25,10 +25,18 @@ from builder.repository.publish import publish
 from builder.serving.client.client import Client
 from builder.serving.client.samples import samples_for
 from builder.serving.promotion import canary, promote
-from builder.serving.promotion.promote import ROUNDS, Limits, Match, Side, Trial, compare, same_tokens
+from builder.serving.promotion.promote import (
+    ROUNDS,
+    OutputMatch,
+    PromotionLimits,
+    PromotionTrial,
+    TriedVersion,
+    compare,
+    same_tokens,
+)
 from builder.serving.server.control import Control
 from builder.serving.server.gateway import gateway
-from builder.serving.server.triton import Server, free_ports, running
+from builder.serving.server.triton import TritonServer, free_ports, running
 from scripts.benchmarks.publish import Pair, measure, pairs
 from tests.versions import copy_version
 
@@ -110,8 +118,12 @@ def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
     the two that do are watched for as long as that may take; the other for 60 answers, which are the clock.
     """
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
-    monkeypatch.setattr(canary, "LEAST", 6)
-    monkeypatch.setattr(promote, "compare", lambda *arguments: Trial(Side(1, [1.0]), Side(2, [1.0]), [Match(1.0)]))
+    monkeypatch.setattr(canary, "MIN_REQUESTS", 6)
+    monkeypatch.setattr(
+        promote,
+        "compare",
+        lambda *arguments: PromotionTrial(TriedVersion(1, [1.0]), TriedVersion(2, [1.0]), [OutputMatch(1.0)]),
+    )
     mine, secret, port = tmp_path / "model_repository", tmp_path / "secret", free_ports().http
     secret.write_text("a-secret")
     publish(mine, builds["inside"][0])
@@ -144,7 +156,7 @@ def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
             assert versions.loaded_numbers(mine / "inside") == sorted(answering)
         assert [path.name for path in mine.iterdir()] == ["inside"]
     assert asking.failures == []
-    assert asking.answers > 3 * canary.LEAST
+    assert asking.answers > 3 * canary.MIN_REQUESTS
 
 
 PAUSE_S = 0.01  # of each client, so that Triton has a core
@@ -222,23 +234,23 @@ def test_a_version_takes_the_place_of_another_only_if_it_answers_as_well(
 
 @pytest.mark.parametrize(("one", "other", "alike"), [("writes", "writes_bls", True), ("writes", "writes_one", False)])
 def test_generated_answers_agree_where_the_checkpoint_is_the_same(
-    one: str, other: str, alike: bool, server: Server
+    one: str, other: str, alike: bool, server: TritonServer
 ) -> None:
     """Through the server; one of them samples unless it is told not to."""
     trial = compare(server.url, (one, other), (1, 2), lambda client: samples_for(client, None)[:4], same_tokens)
     assert not trial.running.errors
     assert not trial.candidate.errors
     assert (trial.agreement == 1.0) is alike
-    assert bool(trial.refusals(Limits(0.95, 0.5, 1e9))) is not alike
+    assert bool(trial.refusals(PromotionLimits(0.95, 0.5, 1e9))) is not alike
 
 
-def test_a_search_is_compared_without_its_beams(server: Server) -> None:
+def test_a_search_is_compared_without_its_beams(server: TritonServer) -> None:
     trial = compare(server.url, ("sums", "sums"), (1, 2), lambda client: samples_for(client, None)[:2], same_tokens)
     assert (trial.agreement, trial.candidate.errors) == (1.0, [])
     assert min(match.parts for match in trial.agreements) >= 1
 
 
-def test_samples_fit_a_decoder_of_a_short_context(server: Server) -> None:
+def test_samples_fit_a_decoder_of_a_short_context(server: TritonServer) -> None:
     """Regression: long prompts and 32 tokens did not fit, both versions failed, and the candidate was refused."""
     trial = compare(
         server.url, ("writes", "writes_bls"), (1, 2), lambda client: samples_for(client, None)[-4:], same_tokens
@@ -247,10 +259,10 @@ def test_samples_fit_a_decoder_of_a_short_context(server: Server) -> None:
     assert len(trial.agreements) == 4 * ROUNDS
 
 
-def test_errors_that_both_versions_share_count_for_neither(server: Server) -> None:
+def test_errors_that_both_versions_share_count_for_neither(server: TritonServer) -> None:
     """Regression: the candidate was refused for what the version that answers refuses too."""
     good, bad = {"text_input": "The museum", "max_tokens": 4}, {"text_input": "The museum", "max_tokens": 10_000}
-    limits = Limits(0.95, 0.5, 1e9)
+    limits = PromotionLimits(0.95, 0.5, 1e9)
     trial = compare(server.url, ("writes", "writes_bls"), (1, 2), lambda client: [good, bad], same_tokens)
     assert (len(trial.shared), trial.refusals(limits)) == (ROUNDS, [])
     trial = compare(server.url, ("writes", "writes_bls"), (1, 2), lambda client: [bad], same_tokens)
@@ -259,12 +271,12 @@ def test_errors_that_both_versions_share_count_for_neither(server: Server) -> No
     assert "max_tokens is 10000" in refusal
 
 
-def test_scores_of_all_labels_are_compared(server: Server) -> None:
+def test_scores_of_all_labels_are_compared(server: TritonServer) -> None:
     task = find_task("text-classification")
     assert isinstance(task, EncoderTask)
 
-    def match(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Match:
-        return Match(1.0, numbers=task.numbers(expected, actual))
+    def match(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> OutputMatch:
+        return OutputMatch(1.0, numbers=task.numbers(expected, actual))
 
     trial = compare(server.url, ("topics", "topics"), (1, 2), lambda client: samples_for(client, None), match)
     assert set(trial.agreements[0].numbers) == {f"the score of {label}" for label in ("sport", "food", "travel")}

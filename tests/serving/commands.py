@@ -39,7 +39,7 @@ COMMAND = """
 import sys
 from builder.cli import main
 from builder.serving.server import heartbeat
-heartbeat.PERIOD_S, heartbeat.DEADLINE_S = 0.2, 2.0
+heartbeat.PERIOD_S, heartbeat.REQUEST_TIMEOUT_S = 0.2, 2.0
 sys.exit(main())
 """
 

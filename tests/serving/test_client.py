@@ -23,7 +23,7 @@ def test_a_connection_that_is_gone_is_an_error_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("question", ["statistics", "server"])
-def test_a_server_that_has_gone_is_said_of_every_question(question: str) -> None:
+def test_client_reports_a_server_that_is_gone(question: str) -> None:
     """Regression: a server that ended between two requests, as in a load test, gave a traceback of grpc."""
     client = object.__new__(Client)
     client.name, client._client = "front", grpc.InferenceServerClient("127.0.0.1:1")
@@ -44,7 +44,7 @@ class FakeClient(Client):
 
 
 @pytest.mark.parametrize("name", ["stream", "streaming"])
-def test_an_answer_is_asked_for_whole(name: str) -> None:
+def test_client_asks_for_whole_answers(name: str) -> None:
     """TensorRT-LLM's model calls it `streaming`; of pieces the last one alone would be taken for the answer."""
     client = FakeClient(Field("text_input", "TYPE_STRING", (1,)), Field(name, "TYPE_BOOL", (1,), True))
     assert client.ask({"text_input": "x", name: True}) == {"text_output": "whole"}

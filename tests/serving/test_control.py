@@ -17,7 +17,7 @@ from builder.common.errors import ServeError
 from builder.repository import versions
 from builder.repository.versions import served_number
 from builder.serving.promotion import promote as trials
-from builder.serving.promotion.promote import Side, Trial
+from builder.serving.promotion.promote import PromotionTrial, TriedVersion
 from builder.serving.server.control import Control
 from tests.repository.test_publish import _publish
 
@@ -67,7 +67,7 @@ def _server(
         ({"READY": {2}, "LOADING": {1}}, KeyboardInterrupt(), 1),
     ],
 )
-def test_a_rollback_that_fails_leaves_server_and_repository_at_one(
+def test_failed_rollback_leaves_server_and_repository_in_agreement(
     after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it did switch, and only earlier requests did not end, the files stay switched too.
@@ -82,7 +82,7 @@ def test_a_rollback_that_fails_leaves_server_and_repository_at_one(
 @pytest.mark.parametrize(
     ("has", "error"), [({"READY": {1}}, ServeError("the server does not read it")), (None, ServeError("never asked"))]
 )
-def test_a_server_of_another_repository_has_no_say_in_this_one(
+def test_server_of_another_repository_does_not_roll_this_one_back(
     has: Versions | None, error: ServeError, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It served another version than this repository had; a server that does not answer has no say either."""
@@ -101,7 +101,7 @@ def test_a_server_of_another_repository_has_no_say_in_this_one(
         ({"READY": {1}}, KeyboardInterrupt(), 1),
     ],
 )
-def test_so_does_a_promotion(
+def test_failed_promotion_leaves_server_and_repository_in_agreement(
     after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version passed its trial, and a Triton that starts anew would serve it."""
@@ -144,8 +144,8 @@ def test_a_refused_candidate_that_stays_loaded_is_told_with_the_reason(
     def stays(self: Control, model: str, patience_s: float) -> None:
         raise ServeError(f"version 2 of {model} still has requests after {patience_s:g} s")
 
-    def failed(*_: object) -> Trial:
-        return Trial(Side(1, [1.0]), Side(2, [], ["front: no memory"]), [])
+    def failed(*_: object) -> PromotionTrial:
+        return PromotionTrial(TriedVersion(1, [1.0]), TriedVersion(2, [], ["front: no memory"]), [])
 
     _server(monkeypatch, None, ServeError("it was never asked"), before={"READY": {1}})
     monkeypatch.setattr(Control, "load", lambda *_: None)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from builder.cli import main
+from builder.serving.server import backoff
 from builder.serving.server import gateway as gateway_module
-from builder.serving.server import watch
 from builder.serving.server.gateway import kept_gateway
 from builder.serving.server.triton import free_ports
 from tests.served.patience import comes_about
@@ -31,7 +31,7 @@ time.sleep(600)
 @pytest.fixture
 def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Return a function that gives the listening process, which writes its id to the file `url`."""
-    monkeypatch.setattr(gateway_module, "PROGRAM", LISTENS)
+    monkeypatch.setattr(gateway_module, "GATEWAY_PROGRAM", LISTENS)
 
     def process() -> int:
         file = tmp_path / "url"
@@ -41,9 +41,7 @@ def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], i
     return process
 
 
-def test_a_gateway_that_is_killed_is_started_again_and_one_that_is_stopped_is_not(
-    listening: Callable[[], int], tmp_path: Path
-) -> None:
+def test_gateway_restarts_when_killed_and_not_when_stopped(listening: Callable[[], int], tmp_path: Path) -> None:
     lines: list[str] = []
     url, port = str(tmp_path / "url"), free_ports().http
     with kept_gateway(url, "127.0.0.1", port, say=lines.append, poll_s=0.01):
@@ -56,7 +54,7 @@ def test_a_gateway_that_is_killed_is_started_again_and_one_that_is_stopped_is_no
         os.kill(second, 0)
 
 
-def test_a_gateway_that_cannot_be_started_is_said_and_tried_again(
+def test_gateway_that_cannot_start_is_reported_and_retried(
     listening: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the machine has no memory for another process."""
@@ -73,19 +71,19 @@ def test_a_gateway_that_cannot_be_started_is_said_and_tried_again(
     assert lines[2].startswith(again)
 
 
-def test_a_gateway_that_ends_again_and_again_stays_down(
+def test_gateway_stays_down_after_too_many_restarts(
     listening: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "ATTEMPTS", 1)
+    monkeypatch.setattr(backoff, "MAX_RESTARTS", 1)
     lines: list[str] = []
     with kept_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
-        monkeypatch.setattr(gateway_module, "PROGRAM", "raise SystemExit(3)")
+        monkeypatch.setattr(gateway_module, "GATEWAY_PROGRAM", "raise SystemExit(3)")
         os.kill(listening(), signal.SIGKILL)
         assert comes_about(lambda: len(lines) == 2)
     assert "the gateway ended, with status 3, once more: it stays down" in lines[1]
 
 
-def test_a_port_of_the_gateway_that_is_taken_is_said_before_models_are_loaded(
+def test_serve_refuses_a_taken_gateway_port_before_loading_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.commands.serve.running", lambda *_, **__: pytest.fail("Triton was started"))

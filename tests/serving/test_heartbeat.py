@@ -17,8 +17,8 @@ import tritonclient.grpc as grpc
 from builder.repository.config.arguments import EXIT_TIMEOUT_S
 from builder.repository.liveness import NAME, ask_command, send_command
 from builder.serving.server import heartbeat as module
-from builder.serving.server.heartbeat import DEADLINE_S, MISSES, PERIOD_S, REFUSED_S, heartbeat
-from builder.serving.server.triton import Ports, Server, free_ports, running
+from builder.serving.server.heartbeat import MAX_SILENCE_S, MAX_TIMEOUTS, PERIOD_S, REQUEST_TIMEOUT_S, heartbeat
+from builder.serving.server.triton import Ports, TritonServer, free_ports, running
 from tests.served.patience import comes_about
 from tests.serving.commands import PROGRAM, put_echo
 
@@ -46,18 +46,18 @@ REQUESTS = 100
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_S", 0.05)
-    monkeypatch.setattr(module, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.5)
 
 
 @contextmanager
-def _hanging() -> Iterator[Server]:
+def _hanging() -> Iterator[TritonServer]:
     ports = free_ports()
     command = [sys.executable, "-c", HANGS, str(ports.grpc), str(ports.http)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            yield Server("127.0.0.1", ports, process, [], True)
+            yield TritonServer("127.0.0.1", ports, process, [], True)
         finally:
             process.kill()
 
@@ -81,9 +81,9 @@ def test_heartbeat_spares_a_server_that_is_told_to_stop() -> None:
 
 
 def test_heartbeat_is_quick_enough_for_a_restart_within_30_s() -> None:
-    assert MISSES * (PERIOD_S + DEADLINE_S) <= 22
-    assert MISSES >= 2
-    assert REFUSED_S > EXIT_TIMEOUT_S, "a server that is told to end finishes what runs"
+    assert MAX_TIMEOUTS * (PERIOD_S + REQUEST_TIMEOUT_S) <= 22
+    assert MAX_TIMEOUTS >= 2
+    assert MAX_SILENCE_S > EXIT_TIMEOUT_S, "a server that is told to end finishes what runs"
 
 
 def test_heartbeat_gives_a_server_that_refuses_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,13 +91,13 @@ def test_heartbeat_gives_a_server_that_refuses_more_time(monkeypatch: pytest.Mon
     port = refusing.add_insecure_port("127.0.0.1:0")
     refusing.start()
     with subprocess.Popen(["sleep", "600"], text=True) as process:
-        server = Server("127.0.0.1", Ports(1, port, 1), process, [], True)
+        server = TritonServer("127.0.0.1", Ports(1, port, 1), process, [], True)
         try:
             with heartbeat(server, lambda text: None) as beats:
                 with pytest.raises(subprocess.TimeoutExpired):
-                    process.wait(2 * MISSES * (0.05 + 0.5))
+                    process.wait(2 * MAX_TIMEOUTS * (0.05 + 0.5))
                 assert not beats.killed
-                monkeypatch.setattr(module, "REFUSED_S", 0.0)
+                monkeypatch.setattr(module, "MAX_SILENCE_S", 0.0)
                 assert process.wait(60) < 0
         finally:
             process.kill()
@@ -109,7 +109,7 @@ def test_liveness_answers_while_requests_queue_and_is_not_listed(
     tmp_path: Path, on_demand: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that is only busy is not silent; also one that has loaded nothing else."""
-    monkeypatch.setattr(module, "DEADLINE_S", DEADLINE_S)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", REQUEST_TIMEOUT_S)
     repository = put_echo(tmp_path / "model_repository")
     (repository / "echo" / "1" / "model.py").write_text(SLOW)
     with running(repository, on_demand=on_demand, liveness=True) as server:
@@ -134,6 +134,6 @@ def test_ask_command_fails_on_a_server_that_hangs_or_is_not_there() -> None:
     with _hanging() as server:
         assert subprocess.run(["sh", "-c", ask_command(server.url, 1)], check=False).returncode != 0
         assert subprocess.run(["sh", "-c", send_command(server.url, 1)], check=False).returncode == 28
-    nowhere = Server("127.0.0.1", Ports(1, 1, 1), server.process, [], True)
+    nowhere = TritonServer("127.0.0.1", Ports(1, 1, 1), server.process, [], True)
     assert subprocess.run(["sh", "-c", ask_command(nowhere.url, 1)], check=False).returncode != 0
     assert subprocess.run(["sh", "-c", send_command(nowhere.url, 1)], check=False).returncode == 7

@@ -12,7 +12,7 @@ import pytest
 
 from builder.clusters.ray.replica import TRITON_ENDED
 from builder.serving.client.client import Client
-from builder.serving.server.watch import children
+from builder.serving.server.stubs import Stubs
 from tests.served.patience import comes_about
 from tests.serving.commands import descendants, put_echo, serving
 
@@ -49,8 +49,7 @@ def test_serve_starts_a_hung_triton_again(tmp_path: Path) -> None:
 
 def test_serve_leaves_no_zombie_of_a_killed_model(tmp_path: Path) -> None:
     with serving(put_echo(tmp_path / "model_repository"), tmp_path / "output") as served:
-        processes = children(served.triton)
-        (killed,) = [pid for pid, (_, running) in processes.items() if running and running.model == "echo"]
+        (killed,) = [stub.pid for stub in Stubs(served.triton).find() if stub.model == "echo"]
         os.kill(killed, signal.SIGKILL)
         assert comes_about(lambda: "loaded again in" in served.output)
         assert comes_about(lambda: not Path(f"/proc/{killed}").exists(), 60)
@@ -61,7 +60,7 @@ import sys
 from pathlib import Path
 from builder.clusters.ray.replica import Replica
 from builder.serving.server import heartbeat
-heartbeat.PERIOD_S, heartbeat.DEADLINE_S = 0.2, 2.0
+heartbeat.PERIOD_S, heartbeat.REQUEST_TIMEOUT_S = 0.2, 2.0
 replica = Replica(sys.argv[1])
 print("Triton", replica.server.process.pid, flush=True)
 sys.stdin.read()

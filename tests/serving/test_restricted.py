@@ -44,13 +44,13 @@ def _status(ports: Ports, path: str, headers: dict[str, str], body: bytes | None
 
 
 @pytest.mark.parametrize("path", [LOGGING, REGIONS, "/v2/trace/setting", "/v2/cudasharedmemory/status"])
-def test_what_changes_the_server_is_refused_without_the_key(path: str, ports: Ports) -> None:
+def test_triton_refuses_server_changes_without_the_key(path: str, ports: Ports) -> None:
     assert _status(ports, path, {}) == 403
     assert _status(ports, path, {"triton-admin-key": "guessed"}) == 403
     assert _status(ports, path, {"triton-admin-key": KEY}) == 200
 
 
-def test_over_grpc_too(ports: Ports) -> None:
+def test_restricted_grpc_protocol_needs_the_key(ports: Ports) -> None:
     with grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
         with pytest.raises(InferenceServerException, match="restricted"):
             client.register_system_shared_memory("mine", "/anything", 8)

@@ -16,19 +16,19 @@ import pytest
 from builder.common.errors import RepositoryError, ServeError
 from builder.serving.load import perf_analyzer
 from builder.serving.server import refusals, triton
-from builder.serving.server.triton import FREE, free_ports, running
+from builder.serving.server.triton import FREE_PORTS, free_ports, running
 
 
 def test_servers_that_start_together_get_other_ports() -> None:
     """No port is one that the system gives to a client, or to another server, before a server takes it."""
     ports = [port for _ in range(10) for port in vars(free_ports()).values()]
     assert len(set(ports)) == 30
-    assert set(ports) <= set(FREE)
+    assert set(ports) <= set(FREE_PORTS)
 
 
 def test_a_port_that_somebody_has_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_ports().http
-    monkeypatch.setattr(triton, "_turns", itertools.count(FREE.index(port)))
+    monkeypatch.setattr(triton, "_next_ports", itertools.count(FREE_PORTS.index(port)))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         assert port not in vars(free_ports()).values()
@@ -48,7 +48,7 @@ def _refused(repository: Path, message: str, **options: Any) -> None:
         pytest.fail("it started")
 
 
-def test_no_model(tmp_path: Path) -> None:
+def test_triton_refuses_a_repository_without_models(tmp_path: Path) -> None:
     _refused(tmp_path, "holds no model; build one first: build-repo MODEL")
 
 
@@ -73,7 +73,7 @@ def test_a_numpy_that_corrupts_tensors(repository: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::"])
-def test_an_address_that_others_reach_is_refused_unless_it_is_said(host: str, tmp_path: Path) -> None:
+def test_triton_refuses_a_public_address_without_insecure_bind(host: str, tmp_path: Path) -> None:
     _refused(tmp_path, rf"does not listen on {host}: .*CVE-2025-23319.* --insecure-bind", host=host)
     _refused(tmp_path, "holds no model", host="0.0.0.0", insecure_bind=True)
 
@@ -85,7 +85,7 @@ def test_a_model_that_does_not_load_is_named(repository: Path) -> None:
     _refused(repository, "the model model does not load: .*no_such_module.* build-repo check")
 
 
-def test_a_configuration_that_does_not_parse_keeps_no_other_model_from_being_served(repository: Path) -> None:
+def test_triton_serves_other_models_beside_an_unreadable_configuration(repository: Path) -> None:
     (repository / "model" / "config.pbtxt").write_text('name: "model" backend: "python" max_batch_size: 1')
     (repository / "model" / "1").mkdir()
     program = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"

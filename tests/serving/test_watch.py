@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import signal
@@ -23,8 +24,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from builder.common.errors import ServeError
 from builder.serving.server import watch
-from builder.serving.server.triton import Ports, Server
-from builder.serving.server.watch import ATTEMPTS, Restarts, Watcher, children, keep_running
+from builder.serving.server.backoff import MAX_RESTARTS, restart_backoff
+from builder.serving.server.stubs import Stubs
+from builder.serving.server.triton import Ports, TritonServer
+from builder.serving.server.watch import Watcher, keep_running
 
 # A parent that never reaps its children, as tritonserver; it ends with its standard input.
 PARENT = """
@@ -42,7 +45,7 @@ for stub in stubs:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[TritonServer]:
     """Return two models of one process each, and no decode loop."""
     models = []
     for name in ("front", "engine"):
@@ -53,7 +56,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield Server("127.0.0.1", Ports(0, 0, 0), process, [], True)
+        yield TritonServer("127.0.0.1", Ports(0, 0, 0), process, [], True)
         process.communicate()
 
 
@@ -70,18 +73,18 @@ def controlled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return calls
 
 
-def _kill(server: Server, model: str) -> int:
-    (process,) = [
-        pid for pid, (_, running) in children(server.process.pid).items() if running and running.model == model
-    ]
-    os.kill(process, signal.SIGKILL)
+def _kill(server: TritonServer, model: str) -> int:
+    (stub,) = [stub for stub in Stubs(server.process.pid).find() if stub.model == model]
+    os.kill(stub.pid, signal.SIGKILL)
     end = time.monotonic() + 300
-    while not children(server.process.pid)[process][0] and time.monotonic() < end:
+    while not stub.is_zombie and time.monotonic() < end:
         time.sleep(0.01)
-    return process
+    return stub.pid
 
 
-def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, controlled: list[tuple[str, str]]) -> None:
+def test_watcher_reloads_a_model_whose_process_was_killed(
+    server: TritonServer, controlled: list[tuple[str, str]]
+) -> None:
     lines: list[str] = []
     watcher = Watcher(server, lines.append)
     watcher.look()
@@ -95,7 +98,7 @@ def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, contro
     assert re.fullmatch(r"engine: loaded again in \d+\.\d s, for the 1st time", lines[1])
 
 
-def test_what_is_not_signed_is_not_loaded_again(server: Server, tmp_path: Path) -> None:
+def test_watcher_does_not_reload_an_unsigned_model(server: TritonServer, tmp_path: Path) -> None:
     """The files may have changed since the server started."""
     key = ec.generate_private_key(ec.SECP256R1()).public_key()
     public = tmp_path / "public.pem"
@@ -136,10 +139,10 @@ class FakeIndex:
         ({"1": "UNAVAILABLE"}, True),
     ],
 )
-def test_a_version_that_was_replaced_is_no_reason_to_load_a_model_again(
+def test_watcher_ignores_the_dead_process_of_a_replaced_version(
     states: dict[str, str],
     again: bool,
-    server: Server,
+    server: TritonServer,
     controlled: list[tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,8 +157,8 @@ def test_a_version_that_was_replaced_is_no_reason_to_load_a_model_again(
     assert again or controlled == []
 
 
-def test_without_model_control_a_model_that_died_restarts_the_server(
-    server: Server, controlled: list[tuple[str, str]]
+def test_watcher_restarts_a_server_without_model_control(
+    server: TritonServer, controlled: list[tuple[str, str]]
 ) -> None:
     watcher = Watcher(replace(server, controlled=False), lambda text: None)
     watcher.look()
@@ -166,8 +169,8 @@ def test_without_model_control_a_model_that_died_restarts_the_server(
     assert server.process.wait(timeout=300) == -signal.SIGTERM
 
 
-def test_a_model_that_does_not_load_is_tried_again_later_and_then_left(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+def test_watcher_gives_up_on_a_model_after_five_failed_loads(
+    server: TritonServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, int]] = []
     lines: list[str] = []
@@ -186,7 +189,7 @@ def test_a_model_that_does_not_load_is_tried_again_later_and_then_left(
         watcher.look()
         now += 1
     loads = [when for verb, when in calls if verb == "load"]
-    assert len(loads) == ATTEMPTS
+    assert len(loads) == MAX_RESTARTS
     gaps = [after - before for before, after in itertools.pairwise(loads)]
     assert gaps == sorted(gaps), "each wait is longer than the one before"
     assert "front: it does not load (no memory); it is loaded again in 1 s" in lines
@@ -194,8 +197,8 @@ def test_a_model_that_does_not_load_is_tried_again_later_and_then_left(
     assert calls[-1][0] == "unload"
 
 
-def test_a_decode_loop_that_failed_is_loaded_again(
-    server: Server, controlled: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+def test_watcher_reloads_a_failed_decode_loop(
+    server: TritonServer, controlled: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Metrics:
         def __enter__(self) -> Metrics:
@@ -213,7 +216,7 @@ def test_a_decode_loop_that_failed_is_loaded_again(
     lines: list[str] = []
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    fresh, watcher = Watcher(server, lines.append, begun=now), Watcher(server, lines.append, begun=now - 60)
+    fresh, watcher = Watcher(server, lines.append, started=now), Watcher(server, lines.append, started=now - 60)
     fresh.look()
     assert controlled == [], "it had no time yet to say how it is"
     for _ in range(3):
@@ -222,38 +225,39 @@ def test_a_decode_loop_that_failed_is_loaded_again(
     assert lines[0] == "front: its decode loop failed; it is loaded again"
 
 
-def test_restarts_wait_longer_each_time_and_are_forgotten_after_a_while() -> None:
-    restarts = Restarts()
-    assert [restarts.delay(10.0 * n) for n in range(7)] == [0, 1, 3, 7, 15, None, None]
-    assert restarts.delay(60.0 + watch.STEADY_S) == 0
+def test_backoff_doubles_and_forgets_failures_after_a_while() -> None:
+    backoff = restart_backoff()
+    delays = [backoff.fail(10.0 * n, first_at_once=True) for n in range(7)]
+    assert delays == [0, 1, 3, 7, 15, math.inf, math.inf]
+    assert backoff.fail(60.0 + backoff.steady_s, first_at_once=True) == 0
 
 
-def test_a_server_that_ends_by_itself_is_started_again_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Server | None] = []
+def test_server_that_ends_by_itself_restarts_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[TritonServer | None] = []
     lines: list[str] = []
     slept: list[float] = []
 
     @contextmanager
-    def start() -> Iterator[Server]:
+    def start() -> Iterator[TritonServer]:
         if len(started) == 2:
             started.append(None)
             raise ServeError("port 8000 is taken")
         with subprocess.Popen(["sh", "-c", "kill -ABRT $$"], text=True) as process:
-            yield Server("127.0.0.1", Ports(), process, ["E1 x] error: std::length_error"], True)
+            yield TritonServer("127.0.0.1", Ports(), process, ["E1 x] error: std::length_error"], True)
 
     monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(watch, "POLL_S", 0)
     monkeypatch.setattr(Watcher, "look", lambda self: None)
     with pytest.raises(ServeError, match=r"by SIGABRT: error: std::length_error; that was the 6th time in a row"):
         keep_running(start, started.append, lines.append)
-    assert len(started) == 1 + ATTEMPTS
+    assert len(started) == 1 + MAX_RESTARTS
     assert lines[0] == "Triton ended by itself, by SIGABRT: error: std::length_error; it is started again"
     assert lines[2] == "port 8000 is taken; it is started again in 3 s"
     assert [seconds for seconds in slept if seconds] == [1, 3, 7, 15]
 
 
-def test_a_server_that_does_not_start_at_all_is_no_reason_to_wait() -> None:
-    def start() -> AbstractContextManager[Server]:
+def test_server_that_never_started_is_not_restarted() -> None:
+    def start() -> AbstractContextManager[TritonServer]:
         raise ServeError("holds no model")
 
     with pytest.raises(ServeError, match="holds no model"):

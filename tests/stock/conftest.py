@@ -11,7 +11,7 @@ import pytest
 from builder.building.pipeline import build
 from builder.options import make_spec
 from builder.serving.client.client import Client
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from tests.models import REAL, SERVED, minilm
 
 EMBEDDED = "24.10"  # the release of the embedded server, and so of backends that it can open
@@ -35,13 +35,13 @@ def repository(backends: Path, checkpoint: Callable[[str], Path], tmp_path_facto
 
 
 @pytest.fixture(scope="session")
-def server(repository: Path, backends: Path) -> Iterator[Server]:
+def server(repository: Path, backends: Path) -> Iterator[TritonServer]:
     with running(repository, backends=backends) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Server, repository: Path, backends: Path) -> Iterator[Callable[[str], Client]]:
+def client(server: TritonServer, repository: Path, backends: Path) -> Iterator[Callable[[str], Client]]:
     """Return a gRPC client of one of the served models; skip a test that asks for another."""
     clients: list[Client] = []
 

@@ -27,8 +27,8 @@ from builder.checkpoints.generation_config import (
     option_defaults,
 )
 from builder.common.errors import SpecError
-from builder.common.memory import Memory
-from builder.common.releases import has
+from builder.common.memory import ReservedMemory
+from builder.common.releases import runtime_has
 from builder.common.samples import load_samples
 from builder.common.speed import Latencies
 from builder.engines.optimise.quantised import Quantised
@@ -52,7 +52,7 @@ def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]
     """Return the precision of the weights, or those that are tried."""
     if precision != "auto":
         return (precision,)
-    eight_bits = has("MatMulNBits with 8 bits", triton, in_process)
+    eight_bits = runtime_has("MatMulNBits with 8 bits", triton, in_process)
     return ("fp32", *(one for one in AUTO if one != "int8-weights" or eight_bits))
 
 
@@ -99,7 +99,7 @@ def vocabulary_of(model: PreTrainedModel) -> int:
     return int(model.get_output_embeddings().weight.shape[0])
 
 
-def measured_pytorch(memory: Memory, latency: Latencies, perplexity: float) -> MeasuredVariant:
+def measured_pytorch(memory: ReservedMemory, latency: Latencies, perplexity: float) -> MeasuredVariant:
     """Return PyTorch as a measured variant: its error is 0 and its agreement is 1."""
     return MeasuredVariant("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
@@ -173,7 +173,7 @@ def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any
 def report_of(
     spec: BuildSpec,
     checkpoint: Checkpoint,
-    memory: Memory,
+    memory: ReservedMemory,
     operators: Counter[str],
     entries: Sequence[RepositoryEntry],
     **family_fields: Any,

@@ -21,7 +21,7 @@ from builder.building.verify.quality import Quality, served_quality
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, encoder_task, one_pipeline
 from builder.checkpoints.tokenizer import tokenizer_json
-from builder.common.cache.digests import write_whole
+from builder.common.cache.digests import write_atomically
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.memory import weights_bytes
 from builder.common.samples import load_samples, with_mask
@@ -182,7 +182,7 @@ class Evaluator:
         before = self.serving
         serving = _serving(spec, self.checkpoint, graph, before.batching.alike, before.parameters)
         if serving != self.serving:
-            write_whole(self.front / FILE, dump(serving).encode())
+            write_atomically(self.front / FILE, dump(serving).encode())
         return replace(self, serving=serving)
 
     def warm_up_rows(self) -> list[dict[str, list[int]]]:

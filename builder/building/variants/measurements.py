@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.building.keys import code, key_of
-from builder.common.cache.digests import write_whole
+from builder.common.cache.digests import write_atomically
 from builder.common.cache.folder import cache_home
 from builder.repository.report.record import MeasuredVariant
 
@@ -40,7 +40,7 @@ class Measurements:
             return
         with suppress(OSError):  # a full or read-only disk
             document = {name: asdict(known) for name, known in self.variants.items()}
-            write_whole(self.path, json.dumps(document).encode())
+            write_atomically(self.path, json.dumps(document).encode())
 
 
 def measurements_of(facts: Mapping[str, Any]) -> Measurements:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from builder.building.verify.recording import Case
-from builder.common.cache.fetched import ENGINES, fetched
+from builder.common.cache.fetched import ENGINES, fetched_folder
 from builder.common.errors import VerificationError
 from builder.common.progress import Stage
 from builder.engines import graph_engine
@@ -49,7 +49,7 @@ class Replay:
 
 def environment(engine: str, version: str) -> Path:
     """Return the folder of `engine` in `version`, installed at its first use. Raises EngineUnavailable."""
-    folder = fetched(ENGINES, f"{engine}-{version}")
+    folder = fetched_folder(ENGINES, f"{engine}-{version}")
     if folder.is_dir():
         return folder
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
@@ -59,7 +59,7 @@ def environment(engine: str, version: str) -> Path:
 
 def install(engine: str, version: str) -> Path:
     """Install `engine` in `version` into the cache; whole, or not at all. Raises EngineUnavailable."""
-    folder = fetched(ENGINES, f"{engine}-{version}")
+    folder = fetched_folder(ENGINES, f"{engine}-{version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]

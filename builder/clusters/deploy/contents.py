@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from builder.clusters.deploy.deployment import Model, digest
+from builder.clusters.deploy.deployment import DeployedModel, digest_of_model
 from builder.clusters.deploy.hosting import shared_fronts
 from builder.common.errors import RepositoryError, SpecError
-from builder.common.store_address import named_version
+from builder.common.store_address import split_version
 from builder.repository.report.record import read_report
 from builder.repository.sharing.hosting import config_of
 from builder.repository.stores.store import Store, is_store, open_store
@@ -19,29 +19,29 @@ from builder.runtime.contract import FILE, GenerationServing, load
 from builder.serving.plan.built import plan_built
 from builder.serving.plan.needs import served_version
 
-OUTLINE = (CONFIG, REPORT, FILE)  # the files that describe a version
+DESCRIBING_FILES = (CONFIG, REPORT, FILE)  # the files that describe a version
 
 
-def contents(repository: str, wanted: Sequence[str] = ()) -> tuple[Model, ...]:
+def read_deployed_models(repository: str, wanted: Sequence[str] = ()) -> tuple[DeployedModel, ...]:
     """Return the models of a folder or an object store, or only those `wanted`, as NAME or NAME@VERSION.
 
     Raises SpecError and RepositoryError.
     """
-    versions = dict(named_version(text) for text in wanted)
+    versions = dict(split_version(text) for text in wanted)
     if not is_store(repository):
         return _of_folder(Path(repository), versions)
     with tempfile.TemporaryDirectory(prefix="outline-") as folder:
-        outline(open_store(repository), versions, Path(folder))
+        fetch_descriptions(open_store(repository), versions, Path(folder))
         return _of_folder(Path(folder), {}, repository)
 
 
-def outline(store: Store, versions: dict[str, int | None], folder: Path) -> None:
+def fetch_descriptions(store: Store, versions: dict[str, int | None], folder: Path) -> None:
     """Write to `folder` the files that describe versions of a store: the newest of each model, or the `versions`."""
     for name in versions or store.models():
         manifest = store.manifest(name, versions.get(name))
         for path, blob in manifest.files.items():
             entry, *_, file = PurePosixPath(path).parts
-            if file not in OUTLINE or path != f"{entry}/{manifest.version}/{file}":
+            if file not in DESCRIBING_FILES or path != f"{entry}/{manifest.version}/{file}":
                 continue
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def outline(store: Store, versions: dict[str, int | None], folder: Path) -> None
                 (folder / entry / file).write_bytes(target.read_bytes())
 
 
-def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") -> tuple[Model, ...]:
+def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") -> tuple[DeployedModel, ...]:
     fronts = [path.parent.name for path in sorted(folder.glob(f"*/{REPORT}")) if is_front(path.parent)]
     shared = {model.name: model for model in shared_fronts(folder)}
     fronts = sorted([*fronts, *shared])
@@ -69,22 +69,22 @@ def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") 
     return models
 
 
-def _model(folder: Path, name: str) -> Model:
+def _model(folder: Path, name: str) -> DeployedModel:
     report, version = read_report(folder, name), served_version(folder / name)
     if not (version / FILE).is_file():
         raise SpecError(f"{name}: its engine runs in a container of its own, which is not deployed here")
     generates = isinstance(load(version), GenerationServing)
-    mates = tuple(entry_names(folder, name, int(version.name)))
-    return Model(
+    folders = tuple(entry_names(folder, name, int(version.name)))
+    return DeployedModel(
         name=name,
         version=int(version.name),
-        entries=mates,
+        entries=folders,
         release=report.triton,
         target=report.target,
         generates=generates,
         request=_request(folder / name, generates),
         plan=plan_built(folder, name),
-        digest=digest([report], [config_of(folder / mate) for mate in mates]),
+        digest=digest_of_model([report], [config_of(folder / entry) for entry in folders]),
     )
 
 

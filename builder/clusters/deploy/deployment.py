@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from builder.common.addresses import is_address
 from builder.common.errors import SpecError
 from builder.repository.report.record import BuildReport
-from builder.serving.plan.lines import Plan
+from builder.serving.plan.lines import ModelPlan
 
 # Names that Kubernetes accepts: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # short enough for the names derived from it
@@ -24,7 +24,7 @@ REGISTRY = re.compile(r"[A-Za-z0-9][-.A-Za-z0-9]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-
 
 
 @dataclass(frozen=True)
-class Model:
+class DeployedModel:
     """Model of the repository.
 
     `plan`: the resources that it takes; `generates`: it has a decode loop, with a queue of its own; `request`: the JSON
@@ -39,11 +39,11 @@ class Model:
     target: str  # cpu, cuda or tensorrt
     generates: bool
     request: str
-    plan: Plan
+    plan: ModelPlan
     digest: str
 
 
-def digest(reports: Iterable[BuildReport], configs: Sequence[ModelConfig]) -> str:
+def digest_of_model(reports: Iterable[BuildReport], configs: Sequence[ModelConfig]) -> str:
     """Return one hash of all served files and of `configs` without their version_policy.
 
     Another version, another build of the same number, and another number of instances have another hash.
@@ -61,7 +61,7 @@ def _without_policy(config: ModelConfig) -> ModelConfig:
 
 
 @dataclass(frozen=True)
-class Size:
+class ReplicaSize:
     """Resources of one replica. `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes; `gpus`: cards."""
 
     cores: int
@@ -73,15 +73,15 @@ class Size:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Up to `most` replicas, by the milliseconds that requests wait, as the Prometheus at `prometheus` reports them."""
+    """Scale up to `max_replicas` by the milliseconds that requests wait, from the Prometheus at `prometheus`."""
 
-    most: int
+    max_replicas: int
     prometheus: str
     queue_ms: int
 
 
 @dataclass(frozen=True)
-class Secrets:
+class SecretNames:
     """Names of the cluster's own secrets: `keys`, of the gateway's clients; `store`, environment for the pull."""
 
     keys: str | None = None
@@ -101,15 +101,15 @@ class Deployment:
     name: str
     repository: str
     stored: bool  # True if it is in an object store
-    models: tuple[Model, ...]
-    size: Size
+    models: tuple[DeployedModel, ...]
+    size: ReplicaSize
     replicas: int = 2
     namespace: str = "default"
     registry: str | None = None
     endpoint: str | None = None
     trusted: str | None = None
     scaling: Scaling | None = None
-    secrets: Secrets = Secrets()
+    secrets: SecretNames = SecretNames()
     probed: tuple[str, ...] = ()
     monitored: bool = False
     pooled: bool = False
@@ -124,7 +124,7 @@ class Deployment:
         return any(model.target != "cpu" for model in self.models)
 
 
-def check(deployment: Deployment) -> Deployment:
+def check_deployment(deployment: Deployment) -> Deployment:
     """Return `deployment` unchanged. Raises SpecError for options that are wrong, or contradict one another."""
     _check_names(deployment)
     releases = sorted({model.release for model in deployment.models})
@@ -183,10 +183,10 @@ def _check_scaling(deployment: Deployment) -> None:
     scaling = deployment.scaling
     if scaling is None:
         return
-    if scaling.most <= deployment.replicas:
+    if scaling.max_replicas <= deployment.replicas:
         raise SpecError(
-            f"--max-replicas {scaling.most} is not above --replicas {deployment.replicas}, which is the least: raise "
-            "one or lower the other"
+            f"--max-replicas {scaling.max_replicas} is not above --replicas {deployment.replicas}, which is the "
+            "least: raise one or lower the other"
         )
     if not is_address(scaling.prometheus):
         raise SpecError(f"--prometheus {scaling.prometheus} is not the address of a server: http://HOST:PORT")

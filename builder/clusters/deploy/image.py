@@ -17,7 +17,7 @@ LIVENESS = "liveness"  # the folder of the liveness model's repository, beside t
 CPU, GPU = "requirements.txt", "requirements-gpu.txt"
 
 
-def tag(deployment: Deployment) -> str:
+def image_tag(deployment: Deployment) -> str:
     """Return the image's tag: the release, and a hash of all that is put into it.
 
     A node that has an image of a tag does not fetch it again (imagePullPolicy IfNotPresent), so other content must have

@@ -6,7 +6,16 @@ import re
 from urllib.parse import urlsplit
 
 from builder.clusters.deploy.deployment import Deployment
-from builder.clusters.deploy.pod import GATEWAY_PORT, PULL_S, TRUSTED_KEY, Document, labels, pod, start_s, trusted_name
+from builder.clusters.deploy.pod import (
+    GATEWAY_PORT,
+    PULL_TIMEOUT_S,
+    TRUSTED_KEY,
+    Document,
+    labels,
+    pod,
+    start_timeout_s,
+    trusted_name,
+)
 from builder.clusters.deploy.scaling import scaled_object
 from builder.repository.config.arguments import METRICS_PORT
 
@@ -25,7 +34,7 @@ def objects(deployment: Deployment) -> dict[str, Document]:
         **trusted(deployment),
     }
     if deployment.monitored:
-        documents["pod-monitor"] = pod_monitor(deployment, _of_the_gateway(deployment))
+        documents["pod-monitor"] = pod_monitor(deployment, _gateway_endpoint(deployment))
     if deployment.scaling is not None:
         spec = scaled_object(deployment, deployment.scaling)
         documents["scaled-object"] = document(deployment, "keda.sh/v1alpha1", "ScaledObject", spec)
@@ -45,7 +54,7 @@ def workload(deployment: Deployment) -> Document:
     spec: Document = {
         "replicas": deployment.replicas,
         "selector": {"matchLabels": labels(deployment)},
-        "progressDeadlineSeconds": start_s(deployment) + PULL_S,  # longer than the 600 s of Kubernetes
+        "progressDeadlineSeconds": start_timeout_s(deployment) + PULL_TIMEOUT_S,  # longer than the 600 s of Kubernetes
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "template": {
             "metadata": {"labels": {**labels(deployment), **engine_label(deployment)}},
@@ -106,10 +115,10 @@ def _egress(deployment: Deployment) -> list[Document]:
     if not deployment.stored:
         return []
     names = {"ports": [_port(DNS, "UDP"), _port(DNS)]}
-    return [names, {"ports": [_port(_store_port(deployment))]}, *_store_inside(deployment)]
+    return [names, {"ports": [_port(_store_port(deployment))]}, *_in_cluster_store_rules(deployment)]
 
 
-def _store_inside(deployment: Deployment) -> list[Document]:
+def _in_cluster_store_rules(deployment: Deployment) -> list[Document]:
     """Return the rule for a store that may be a service of the cluster; empty if the endpoint is outside.
 
     It opens the service's namespace on all ports: a policy sees the port of the pods, not that of the service. Names:
@@ -146,7 +155,7 @@ def pod_monitor(deployment: Deployment, *beside: Document) -> Document:
     return document(deployment, "monitoring.coreos.com/v1", "PodMonitor", spec)
 
 
-def _of_the_gateway(deployment: Deployment) -> Document:
+def _gateway_endpoint(deployment: Deployment) -> Document:
     """Return the gateway's metrics endpoint. A gateway with keys requires one: the secret has it as `metrics`."""
     gateway: Document = {"port": "gateway", "path": "/metrics"}
     if deployment.secrets.keys is not None:

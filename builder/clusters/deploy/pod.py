@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.clusters.deploy.deployment import Deployment
-from builder.clusters.deploy.image import build_command, tag
+from builder.clusters.deploy.image import build_command, image_tag
 from builder.clusters.deploy.probes import live_probe, ready_probe
 from builder.common.distribution import own_version
 from builder.common.errors import SpecError
@@ -29,13 +29,13 @@ from builder.repository.config.arguments import (
 from builder.serving.gateway.settings import DEFAULT_PORT, GatewaySettings
 
 GATEWAY_PORT = DEFAULT_PORT
-SINCE = "1.30"  # the first Kubernetes that by default has sidecars and a preStop that sleeps
-NOBODY = 65534  # the user of the images of the gateway and the pull
-LEAVING_S = 10  # until all proxies know that the pod is shutting down
-START_S, GPU_START_S = 300, 1800  # to load the models; with a GPU, to compile engines first
-STEP_S = 5  # interval between two probes of the startup
-LOADED_A_SECOND = 50_000_000  # bytes; large models get longer to load: a slow disk on a machine's network
-PULL_S = 900  # to fetch images of gigabytes, and the models
+MIN_KUBERNETES = "1.30"  # the first Kubernetes that by default has sidecars and a preStop that sleeps
+NOBODY_UID = 65534  # the user of the images of the gateway and the pull
+PRESTOP_SLEEP_S = 10  # until all proxies know that the pod is shutting down
+START_TIMEOUT_S, GPU_START_TIMEOUT_S = 300, 1800  # to load the models; with a GPU, to compile engines first
+STARTUP_PROBE_PERIOD_S = 5
+LOAD_BYTES_PER_S = 50_000_000  # large models get longer to load: a slow disk on a machine's network
+PULL_TIMEOUT_S = 900  # to fetch images of gigabytes, and the models
 TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds the key that models must be signed with
 CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps compiled engines, in the image
 GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
@@ -61,7 +61,7 @@ def pod(deployment: Deployment) -> Document:
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": LEAVING_S + drain + EXIT_TIMEOUT_S + 10,
+        "terminationGracePeriodSeconds": PRESTOP_SLEEP_S + drain + EXIT_TIMEOUT_S + 10,
         "securityContext": pod_security(),
         "topologySpreadConstraints": spread(deployment),
         "initContainers": [*pulls(deployment), {**triton(deployment), "restartPolicy": "Always"}],
@@ -107,7 +107,7 @@ def image(deployment: Deployment, kind: str) -> str:
     if deployment.registry is None:
         raise SpecError("say where the cluster gets its images from: --registry HOST/PATH")
     name = f"{deployment.name}-triton" if kind == "triton" else f"build-repo-{kind}"
-    own = tag(deployment) if kind == "triton" else own_version()
+    own = image_tag(deployment) if kind == "triton" else own_version()
     return f"{deployment.registry.rstrip('/')}/{name}:{own}"
 
 
@@ -159,7 +159,11 @@ def triton(deployment: Deployment) -> Document:
             {"name": "grpc", "containerPort": GRPC_PORT},
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
-        "startupProbe": {**ready_probe(()), "periodSeconds": STEP_S, "failureThreshold": start_s(deployment) // STEP_S},
+        "startupProbe": {
+            **ready_probe(()),
+            "periodSeconds": STARTUP_PROBE_PERIOD_S,
+            "failureThreshold": start_timeout_s(deployment) // STARTUP_PROBE_PERIOD_S,
+        },
         "readinessProbe": {**ready_probe(deployment.probed), "periodSeconds": 5, "timeoutSeconds": 5},
         "livenessProbe": live_probe(deployment),
         "securityContext": container_security(USER),
@@ -168,10 +172,10 @@ def triton(deployment: Deployment) -> Document:
     }
 
 
-def start_s(deployment: Deployment) -> int:
+def start_timeout_s(deployment: Deployment) -> int:
     """Return the seconds that a server may take to load its models."""
-    steps = math.ceil(deployment.size.memory / LOADED_A_SECOND / STEP_S)
-    return (GPU_START_S if deployment.on_gpu else START_S) + STEP_S * steps
+    steps = math.ceil(deployment.size.memory / LOAD_BYTES_PER_S / STARTUP_PROBE_PERIOD_S)
+    return (GPU_START_TIMEOUT_S if deployment.on_gpu else START_TIMEOUT_S) + STARTUP_PROBE_PERIOD_S * steps
 
 
 def resources(deployment: Deployment) -> Document:
@@ -197,8 +201,8 @@ def gateway(deployment: Deployment) -> Document:
         "ports": [{"name": "gateway", "containerPort": GATEWAY_PORT}],
         "readinessProbe": {"httpGet": {"path": "/health/ready", "port": "gateway"}, **health},
         "livenessProbe": {"httpGet": {"path": "/health", "port": "gateway"}, **health, "failureThreshold": 6},
-        "lifecycle": {"preStop": {"sleep": {"seconds": LEAVING_S}}},
-        "securityContext": container_security(NOBODY),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRESTOP_SLEEP_S}}},
+        "securityContext": container_security(NOBODY_UID),
         "resources": {
             "requests": {"cpu": GATEWAY_CPU, "memory": GATEWAY_MEMORY},
             "limits": {"memory": GATEWAY_MEMORY},

@@ -10,22 +10,23 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from builder.clusters.deploy.deployment import Deployment, Model
+from builder.clusters.deploy.deployment import DeployedModel, Deployment
 from builder.common.releases import version_tuple
 from builder.repository.config.arguments import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from builder.repository.liveness import ask_command
 
-ADDRESS = f"http://127.0.0.1:{HTTP_PORT}/v2"
-ANSWER_S = 4  # to answer one request; a model that is only busy is not dead
-DEAD = "is not healthy"  # python_backend: "Stub process '...' is not healthy."
+HTTP_API = f"http://127.0.0.1:{HTTP_PORT}/v2"
+REQUEST_TIMEOUT_S = 4  # to answer one request; a model that is only busy is not dead
+DEAD_STUB_ERROR = "is not healthy"  # python_backend: "Stub process '...' is not healthy."
 # From this release on the server is not ready if a loaded model is not: core, pull request 473, looked for in each
 # rYY.MM. The model alone is not since 25.12 (core, 461), and by its own is_ready since 26.03 (python_backend, 430).
-SAYS_SO_SINCE = "26.04"
-PERIOD_S, MISSES = 5, 3  # the interval between probes, and how many in a row have to fail
-GRACE_S = 8  # for running requests; a server that hangs does not end before it
+READINESS_COVERS_MODELS_SINCE = "26.04"
+PERIOD_S, FAILURE_THRESHOLD = 5, 3  # the interval between probes, and how many in a row have to fail
+KILL_GRACE_S = 8  # for running requests; a server that hangs does not end before it
 
-# a decode loop that failed shows it among the metrics
-LOOPS = f"""metrics=$(curl --silent --max-time {ANSWER_S} http://127.0.0.1:{METRICS_PORT}/metrics || true)
+# A failed decode loop reports it in the metrics.
+METRICS = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+CHECK_DECODE_LOOPS = f"""metrics=$(curl --silent --max-time {REQUEST_TIMEOUT_S} {METRICS} || true)
 if echo "$metrics" | grep --quiet --extended-regexp '^build_repo_healthy.* 0(\\.0+)?$'; then exit 1; fi"""
 
 
@@ -33,7 +34,7 @@ def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
     """Return a probe that all models are loaded; `probed` ones are also asked themselves."""
     if not probed:
         return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
-    urls = [f"{ADDRESS}/health/ready", *(f"{ADDRESS}/models/{name}/ready" for name in probed)]
+    urls = [f"{HTTP_API}/health/ready", *(f"{HTTP_API}/models/{name}/ready" for name in probed)]
     return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *urls]}}
 
 
@@ -44,24 +45,24 @@ def live_probe(deployment: Deployment) -> dict[str, Any]:
     process is dead counts: one that is busy, or refuses because its queue is full, is not restarted.
     """
     models = [model for model in deployment.models if model.name in deployment.probed]
-    ask = ask_command(f"127.0.0.1:{GRPC_PORT}", ANSWER_S)
-    server = f"curl --fail --silent --max-time {ANSWER_S} {ADDRESS}/health/{_health(deployment)}"
-    script = "\n".join([ask, server, *([LOOPS] if models else []), *map(_ask, models)])
+    ask = ask_command(f"127.0.0.1:{GRPC_PORT}", REQUEST_TIMEOUT_S)
+    server = f"curl --fail --silent --max-time {REQUEST_TIMEOUT_S} {HTTP_API}/health/{_health(deployment)}"
+    script = "\n".join([ask, server, *([CHECK_DECODE_LOOPS] if models else []), *map(_probe_model, models)])
     return {
         "exec": {"command": ["sh", "-ec", script]},
         "periodSeconds": PERIOD_S,
-        "timeoutSeconds": ANSWER_S * (len(models) + 3) + 2,
-        "failureThreshold": MISSES,
-        "terminationGracePeriodSeconds": GRACE_S,
+        "timeoutSeconds": REQUEST_TIMEOUT_S * (len(models) + 3) + 2,
+        "failureThreshold": FAILURE_THRESHOLD,
+        "terminationGracePeriodSeconds": KILL_GRACE_S,
     }
 
 
 def _health(deployment: Deployment) -> str:
     """Return the most telling health endpoint: whether the models are well, if the release reports that."""
-    return "ready" if version_tuple(deployment.release) >= version_tuple(SAYS_SO_SINCE) else "live"
+    return "ready" if version_tuple(deployment.release) >= version_tuple(READINESS_COVERS_MODELS_SINCE) else "live"
 
 
-def _ask(model: Model) -> str:
-    url = f"{ADDRESS}/models/{model.name}/generate"
-    answer = f"answer=$(curl --silent --max-time {ANSWER_S} --data {shlex.quote(model.request)} {url} || true)"
-    return f'{answer}\ncase $answer in *"{DEAD}"*) exit 1 ;; esac'
+def _probe_model(model: DeployedModel) -> str:
+    url = f"{HTTP_API}/models/{model.name}/generate"
+    answer = f"answer=$(curl --silent --max-time {REQUEST_TIMEOUT_S} --data {shlex.quote(model.request)} {url} || true)"
+    return f'{answer}\ncase $answer in *"{DEAD_STUB_ERROR}"*) exit 1 ;; esac'

@@ -10,11 +10,11 @@ from typing import Any
 
 from builder.clusters.deploy.deployment import Deployment, Scaling
 
-WINDOW = "1m"
-IDLE_S = 300  # of less load until replicas are removed: they take a while to come back
+RATE_WINDOW = "1m"
+STABILIZATION_WINDOW_S = 300  # of less load until replicas are removed: they take a while to come back
 
 
-def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dict[str, str]:
+def wait_queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dict[str, str]:
     """Return PromQL by trigger name: mean milliseconds that a request waits for the model with the longest wait.
 
     A request waits in Triton's batcher, in the fronts of encoders that took it out of the batcher, and in the queues of
@@ -23,20 +23,20 @@ def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dic
     `pods`: the name of their Deployment. A gateway knows how long each request waited; without one, as many wait as
     arrive in the time that they wait (Little's law).
     """
-    of = f'namespace="{deployment.namespace}", pod=~"{of_replicas(pods)}"'
+    of = f'namespace="{deployment.namespace}", pod=~"{pods_pattern(pods)}"'
     batched = "|".join(re.escape(model.name) for model in deployment.models if not model.generates)
     by_name = {}
     if batched:  # fronts only: nothing else calls their engines
         of_fronts = f'{of}, model=~"{batched}"'.replace("\\", "\\\\")
         answered = "nv_inference_request_success"
-        by_name["batcher"] = _mean("nv_inference_queue_duration_us", answered, of_fronts, "model", "/ 1000")
-        by_name["front"] = _mean("build_repo_waited_seconds_total", answered, of_fronts, "model", "* 1000")
+        by_name["batcher"] = _mean_wait("nv_inference_queue_duration_us", answered, of_fronts, "model", "/ 1000")
+        by_name["front"] = _mean_wait("build_repo_waited_seconds_total", answered, of_fronts, "model", "* 1000")
     if any(model.generates for model in deployment.models):
-        by_name["decode-loop"] = _of_the_gateway(of) if with_gateway else _of_the_loops(of)
+        by_name["decode-loop"] = _gateway_wait(of) if with_gateway else _decode_loop_wait(of)
     return by_name
 
 
-def of_replicas(name: str) -> str:
+def pods_pattern(name: str) -> str:
     """Return a regular expression for the pods of the Deployment `name` alone: search-gpu is not search.
 
     Names of pods end in two hashes, which are one if Kubernetes has cut a long name.
@@ -44,16 +44,15 @@ def of_replicas(name: str) -> str:
     return f"{name}-[a-z0-9]+(-[a-z0-9]+)?"
 
 
-def _of_the_gateway(of: str) -> str:
+def _gateway_wait(of: str) -> str:
     queue = "vllm:request_queue_time_seconds"
-    return _mean(f"{queue}_sum", f"{queue}_count", of, "model_name", "* 1000")
+    return _mean_wait(f"{queue}_sum", f"{queue}_count", of, "model_name", "* 1000")
 
 
-def _of_the_loops(of: str) -> str:
-    waiting = f"sum by (model) (avg_over_time(build_repo_waiting{{{of}}}[{WINDOW}]))"
-    return (
-        f"max({waiting} / clamp_min(sum by (model) (rate(build_repo_requests_total{{{of}}}[{WINDOW}])), 0.001)) * 1000"
-    )
+def _decode_loop_wait(of: str) -> str:
+    waiting = f"sum by (model) (avg_over_time(build_repo_waiting{{{of}}}[{RATE_WINDOW}]))"
+    arriving = f"sum by (model) (rate(build_repo_requests_total{{{of}}}[{RATE_WINDOW}]))"
+    return f"max({waiting} / clamp_min({arriving}, 0.001)) * 1000"
 
 
 def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
@@ -61,9 +60,9 @@ def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
     return {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment.name},
         "minReplicaCount": deployment.replicas,
-        "maxReplicaCount": scaling.most,
+        "maxReplicaCount": scaling.max_replicas,
         "pollingInterval": 15,
-        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior()}},
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": scaling_behavior()}},
         "triggers": [
             {
                 "type": "prometheus",
@@ -75,22 +74,22 @@ def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
                     "threshold": str(scaling.queue_ms),
                 },
             }
-            for name, query in queries(deployment, deployment.name).items()
+            for name, query in wait_queries(deployment, deployment.name).items()
         ],
     }
 
 
-def behavior() -> dict[str, Any]:
+def scaling_behavior() -> dict[str, Any]:
     """Return how fast replicas come and go: at most twice as many each minute; one fewer each minute, after a while."""
     return {
         "scaleUp": {"policies": [{"type": "Percent", "value": 100, "periodSeconds": 60}]},
         "scaleDown": {
-            "stabilizationWindowSeconds": IDLE_S,
+            "stabilizationWindowSeconds": STABILIZATION_WINDOW_S,
             "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
         },
     }
 
 
-def _mean(time: str, count: str, of: str, model: str, unit: str) -> str:
-    total, number = (f"sum by ({model}) (rate({metric}{{{of}}}[{WINDOW}]))" for metric in (time, count))
+def _mean_wait(time: str, count: str, of: str, model: str, unit: str) -> str:
+    total, number = (f"sum by ({model}) (rate({metric}{{{of}}}[{RATE_WINDOW}]))" for metric in (time, count))
     return f"max({total} / clamp_min({number}, 0.001)) {unit}"

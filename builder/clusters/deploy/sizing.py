@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from builder.clusters.deploy.deployment import Model, Size
+from builder.clusters.deploy.deployment import DeployedModel, ReplicaSize
 from builder.common.errors import SpecError
 from builder.repository.config.arguments import RESPONSE_CACHE
-from builder.serving.plan.lines import Plan
-from builder.serving.plan.process import all_memory, all_shared_memory, cards
+from builder.serving.plan.lines import ModelPlan
+from builder.serving.plan.process import all_memory, all_shared_memory, gpu_count
 
 
-def as_built(models: Sequence[Model], cores: int | None) -> Size:
+def as_built(models: Sequence[DeployedModel], cores: int | None) -> ReplicaSize:
     """Return the size with `cores`, or with those of the most demanding model. Raises SpecError if neither is known."""
     plans = [model.plan for model in models]
-    gpus = cards(device for plan in plans for device in plan.gpu_memory)
-    return Size(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE, gpus)
+    gpus = gpu_count(device for plan in plans for device in plan.gpu_memory)
+    return ReplicaSize(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE, gpus)
 
 
-def as_planned(models: Sequence[Model], file: Path, replicas: int, cores: int | None) -> tuple[tuple[Model, ...], Size]:
+def as_planned(
+    models: Sequence[DeployedModel], file: Path, replicas: int, cores: int | None
+) -> tuple[tuple[DeployedModel, ...], ReplicaSize]:
     """Return the models and the size by the numbers of `build-repo plan --pods`.
 
     The numbers are for the `load:` and `machine:` of a models.yaml; the `replicas` share the requests equally. Raises
@@ -42,11 +44,11 @@ def as_planned(models: Sequence[Model], file: Path, replicas: int, cores: int | 
             f"{file}: the load cannot be held ({lacking[0]}); see all: build-repo plan {file} --pods {replicas}"
         )
     cache = machine.response_cache or RESPONSE_CACHE
-    size = Size(cores or machine.cores, machine.memory, machine.shm, cache, machine.gpus)
+    size = ReplicaSize(cores or machine.cores, machine.memory, machine.shm, cache, machine.gpus)
     return tuple(replace(model, plan=by_name[model.name]) for model in models), size
 
 
-def _cores(plans: Sequence[Plan]) -> int:
+def _cores(plans: Sequence[ModelPlan]) -> int:
     open_ended = [plan.name for plan in plans if plan.cores is None]
     if open_ended:
         raise SpecError(f"{open_ended[0]} takes all cores that it finds; say how many a replica has: --cores N")

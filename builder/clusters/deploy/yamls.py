@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-HEAD = "# Written by build-repo deploy.\n"
+HEADER = "# Written by build-repo deploy.\n"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -22,6 +22,6 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def text(document: Mapping[str, Any]) -> str:
+def to_yaml(document: Mapping[str, Any]) -> str:
     """Return `document` as YAML under a line that says which program wrote it."""
-    return HEAD + yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, width=1000)
+    return HEADER + yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, width=1000)

@@ -11,7 +11,7 @@ from builder.repository.report.record import BuildReport
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildJob:
     """One build.
 
     `memory`: bytes that its process is expected to take at most, PyTorch included; `cores`: those that it keeps busy,
@@ -30,7 +30,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Progress:
+class BuildProgress:
     """Report that a build of the model `name` has reached a stage.
 
     `worker`: a short name of where it runs, for a line of its own in the view.
@@ -42,7 +42,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BuildOutcome:
     """End of a build: with a `report` of the published version, or with an `error` in a line or two.
 
     `seconds`: its duration; `stages`: the seconds of each stage by name, empty if another run had built the same
@@ -62,7 +62,7 @@ class Outcome:
 class Executor(Protocol):
     """Executor that builds jobs on workers, as many at once as memory and cores allow."""
 
-    def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
+    def run(self, jobs: Sequence[BuildJob]) -> Generator[BuildProgress | BuildOutcome, None, None]:
         """Build the jobs, the first ones first, and yield any number of Progress and one Outcome per job, as they end.
 
         A build that fails and a worker that dies are an Outcome with an error, and stop nothing else. Closing the

@@ -10,20 +10,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.building.stage_keys import ORDER
-from builder.clusters.fleet.executor import Outcome
+from builder.clusters.fleet.executor import BuildOutcome
 from builder.common.cache.folder import cache_home
 from builder.options import BuildSpec
 
 FILE = "builds.jsonl"
-KEPT = 20_000  # lines that are read, the newest
-RECENT = 50  # the most recent builds of a kind and size, by which the next is estimated
-BASE = 950_000_000  # bytes of a process that builds, without its weights
-TIMES = 2.5  # times the checkpoint's weights: measured were MiniLM 2.5, a llama in 16 bits 2.2, GPT-2 in fp32 1.2
-MORE = 2.0  # times the weights, for another engine that has them at the same time: fp32 for a checkpoint of 16 bits
+MAX_LINES = 20_000  # lines that are read, the newest
+MAX_SIMILAR = 50  # the most recent builds of a kind and size, by which the next is estimated
+BASE_MEMORY = 950_000_000  # bytes of a process that builds, without its weights
+# Bytes per byte of weights: MiniLM took 2.5, a llama in 16 bits 2.2, GPT-2 in fp32 1.2. Another engine that has the
+# weights at the same time takes fp32 for a checkpoint of 16 bits.
+MEMORY_PER_WEIGHT, MEMORY_PER_FURTHER_ENGINE = 2.5, 2.0
 
 
 @dataclass(frozen=True)
-class Past:
+class PastBuild:
     """One past build: `weights` and `memory` in bytes; `kind`: the options that decide its amount of work."""
 
     name: str
@@ -38,7 +39,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Expected:
+class BuildEstimate:
     """Estimate of a build. `seconds`: None if no similar build is known; `memory`: bytes."""
 
     seconds: float | None
@@ -46,7 +47,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Work:
+class BuildWork:
     """Work of a build: the `options` that decide how long it takes, and bytes of `weights`, 0 if they are on the Hub.
 
     `engines`: how many have the weights in memory at the same time, because they are measured by turns.
@@ -62,12 +63,12 @@ class Work:
         return f"{self.options} after {stage}"
 
 
-def work_of(spec: BuildSpec) -> Work:
+def work_of(spec: BuildSpec) -> BuildWork:
     """Return the work of building `spec`."""
     pruned = "pruned" if spec.prune is not None else "whole"
     options = " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned)))
     weights = sum(map(_weights_of, filter(None, (spec.model, spec.draft))))
-    return Work(spec.entry_name, options, weights, 2 if spec.engine == "auto" else 1)
+    return BuildWork(spec.entry_name, options, weights, 2 if spec.engine == "auto" else 1)
 
 
 class History:
@@ -75,24 +76,24 @@ class History:
 
     def __init__(self) -> None:
         self.path = cache_home() / FILE
-        self.own: dict[tuple[str, str, int], Past] = {}
-        self.alike: defaultdict[tuple[str, int], list[Past]] = defaultdict(list)
-        for line in _lines(self.path)[-KEPT:]:
+        self.own: dict[tuple[str, str, int], PastBuild] = {}
+        self.similar: defaultdict[tuple[str, int], list[PastBuild]] = defaultdict(list)
+        for line in _lines(self.path)[-MAX_LINES:]:
             with suppress(ValueError, TypeError):  # a full disk or a killed process cut the line
-                self._add(Past(**json.loads(line)))
+                self._add(PastBuild(**json.loads(line)))
 
-    def remember(self, work: Work, outcome: Outcome) -> None:
+    def record(self, work: BuildWork, outcome: BuildOutcome) -> None:
         """Record what a build took."""
         cached = {} if outcome.report is None else outcome.report.kept
         furthest = next((stage for stage in reversed(ORDER) if stage in cached), None)
-        past = Past(work.name, work.after(furthest), work.weights, round(outcome.seconds, 3), outcome.memory)
+        past = PastBuild(work.name, work.after(furthest), work.weights, round(outcome.seconds, 3), outcome.memory)
         self._add(past)
         with suppress(OSError):  # a full or read-only disk
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(past)) + "\n")
 
-    def expected(self, work: Work, stage: str | None = None) -> Expected:
+    def estimate(self, work: BuildWork, stage: str | None = None) -> BuildEstimate:
         """Estimate a build by its own last one, else by those of its kind and size of weights, else by its size alone.
 
         `stage`: the build begins after it, because the cache has its result. If no such build is known, one that begins
@@ -101,17 +102,18 @@ class History:
         weights = work.weights
         for of_kind in dict.fromkeys((work.after(stage), work.after(None))):
             own = self.own.get((work.name, of_kind, _size(weights)))
-            builds = self.alike[of_kind, _size(weights)] if own is None else [own]
+            builds = self.similar[of_kind, _size(weights)] if own is None else [own]
             if builds:
                 seconds, memory = [past.seconds for past in builds], [past.memory for past in builds]
-                return Expected(statistics.median(seconds), max(memory))
-        return Expected(None, BASE + round((TIMES + MORE * (work.engines - 1)) * weights))
+                return BuildEstimate(statistics.median(seconds), max(memory))
+        per_weight = MEMORY_PER_WEIGHT + MEMORY_PER_FURTHER_ENGINE * (work.engines - 1)
+        return BuildEstimate(None, BASE_MEMORY + round(per_weight * weights))
 
-    def _add(self, past: Past) -> None:
+    def _add(self, past: PastBuild) -> None:
         self.own[past.name, past.kind, past.size] = past
-        alike = self.alike[past.kind, past.size]
-        alike.append(past)
-        del alike[:-RECENT]
+        similar = self.similar[past.kind, past.size]
+        similar.append(past)
+        del similar[:-MAX_SIMILAR]
 
 
 def _lines(path: Path) -> list[str]:

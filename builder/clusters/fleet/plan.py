@@ -12,29 +12,29 @@ from typing import Literal
 
 from builder.building.keys import build_key
 from builder.building.stage_keys import furthest_kept
-from builder.clusters.fleet.executor import Job
-from builder.clusters.fleet.history import Expected, History, work_of
-from builder.clusters.fleet.published import newest
+from builder.clusters.fleet.executor import BuildJob
+from builder.clusters.fleet.history import BuildEstimate, History, work_of
+from builder.clusters.fleet.published import newest_report
 from builder.common.errors import CheckpointError, RepositoryError, SpecError
 from builder.options import BuildSpec
 from builder.repository.report.record import BuildReport
 
 Status = Literal["new", "changed", "unchanged", "refused"]
-NOTHING = Expected(0.0, 0)
+NO_WORK = BuildEstimate(0.0, 0)
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedBuild:
     """One model of the plan.
 
-    `why`: the reason for its status, in words; `report`: of the version that is published already; `cached_stage`: the
+    `reason`: for its status, in words; `report`: of the version that is published already; `cached_stage`: the
     last stage that the cache has, so that a build begins after it.
     """
 
     spec: BuildSpec
     status: Status
-    expected: Expected = NOTHING
-    why: str = ""
+    expected: BuildEstimate = NO_WORK
+    reason: str = ""
     report: BuildReport | None = None
     cached_stage: str | None = None
 
@@ -49,10 +49,10 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FleetPlan:
     """All models, in the order of the models.yaml."""
 
-    models: tuple[Planned, ...]
+    models: tuple[PlannedBuild, ...]
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -60,7 +60,7 @@ class Plan:
         return Counter(model.status for model in self.models)
 
     @cached_property
-    def builds(self) -> list[Planned]:
+    def builds(self) -> list[PlannedBuild]:
         """Models to build, in the order in which their builds begin.
 
         The first model of each checkpoint comes before all second ones, which then reuse its export. Long builds begin
@@ -77,7 +77,7 @@ class Plan:
         known = [m.expected.seconds for m in self.models if m.is_built and m.expected.seconds is not None]
         return statistics.median(known) if known else 0.0
 
-    def seconds_of(self, model: Planned) -> float:
+    def seconds_of(self, model: PlannedBuild) -> float:
         """Return the expected seconds of a build; if unknown, the median of the others, or 0 if none is known."""
         return self._typical if model.expected.seconds is None else model.expected.seconds
 
@@ -87,11 +87,11 @@ class Plan:
         alone = sum(self.seconds_of(m) for m in self.builds if m.spec.chooses_by_time)
         return alone + max([sum(shared) / workers, *shared])
 
-    def jobs(self, cores: int, workers: int) -> list[Job]:
+    def jobs(self, cores: int, workers: int) -> list[BuildJob]:
         """Return the jobs for an executor of `workers` that share `cores`; one that chooses by times gets all cores."""
         share = max(1, cores // workers)
         return [
-            Job(
+            BuildJob(
                 m.spec,
                 m.expected.memory,
                 cores if m.spec.chooses_by_time else share,
@@ -101,31 +101,31 @@ class Plan:
         ]
 
 
-def plan_builds(specs: Sequence[BuildSpec], history: History, rebuild: bool = False) -> Plan:
+def plan_builds(specs: Sequence[BuildSpec], history: History, rebuild: bool = False) -> FleetPlan:
     """Plan a build for each spec from its checkpoint and its published version. `rebuild`: build unchanged ones too."""
-    return Plan(tuple(_planned(spec, history, rebuild) for spec in specs))
+    return FleetPlan(tuple(_planned(spec, history, rebuild) for spec in specs))
 
 
-def _planned(spec: BuildSpec, history: History, rebuild: bool) -> Planned:
+def _planned(spec: BuildSpec, history: History, rebuild: bool) -> PlannedBuild:
     try:
         planned = _published(spec, rebuild)
         if not planned.is_built:
             return planned
         cached = furthest_kept(spec)
     except (CheckpointError, SpecError) as error:
-        return Planned(spec, "refused", why=str(error))
-    return replace(planned, cached_stage=cached, expected=history.expected(work_of(spec), cached))
+        return PlannedBuild(spec, "refused", reason=str(error))
+    return replace(planned, cached_stage=cached, expected=history.estimate(work_of(spec), cached))
 
 
-def _published(spec: BuildSpec, rebuild: bool) -> Planned:
+def _published(spec: BuildSpec, rebuild: bool) -> PlannedBuild:
     """Compare a model with its published version. Raises CheckpointError and SpecError."""
-    wanted = build_key(spec)
+    key = build_key(spec)
     try:
-        report = newest(spec)
+        report = newest_report(spec)
     except RepositoryError as error:
-        return Planned(spec, "changed", why=str(error))
+        return PlannedBuild(spec, "changed", reason=str(error))
     if report is None:
-        return Planned(spec, "new")
-    if rebuild or report.build_key != wanted:
-        return Planned(spec, "changed", why="--rebuild" if rebuild else "", report=report)
-    return Planned(spec, "unchanged", why=f"version {report.version}", report=report)
+        return PlannedBuild(spec, "new")
+    if rebuild or report.build_key != key:
+        return PlannedBuild(spec, "changed", reason="--rebuild" if rebuild else "", report=report)
+    return PlannedBuild(spec, "unchanged", reason=f"version {report.version}", report=report)

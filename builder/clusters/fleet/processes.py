@@ -20,7 +20,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from builder.clusters.fleet.executor import Job, Outcome, Progress
+from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
 from builder.clusters.fleet.memory import resident_memory
 from builder.common.folders import PACKAGE
 from builder.common.machine import available_cores
@@ -31,13 +31,13 @@ PROGRAM = (
 )
 PACKAGES = str(PACKAGE.parent)
 LOADING = "loading torch"  # the stage before the first
-ERRORS = "errors.txt"  # in a worker's folder: the output of libraries, which may say why it died
-LARGE = 1_500_000_000  # bytes of an idle worker that is replaced: each build leaves some, and torch alone has 500 MB
-PATIENCE_S = 10.0  # for a worker to end after it was told to stop
+ERROR_LOG = "errors.txt"  # in a worker's folder: the output of libraries, which may say why it died
+MAX_IDLE_BYTES = 1_500_000_000  # a larger idle worker is replaced: each build leaves some, torch alone takes 500 MB
+STOP_TIMEOUT_S = 10.0  # for a worker to end after it was told to stop
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessExecutor:
     """Executor of at most `workers` processes, whose builds together take at most `memory` bytes and `cores`.
 
     A build that needs more than that runs alone. `verbose`: show the output of libraries.
@@ -48,55 +48,55 @@ class Processes:
     cores: int = field(default_factory=available_cores)
     verbose: bool = False
 
-    def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
+    def run(self, jobs: Sequence[BuildJob]) -> Generator[BuildProgress | BuildOutcome, None, None]:
         """Build jobs as Executor.run describes."""
         waiting, pool = list(jobs), [Worker(f"worker {number + 1}", self.verbose) for number in range(self.workers)]
         try:
             while waiting or any(worker.job for worker in pool):
-                yield from self._begin(waiting, pool)
-                yield from _news(pool)
+                yield from self._assign(waiting, pool)
+                yield from _receive(pool)
         finally:
             for worker in pool:
-                worker.dismiss()
+                worker.terminate()
             for worker in pool:
                 worker.stop()
 
-    def _begin(self, waiting: list[Job], pool: Sequence[Worker]) -> Iterator[Progress]:
+    def _assign(self, waiting: list[BuildJob], pool: Sequence[Worker]) -> Iterator[BuildProgress]:
         """Give each idle worker the first of the waiting jobs that fits into memory and cores."""
         for worker in pool:
-            job = None if worker.job else next((job for job in waiting if self._has_room(job, worker, pool)), None)
+            job = None if worker.job else next((job for job in waiting if self._fits(job, worker, pool)), None)
             if job is not None:
                 waiting.remove(job)
-                worker.begin(job)
-                yield Progress(job.name, worker.name, LOADING)
+                worker.build(job)
+                yield BuildProgress(job.name, worker.name, LOADING)
 
-    def _has_room(self, job: Job, worker: Worker, pool: Sequence[Worker]) -> bool:
-        need = Claim(job.cores, max(job.memory, worker.resident()))
+    def _fits(self, job: BuildJob, worker: Worker, pool: Sequence[Worker]) -> bool:
+        claim = ResourceClaim(job.cores, max(job.memory, worker.resident()))
         others = [other.claim() for other in pool if other is not worker]
-        return fits(need, others, Claim(self.cores, self.memory))
+        return fits(claim, others, ResourceClaim(self.cores, self.memory))
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Resources that others cannot use: `cores`, 0 for an idle worker, and bytes of `memory`."""
+class ResourceClaim:
+    """Cores and bytes of memory that a worker reserves; an idle one reserves no core."""
 
     cores: int
     memory: int
 
 
-def fits(need: Claim, others: Sequence[Claim], there: Claim) -> bool:
-    """Return True if a build fits beside `others`; one that needs more than `there` fits if no other one runs."""
+def fits(claim: ResourceClaim, others: Sequence[ResourceClaim], available: ResourceClaim) -> bool:
+    """Return True if a build fits beside `others`; one that needs more than `available` fits if no other one runs."""
     if not any(other.cores for other in others):
         return True
-    cores = need.cores + sum(other.cores for other in others)
-    return cores <= there.cores and need.memory + sum(other.memory for other in others) <= there.memory
+    cores = claim.cores + sum(other.cores for other in others)
+    return cores <= available.cores and claim.memory + sum(other.memory for other in others) <= available.memory
 
 
-def _news(pool: Sequence[Worker]) -> Iterator[Progress | Outcome]:
+def _receive(pool: Sequence[Worker]) -> Iterator[BuildProgress | BuildOutcome]:
     """Wait until workers report something, and yield it."""
     busy = [worker for worker in pool if worker.job]
-    speaking = wait([worker.connection for worker in busy])
-    yield from (worker.hear() for worker in busy if worker.connection in speaking)
+    ready = wait([worker.connection for worker in busy])
+    yield from (worker.receive() for worker in busy if worker.connection in ready)
 
 
 class Worker:
@@ -105,41 +105,41 @@ class Worker:
     def __init__(self, name: str, verbose: bool) -> None:
         self.name, self.verbose = name, verbose
         self.process: subprocess.Popen[bytes] | None = None
-        self.job: Job | None = None
+        self.job: BuildJob | None = None
 
-    def begin(self, job: Job) -> None:
+    def build(self, job: BuildJob) -> None:
         """Start the build of `job`."""
-        if self.process is None or self.process.poll() is not None or self.resident() > LARGE:
+        if self.process is None or self.process.poll() is not None or self.resident() > MAX_IDLE_BYTES:
             self.stop()
             self._start()
-        self.job, self.stage, self.begun = job, LOADING, time.perf_counter()
-        with suppress(OSError):  # the worker has just died: `hear` reports it
+        self.job, self.stage, self.started = job, LOADING, time.perf_counter()
+        with suppress(OSError):  # the worker has just died: `receive` reports it
             self.connection.send(job)
 
-    def hear(self) -> Progress | Outcome:
+    def receive(self) -> BuildProgress | BuildOutcome:
         """Return what the worker reports, or that it died."""
         assert self.job is not None
         try:
-            news: Progress | Outcome = self.connection.recv()
+            report: BuildProgress | BuildOutcome = self.connection.recv()
         except (EOFError, OSError):
-            news = self._died(self.job)
-        if isinstance(news, Outcome):
+            report = self._died(self.job)
+        if isinstance(report, BuildOutcome):
             self.job = None
         else:
-            self.stage = news.stage
-        return news
+            self.stage = report.stage
+        return report
 
     def resident(self) -> int:
         """Return the resident bytes of its process; 0 if there is none."""
         return 0 if self.process is None else resident_memory(self.process.pid)
 
-    def claim(self) -> Claim:
+    def claim(self) -> ResourceClaim:
         """Return the resources that the worker takes."""
         cores, memory = (self.job.cores, self.job.memory) if self.job else (0, 0)
-        return Claim(cores, max(memory, self.resident()))
+        return ResourceClaim(cores, max(memory, self.resident()))
 
-    def dismiss(self) -> None:
-        """Tell the process to undo what it has begun, and to end."""
+    def terminate(self) -> None:
+        """Tell the process to clean up and end."""
         if self.process is not None:
             self.connection.close()
             self.process.terminate()
@@ -148,9 +148,9 @@ class Worker:
         """Wait for the process to end, and remove its folder."""
         if self.process is None:
             return
-        self.dismiss()
+        self.terminate()
         try:
-            self.process.wait(PATIENCE_S)
+            self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -160,7 +160,7 @@ class Worker:
     def _start(self) -> None:
         self.connection, theirs = Pipe()
         self.folder = Path(tempfile.mkdtemp(prefix="build-repo-worker-"))
-        with (self.folder / ERRORS).open("wb") as errors:
+        with (self.folder / ERROR_LOG).open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", PROGRAM, PACKAGES, str(self.folder), str(theirs.fileno()), self.name],
                 pass_fds=[theirs.fileno()],
@@ -171,12 +171,12 @@ class Worker:
             )
         theirs.close()
 
-    def _died(self, job: Job) -> Outcome:
+    def _died(self, job: BuildJob) -> BuildOutcome:
         assert self.process is not None
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         why = "; the machine may be out of memory: fewer --workers or less --memory-gb" * (code == -signal.SIGKILL)
-        last = (self.folder / ERRORS).read_text(errors="replace").strip().splitlines()[-1:]
+        last = (self.folder / ERROR_LOG).read_text(errors="replace").strip().splitlines()[-1:]
         error = f"its process {how} in the stage {self.stage!r}{why}" + "".join(f" ({line[:300]})" for line in last)
         self.stop()
-        return Outcome(job.name, self.name, time.perf_counter() - self.begun, error=error)
+        return BuildOutcome(job.name, self.name, time.perf_counter() - self.started, error=error)

@@ -11,7 +11,7 @@ from builder.repository.stores.store import open_store
 from builder.repository.versions import REPORT, version_numbers
 
 
-def newest(spec: BuildSpec) -> BuildReport | None:
+def newest_report(spec: BuildSpec) -> BuildReport | None:
     """Return the report of the newest version, whose files must all be there; None if there is none.
 
     The newest counts, whichever is served: building the same again does not undo a rollback. Raises RepositoryError.
@@ -23,10 +23,10 @@ def newest(spec: BuildSpec) -> BuildReport | None:
 
 def _in_folder(output: Path, name: str) -> BuildReport | None:
     folder = output / name
-    there = version_numbers(folder)
-    if not there:
+    versions = version_numbers(folder)
+    if not versions:
         return None
-    report = read_report(folder, str(there[-1]))
+    report = read_report(folder, str(versions[-1]))
     files = [output / entry / path for entry in report.files for path in report.files[entry]]
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
@@ -36,10 +36,10 @@ def _in_folder(output: Path, name: str) -> BuildReport | None:
 
 def _in_store(url: str, name: str) -> BuildReport | None:
     store = open_store(url)
-    there = store.versions(name)
-    if not there:
+    versions = store.versions(name)
+    if not versions:
         return None
-    manifest, path = store.manifest(name, there[-1]), f"{name}/{there[-1]}/{REPORT}"
+    manifest, path = store.manifest(name, versions[-1]), f"{name}/{versions[-1]}/{REPORT}"
     if path not in manifest.files:
         raise RepositoryError(f"{url} has no {path}")
     return parse_report(store.read(manifest.files[path]), f"{url}/{path}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from builder.clusters.fleet.executor import Executor, Job, Outcome
+from builder.clusters.fleet.executor import BuildJob, BuildOutcome, Executor
 from builder.clusters.fleet.history import History, work_of
 from builder.clusters.fleet.view import View
 
 
-def run_jobs(jobs: list[Job], executor: Executor, history: History, view: View) -> list[Outcome]:
+def run_jobs(jobs: list[BuildJob], executor: Executor, history: History, view: View) -> list[BuildOutcome]:
     """Build all jobs and return how each ended, in that order; no worker remains, however the run ends.
 
     Raises BuilderError if the executor has no worker at all.
@@ -17,9 +17,9 @@ def run_jobs(jobs: list[Job], executor: Executor, history: History, view: View) 
     specs, outcomes = {job.name: job.spec for job in jobs}, []
     with view, closing(executor.run(jobs)) as events:
         for event in events:
-            view.say(event)
-            if isinstance(event, Outcome):
+            view.show(event)
+            if isinstance(event, BuildOutcome):
                 outcomes.append(event)
                 if event.report is not None and event.stages:
-                    history.remember(work_of(specs[event.name]), event)
+                    history.record(work_of(specs[event.name]), event)
     return outcomes

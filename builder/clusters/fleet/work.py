@@ -13,64 +13,63 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from builder.building.keys import build_key
-from builder.clusters.fleet.executor import Job, Outcome, Progress
+from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
 from builder.clusters.fleet.memory import peak_memory, reset_peak_memory
-from builder.clusters.fleet.published import newest
+from builder.clusters.fleet.published import newest_report
 from builder.common.errors import BuilderError
 from builder.common.machine import sharing_cores
 from builder.repository.report.record import BuildReport
 
-Say = Callable[[Progress], None]
+OnProgress = Callable[[BuildProgress], None]
 
-SELDOM = (50_000, 20, 20)  # of gc.set_threshold
-SPINS = "10000"  # about a tenth of a millisecond; the default is 300,000
-STORY = "builder.building.pipeline"  # its import loads all that a build runs
+GC_THRESHOLDS = (50_000, 20, 20)  # of gc.set_threshold
+GOMP_SPINCOUNT = "10000"  # about a tenth of a millisecond; the default is 300,000
+PIPELINE = "builder.building.pipeline"  # its import loads all that a build runs
 
 
-def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcome:
-    """Build `job` in this process, which does nothing else meanwhile, on its share of the cores.
+def run_job(job: BuildJob, worker: str, on_progress: OnProgress = lambda progress: None) -> BuildOutcome:
+    """Build `job` in this process, on its share of the cores; errors are part of the outcome.
 
-    Loads torch, unless another run has published the same since `job` was planned. An error of a build is not raised:
-    it is part of the outcome.
+    Loads torch, unless another run has published the same since `job` was planned.
     """
-    done = published_since(job)
-    if done is not None:
-        return Outcome(job.name, worker, 0, report=done)
+    published = find_published(job)
+    if published is not None:
+        return BuildOutcome(job.name, worker, 0, report=published)
     load_libraries()
-    with seldom_collecting():
-        return _carry_out(job, worker, say)
+    with collecting_garbage_rarely():
+        return _run_build(job, worker, on_progress)
 
 
-def published_since(job: Job) -> BuildReport | None:
-    """Return what another run, or an attempt that died, has published of the same since `job` was planned."""
+def find_published(job: BuildJob) -> BuildReport | None:
+    """Return the report of the same build if another run has published it since `job` was planned."""
     try:
-        report = newest(job.spec)
+        report = newest_report(job.spec)
         is_done = report is not None and report.version > job.before and report.build_key == build_key(job.spec)
     except (BuilderError, OSError):  # damaged, or the checkpoint or the disk is gone: the build repairs or reports that
         return None
     return report if is_done else None
 
 
-def _carry_out(job: Job, worker: str, say: Say) -> Outcome:
+def _run_build(job: BuildJob, worker: str, on_progress: OnProgress) -> BuildOutcome:
     import torch
 
     from builder.building.pipeline import build
     from builder.checkpoints.libraries import quiet_libraries
 
     stages: dict[str, float] = {}
-    begun = time.perf_counter()
+    started = time.perf_counter()
     report, error, details = None, None, ""
     reset_peak_memory()
     torch.set_num_threads(job.cores)
     with sharing_cores(job.cores), quiet_libraries():
         try:
-            report = build(job.spec, lambda name: _stage(name, job, worker, say, stages))
+            report = build(job.spec, lambda name: _stage(name, job, worker, on_progress, stages))
         except BuilderError as refusal:
             error = str(refusal)
         except Exception as defect:  # of one model; the others are still built
             error, details = _in_a_line(defect), traceback.format_exc()
-    took = time.perf_counter() - begun
-    return Outcome(job.name, worker, took, peak_memory(), report, error, stages, details)
+    took = time.perf_counter() - started
+    return BuildOutcome(job.name, worker, took, peak_memory(), report, error, stages, details)
 
 
 def load_libraries() -> None:
@@ -79,8 +78,8 @@ def load_libraries() -> None:
     The garbage collector is off meanwhile and later skips the imported objects: modules are objects by the million, and
     they stay.
     """
-    spin_briefly()
-    if STORY in sys.modules:
+    limit_spinning()
+    if PIPELINE in sys.modules:
         return
     collecting = gc.isenabled()
     gc.disable()
@@ -90,14 +89,14 @@ def load_libraries() -> None:
 
         load_models()
         load_losses()
-        importlib.import_module(STORY)
+        importlib.import_module(PIPELINE)
     finally:
         gc.freeze()
         if collecting:
             gc.enable()
 
 
-def spin_briefly() -> None:
+def limit_spinning() -> None:
     """Make threads of torch sleep soon when they wait for each other, unless the user sets the time.
 
     Call it before torch is loaded. By GNU OpenMP's default they spin for milliseconds. If other programs have the
@@ -105,18 +104,18 @@ def spin_briefly() -> None:
 
     Source: libgomp's manual, "GOMP_SPINCOUNT".
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
 
 
 @contextmanager
-def seldom_collecting() -> Iterator[None]:
+def collecting_garbage_rarely() -> Iterator[None]:
     """Run the block with rare garbage collections.
 
     Libraries and exports make objects by the million, nearly all of which stay. A stage of a large model collects by
     itself (builder/checkpoints/mapped.py).
     """
     before = gc.get_threshold()
-    gc.set_threshold(*SELDOM)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         yield
     finally:
@@ -124,13 +123,13 @@ def seldom_collecting() -> Iterator[None]:
 
 
 @contextmanager
-def _stage(name: str, job: Job, worker: str, say: Say, stages: dict[str, float]) -> Iterator[None]:
-    say(Progress(job.name, worker, name))
-    begun = time.perf_counter()
+def _stage(name: str, job: BuildJob, worker: str, on_progress: OnProgress, stages: dict[str, float]) -> Iterator[None]:
+    on_progress(BuildProgress(job.name, worker, name))
+    started = time.perf_counter()
     try:
         yield
     finally:
-        stages[name] = stages.get(name, 0.0) + time.perf_counter() - begun
+        stages[name] = stages.get(name, 0.0) + time.perf_counter() - started
 
 
 def _in_a_line(defect: Exception) -> str:

@@ -8,30 +8,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from builder.clusters.ray.options import Options
+from builder.clusters.ray.options import RayOptions
 from builder.common.distribution import installing
 from builder.common.errors import ServeError, SpecError
 from builder.common.machine import available_cores
 
 NAME = "triton"
-OBJECTS = 128 << 20  # bytes of shared memory: requests and answers are small, and Ray's minimum is 75 MB
-SETTINGS = {
+OBJECT_STORE_BYTES = 128 << 20  # bytes of shared memory: requests and answers are small, and Ray's minimum is 75 MB
+RAY_SETTINGS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "builder.clusters.ray.proxy.middlewares",
     "RAY_worker_niceness": "0",  # not 15, with which a replica's Triton waits for every other program of its node
 }
-PATIENCE = {  # on a busy machine a node takes longer to start than the 10 to 30 s that Ray waits, and a proxy than 5 s
+# On a busy machine a node takes longer to start than the 10 to 30 s that Ray waits, and a proxy than 5 s.
+RAY_TIMEOUTS = {
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a cluster of one machine keeps to it, as on those two
-ADDRESS = "RAY_ADDRESS"  # address of a cluster, as Ray's own programs read it; KubeRay sets it for a RayJob
+ADDRESS_VARIABLE = "RAY_ADDRESS"  # address of a cluster, as Ray's own programs read it; KubeRay sets it for a RayJob
 
 
 def cluster_address() -> str | None:
     """Return the address of the cluster that the environment names; None for this machine alone."""
-    return os.environ.get(ADDRESS) or None
+    return os.environ.get(ADDRESS_VARIABLE) or None
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def connected(address: str | None) -> Iterator[Any]:
     Raises SpecError if ray is not installed, ServeError if no cluster answers.
     """
     # For ray, and for its child processes.
-    os.environ.update({**PATIENCE, **os.environ, **SETTINGS, **({} if _is_elsewhere(address) else LOOPBACK)})
+    os.environ.update({**RAY_TIMEOUTS, **os.environ, **RAY_SETTINGS, **({} if _is_elsewhere(address) else LOOPBACK)})
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -49,7 +50,7 @@ def connected(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():  # the caller has connected
         yield ray
         return
-    local = {"num_cpus": available_cores(), "object_store_memory": OBJECTS, "include_dashboard": False}
+    local = {"num_cpus": available_cores(), "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         ray.init(address=address or "local", **quiet, **({} if address else local))
@@ -66,7 +67,7 @@ def _is_elsewhere(address: str | None) -> bool:
 
 
 @contextmanager
-def serving(options: Options, host: str, port: int) -> Iterator[None]:
+def serving(options: RayOptions, host: str, port: int) -> Iterator[None]:
     """Run the application of `options` on the connected cluster, at `host`:`port` of each node.
 
     If `host` is a loopback address, only the first node listens. Raises ServeError if the application does not start.
@@ -82,7 +83,7 @@ def serving(options: Options, host: str, port: int) -> Iterator[None]:
         serve.shutdown()
 
 
-def _deploy(options: Options) -> None:
+def _deploy(options: RayOptions) -> None:
     from ray import serve
 
     from builder.clusters.ray.application import application

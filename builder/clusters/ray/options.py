@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from builder.common.errors import SpecError
 
 
-class Options(BaseModel):
+class RayOptions(BaseModel):
     """Options of an application. `repository`: the same folder on every node.
 
     A replica takes `cores` of its node's logical cores, and `memory` bytes of it if that is not 0. Ray keeps between
@@ -33,7 +33,7 @@ class Options(BaseModel):
     keys_file: str | None = None
 
     @model_validator(mode="after")
-    def _ordered(self) -> Options:
+    def _ordered(self) -> RayOptions:
         if self.max_replicas < self.min_replicas:
             raise ValueError(
                 f"max_replicas is {self.max_replicas}, less than min_replicas, {self.min_replicas}; raise one or lower "
@@ -42,10 +42,10 @@ class Options(BaseModel):
         return self
 
 
-def read_options(given: dict[str, Any]) -> Options:
+def read_options(given: dict[str, Any]) -> RayOptions:
     """Read `given`, the arguments of a Serve configuration. Raises SpecError, with the fields that are wrong."""
     try:
-        return Options.model_validate(given)
+        return RayOptions.model_validate(given)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, at['loc']))}: {at['msg']}" for at in error.errors())
         raise SpecError(f"the arguments of builder.clusters.ray.application: {wrong}") from error

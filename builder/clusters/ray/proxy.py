@@ -15,18 +15,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.http_responses import event, send_json
 
-AGAIN_S = (0.1, 0.3, 1.0, 3.0)  # pause before each retry
-MOST_KEPT = 16 << 20  # bytes of a body: a larger one is sent only once
-GONE = "the gateway that had this request is gone; send it again"
+RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0)  # pause before each retry
+MAX_REPLAY_BYTES = 16 << 20  # bytes of a body: a larger one is sent only once
+GATEWAY_GONE = "the gateway that had this request is gone; send it again"
 
 
 def middlewares() -> list[Middleware]:
     """Return the middleware that Ray's proxy puts around its application."""
-    return [Middleware(AskAgain)]
+    return [Middleware(RetryMiddleware)]
 
 
-class Kept:
-    """A client's messages, kept so that they can be read again from the beginning."""
+class ReplayableBody:
+    """A client's messages, which can be read again from the beginning."""
 
     def __init__(self, receive: Receive) -> None:
         self.receive = receive
@@ -34,9 +34,9 @@ class Kept:
         self.size = 0
 
     @property
-    def again(self) -> bool:
+    def is_replayable(self) -> bool:
         """True if the whole body so far is kept, and the client still waits for the answer."""
-        return self.size <= MOST_KEPT and all(message["type"] == "http.request" for message in self.messages)
+        return self.size <= MAX_REPLAY_BYTES and all(message["type"] == "http.request" for message in self.messages)
 
     def reader(self) -> Receive:
         """Return an ASGI `receive` that starts at the beginning."""
@@ -47,24 +47,24 @@ class Kept:
                 return before.pop(0)
             message = await self.receive()
             self.size += len(message.get("body", b""))
-            if self.size <= MOST_KEPT or message["type"] != "http.request":
+            if self.size <= MAX_REPLAY_BYTES or message["type"] != "http.request":
                 self.messages.append(message)
             return message
 
         return receive
 
 
-class Response:
+class ResponseTracker:
     """Progress of a response."""
 
     def __init__(self, send: Send) -> None:
         self.send = send
-        self.begun = self.ended = self.events = False
+        self.started = self.ended = self.is_event_stream = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.begun = True
-            self.events = any(
+            self.started = True
+            self.is_event_stream = any(
                 name == b"content-type" and value.startswith(b"text/event-stream") for name, value in message["headers"]
             )
         elif message["type"] == "http.response.body":
@@ -72,7 +72,7 @@ class Response:
         await self.send(message)
 
 
-class AskAgain:
+class RetryMiddleware:
     """ASGI middleware that retries when the application returns without a response because its gateway died."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -82,17 +82,17 @@ class AskAgain:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body, response = Kept(receive), Response(send)
-        for pause in (*AGAIN_S, None):
-            await self.app({**scope, "headers": list(scope["headers"])}, body.reader(), response)
-            if response.begun or not body.again or pause is None:
+        body, tracker = ReplayableBody(receive), ResponseTracker(send)
+        for pause in (*RETRY_DELAYS_S, None):
+            await self.app({**scope, "headers": list(scope["headers"])}, body.reader(), tracker)
+            if tracker.started or not body.is_replayable or pause is None:
                 break
             await asyncio.sleep(pause)
-        if response.events and not response.ended:
+        if tracker.is_event_stream and not tracker.ended:
             await send({"type": "http.response.body", "body": event(_gone().body)})
-        elif not response.begun:
+        elif not tracker.started:
             await send_json(send, 503, _gone().body, _gone().headers)
 
 
 def _gone() -> ApiError:
-    return ApiError(503, GONE, code="unavailable", retry_after=2)
+    return ApiError(503, GATEWAY_GONE, code="unavailable", retry_after=2)

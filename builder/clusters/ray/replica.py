@@ -18,7 +18,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from builder.clusters.ray.wire import Answer, refusal
+from builder.clusters.ray.wire import Answer, to_refusal
 from builder.common.errors import BuilderError
 from builder.repository.versions import entry_names, served_number
 from builder.serving.gateway.backend import Metadata
@@ -26,25 +26,25 @@ from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.control import Control
 from builder.serving.server.heartbeat import heartbeat
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from builder.serving.server.watch import POLL_S, Watcher
 
 TRITON_ENDED = 70  # exit status of a replica whose Triton ended by itself: EX_SOFTWARE of sysexits.h
 
 
-class Loaded:
+class LoadedModel:
     """Model that a server has loaded; unloaded when Ray deletes this object, as soon as no request uses it.
 
     It is used on one event loop, deleted on another thread, and once more by Python: only the first deletion counts.
     """
 
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server: TritonServer, name: str) -> None:
         assert server.repository is not None
         self.server, self.repository, self.name = server, server.repository, name
-        self.users, self.gone, self.changed = 0, True, threading.Condition()
+        self.users, self.unloaded, self.changed = 0, True, threading.Condition()
         with Control(server.url, self.repository) as control:
             control.again(name)
-        self.gone = False
+        self.unloaded = False
 
     @contextmanager
     def lease(self) -> Iterator[None]:
@@ -60,9 +60,9 @@ class Loaded:
 
     def __del__(self) -> None:
         with self.changed:
-            gone, self.gone = self.gone, True
-            self.changed.wait_for(lambda: gone or not self.users)
-        if not gone and self.server.process.poll() is None:
+            unloaded, self.unloaded = self.unloaded, True
+            self.changed.wait_for(lambda: unloaded or not self.users)
+        if not unloaded and self.server.process.poll() is None:
             self._unload()
 
     def _unload(self) -> None:
@@ -86,9 +86,9 @@ class Replica:
         self.triton = Triton(self.server.url)
         threading.Thread(target=self._watch, daemon=True).start()
 
-    async def load(self, name: str) -> Loaded:
+    async def load(self, name: str) -> LoadedModel:
         """Load a model. Raises ServeError with Triton's reason if it does not load."""
-        return await asyncio.to_thread(Loaded, self.server, name)
+        return await asyncio.to_thread(LoadedModel, self.server, name)
 
     async def ready(self) -> bool:
         """Return True if its Triton answers."""
@@ -101,7 +101,7 @@ class Replica:
             with (await self._model(message.model_name)).lease():
                 return await self.triton.infer(message, metadata)
         except ApiError as error:
-            return refusal(error)
+            return to_refusal(error)
 
     async def stream(self, request: bytes, metadata: Metadata = ()) -> AsyncGenerator[Answer, None]:
         """Yield the answers to a ModelInferRequest as they come; a refusal is the last."""
@@ -111,9 +111,9 @@ class Replica:
                 async for outputs in self.triton.stream(message, metadata):
                     yield outputs
         except ApiError as error:
-            yield refusal(error)
+            yield to_refusal(error)
 
-    async def _model(self, name: str) -> Loaded:
+    async def _model(self, name: str) -> LoadedModel:
         try:
             return await self.load(name)
         except BuilderError as error:
@@ -121,13 +121,13 @@ class Replica:
 
     def _watch(self) -> None:
         """Monitor the processes of its models until its Triton ends, and then end this process."""
-        watcher = Watcher(self.server, _say)
-        with heartbeat(self.server, _say):
+        watcher = Watcher(self.server, _log)
+        with heartbeat(self.server, _log):
             while (status := self.server.process.poll()) is None:
                 watcher.look()
                 time.sleep(POLL_S)
         if not self.stopping:
-            _say(f"Triton ended by itself, with status {status}: this replica ends too")
+            _log(f"Triton ended by itself, with status {status}: this replica ends too")
             self.stack.close()  # its models' processes, and their shared memory, outlive a server that is killed
             os._exit(TRITON_ENDED)
 
@@ -137,11 +137,11 @@ class Replica:
             self.stack.close()
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def limited(models: int, multiplexed: Any) -> type[Replica]:
+def replica_class(models: int, multiplexed: Any) -> type[Replica]:
     """Return a class of replicas that have at most `models` loaded; `multiplexed`: ray.serve's."""
 
     class Limited(Replica):

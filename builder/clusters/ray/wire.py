@@ -22,12 +22,12 @@ class Refusal:
 Answer = Outputs | Refusal
 
 
-def refusal(error: ApiError) -> Refusal:
+def to_refusal(error: ApiError) -> Refusal:
     """Return the answer with which a replica replaces raising `error`."""
     return Refusal(error.status, error.message, error.param, error.code, error.retry_after)
 
 
-def outputs(answer: Answer) -> Outputs:
+def outputs_of(answer: Answer) -> Outputs:
     """Return the outputs of a replica's answer. Raises the ApiError if the answer is a refusal."""
     if not isinstance(answer, Refusal):
         return answer

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from builder.common.cache.entries import Entries
-from builder.common.cache.folder import cache_home, is_off, most_kept
+from builder.common.cache.entries import CacheEntries
+from builder.common.cache.folder import cache_home, is_cache_disabled, max_cache_bytes
 
 
 @contextmanager
 def bounded_cache() -> Iterator[None]:
-    """Trim the stages to `most_kept` bytes after the block. Raises SpecError as `most_kept` does."""
-    if is_off():
+    """Trim the stages to `max_cache_bytes` bytes after the block. Raises SpecError as `max_cache_bytes` does."""
+    if is_cache_disabled():
         yield
         return
-    most = most_kept()
+    limit = max_cache_bytes()
     try:
         yield
     finally:
         with suppress(OSError):  # a read-only disk
-            Entries(cache_home()).trim(most)
+            CacheEntries(cache_home()).trim(limit)

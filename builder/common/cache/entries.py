@@ -19,16 +19,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from builder.common.cache.digests import write_whole
-from builder.common.cache.folder import most_kept
+from builder.common.cache.digests import write_atomically
+from builder.common.cache.folder import max_cache_bytes
 from builder.common.cache.links import link
-from builder.common.hashing import WRITTEN, sha256_of
+from builder.common.hashing import WRITTEN_DIGESTS, sha256_of
 
-SPARED = 0.05  # share of the disk that is left free
+FREE_DISK_SHARE = 0.05  # share of the disk that is left free
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """Record of one stage, without its content. `made`: seconds since 1970; `took`: seconds; `size`: bytes."""
 
     stage: str
@@ -45,13 +45,13 @@ class Entry:
         return {self.document, *self.files.values()}
 
 
-class Entries:
+class CacheEntries:
     """Entries in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.stages, self.blobs = folder / "stages", folder / "blobs"
 
-    def all(self) -> Iterator[tuple[Entry, float]]:
+    def all(self) -> Iterator[tuple[CacheEntry, float]]:
         """Yield each entry that can be read, with the time at which it was last used."""
         for path in sorted(self.stages.glob("*.json")):
             entry = self.find(path.stem)
@@ -59,20 +59,20 @@ class Entries:
                 with suppress(FileNotFoundError):
                     yield entry, path.stat().st_mtime
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> CacheEntry | None:
         """Return the entry of `key`; None if there is none."""
         try:
-            return Entry(**json.loads(self._path(key).read_text("utf-8")))
+            return CacheEntry(**json.loads(self._path(key).read_text("utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
-    def read(self, entry: Entry, folder: Path) -> bytes | None:
+    def read(self, entry: CacheEntry, folder: Path) -> bytes | None:
         """Return the document of `entry` and put its files into `folder`; if it is damaged, remove it and return None.
 
         Raises OSError if `folder` does not take the files, such as on a full disk: the entry stays.
         """
-        document = self._whole_document(entry)
-        if document is not None and self._put(entry, folder):
+        document = self._intact_document(entry)
+        if document is not None and self._link_files(entry, folder):
             with suppress(OSError):  # a full or read-only disk
                 os.utime(self._path(entry.key))
             return document
@@ -81,16 +81,16 @@ class Entries:
         self.remove(entry)
         return None
 
-    def _whole_document(self, entry: Entry) -> bytes | None:
+    def _intact_document(self, entry: CacheEntry) -> bytes | None:
         """Return the document of `entry`; None if it, or one of the files, differs from what was written."""
         with suppress(OSError):
             document = (self.blobs / entry.document).read_bytes()
-            whole = hashlib.sha256(document).hexdigest() == entry.document
-            if whole and all(sha256_of(self.blobs / digest) == digest for digest in {*entry.files.values()}):
+            is_intact = hashlib.sha256(document).hexdigest() == entry.document
+            if is_intact and all(sha256_of(self.blobs / digest) == digest for digest in {*entry.files.values()}):
                 return document
         return None
 
-    def _put(self, entry: Entry, folder: Path) -> bool:
+    def _link_files(self, entry: CacheEntry, folder: Path) -> bool:
         """Put the files of `entry` into `folder`; return True if they were all there."""
         with suppress(FileNotFoundError):  # another process has just pruned them
             for name, digest in entry.files.items():
@@ -112,32 +112,32 @@ class Entries:
         size = len(document) + sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
         self.blobs.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self.blobs)
-        if disk.free - size < SPARED * disk.total or size > most_kept():
+        if disk.free - size < FREE_DISK_SHARE * disk.total or size > max_cache_bytes():
             return
-        files = {name: self._keep(folder / name) for name in names}
+        files = {name: self._store(folder / name) for name in names}
         digest = hashlib.sha256(document).hexdigest()
-        write_whole(self.blobs / digest, document)
-        entry = Entry(stage, key, model, time.time(), took, size, digest, files)
-        write_whole(self._path(key), json.dumps(asdict(entry)).encode())
-        self._keep_again(entry, document, folder)
+        write_atomically(self.blobs / digest, document)
+        entry = CacheEntry(stage, key, model, time.time(), took, size, digest, files)
+        write_atomically(self._path(key), json.dumps(asdict(entry)).encode())
+        self._restore_pruned(entry, document, folder)
 
-    def _keep_again(self, entry: Entry, document: bytes, folder: Path) -> None:
-        """Keep again what another process pruned because no entry named it yet, or only one that it removed."""
+    def _restore_pruned(self, entry: CacheEntry, document: bytes, folder: Path) -> None:
+        """Store again what another process pruned meanwhile, before the entry named it."""
         if not (self.blobs / entry.document).exists():
-            write_whole(self.blobs / entry.document, document)
+            write_atomically(self.blobs / entry.document, document)
         for name, digest in entry.files.items():
             if not (self.blobs / digest).exists():
-                self._keep(folder / name)
+                self._store(folder / name)
 
-    def _keep(self, file: Path) -> str:
-        digest = WRITTEN.of(file)
+    def _store(self, file: Path) -> str:
+        digest = WRITTEN_DIGESTS.of(file)
         beside = self.blobs / f".{digest}.{os.getpid()}.{time.monotonic_ns()}"
         link(file, beside)
         beside.replace(self.blobs / digest)
         beside.unlink(missing_ok=True)  # to rename one of two links to the other does nothing
         return digest
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: CacheEntry) -> None:
         """Forget one entry, and the blobs that no other entry has, with damaged ones."""
         self._path(entry.key).unlink(missing_ok=True)
         used = {digest for other, _ in self.all() for digest in other.blobs}
@@ -148,33 +148,33 @@ class Entries:
                 if sha256_of(self.blobs / digest) != digest:
                     (self.blobs / digest).unlink(missing_ok=True)
 
-    def trim(self, most: int) -> None:
-        """Prune if all blobs take more than `most` bytes: with thousands of entries that check alone is quick."""
-        if sum(self._size(blob.name) for blob in self.blobs.glob("*")) > most:
-            self.prune(most)
+    def trim(self, max_bytes: int) -> None:
+        """Prune if all blobs take more than `max_bytes` bytes: with thousands of entries that check alone is quick."""
+        if sum(self._size(blob.name) for blob in self.blobs.glob("*")) > max_bytes:
+            self.prune(max_bytes)
 
-    def prune(self, most: int) -> list[Entry]:
-        """Forget the least recently used entries until the rest takes at most `most` bytes, and blobs without an entry.
+    def prune(self, max_bytes: int) -> list[CacheEntry]:
+        """Remove the least recently used entries until the rest fits into `max_bytes`, and blobs without an entry.
 
         Returns the entries that were removed.
         """
         newest_first = sorted(self.all(), key=lambda pair: pair[1], reverse=True)
         remaining: dict[str, int] = {}
-        gone: list[Entry] = []
+        removed: list[CacheEntry] = []
         for entry, _ in newest_first:
             more = {digest: self._size(digest) for digest in entry.blobs - set(remaining)}
-            if gone or sum(remaining.values()) + sum(more.values()) > most:
-                gone.append(entry)
+            if removed or sum(remaining.values()) + sum(more.values()) > max_bytes:
+                removed.append(entry)
                 self._path(entry.key).unlink(missing_ok=True)
             else:
                 remaining |= more
-        theirs = {digest for entry in gone for digest in entry.blobs}
+        removed_blobs = {digest for entry in removed for digest in entry.blobs}
         # those that other processes kept meanwhile too
         used = set(remaining).union(*(entry.blobs for entry, _ in self.all()))
         for blob in self.blobs.glob("*"):
-            if blob.name not in used and (blob.name in theirs or not _written_now(blob)):
+            if blob.name not in used and (blob.name in removed_blobs or not _may_be_in_use(blob)):
                 blob.unlink(missing_ok=True)
-        return gone
+        return removed
 
     def _size(self, digest: str) -> int:
         with suppress(OSError):
@@ -185,7 +185,7 @@ class Entries:
         return self.stages / f"{key}.json"
 
 
-def _written_now(blob: Path) -> bool:
+def _may_be_in_use(blob: Path) -> bool:
     """Return True if the blob may belong to an entry that another process is writing."""
     with suppress(OSError):
         return time.time() - blob.stat().st_ctime < 60

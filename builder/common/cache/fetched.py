@@ -11,13 +11,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from builder.common.cache.folder import cache_home, size_of
+from builder.common.cache.folder import cache_home, folder_size
 
 ENGINES, PROGRAMS = "runtimes", "programs"
 IN_USE_S = 3600  # since the last use: a build or a load test may be running it
 
 
-def fetched(kind: str, name: str) -> Path:
+def fetched_folder(kind: str, name: str) -> Path:
     """Return the folder of `name` among `kind`, ENGINES or PROGRAMS, and mark it as used now; it may be absent."""
     folder = cache_home() / kind / name
     with suppress(OSError):
@@ -25,24 +25,24 @@ def fetched(kind: str, name: str) -> Path:
     return folder
 
 
-def prune_fetched(most: int) -> tuple[list[str], int]:
-    """Remove the least recently used folders until the rest takes at most `most` bytes; those that may be in use stay.
+def prune_fetched(max_bytes: int) -> tuple[list[str], int]:
+    """Remove the least recently used folders until the rest fits into `max_bytes`; those that may be in use stay.
 
-    Returns the names of the removed folders, and the bytes that are left of `most`, 0 if none are.
+    Returns the names of the removed folders, and the bytes that are left of `max_bytes`, 0 if none are.
     """
-    gone = []
-    for folder in sorted(_all(), key=_last_used, reverse=True):
-        size = size_of(folder)
-        if size <= most or time.time() - _last_used(folder) < IN_USE_S:
-            most = max(0, most - size)
+    removed = []
+    for folder in sorted(_fetched_folders(), key=_last_used, reverse=True):
+        size = folder_size(folder)
+        if size <= max_bytes or time.time() - _last_used(folder) < IN_USE_S:
+            max_bytes = max(0, max_bytes - size)
         else:
-            most = 0  # older ones go too
+            max_bytes = 0  # older ones go too
             _remove(folder)
-            gone.append(folder.name)
-    return gone, most
+            removed.append(folder.name)
+    return removed, max_bytes
 
 
-def _all() -> list[Path]:
+def _fetched_folders() -> list[Path]:
     return [path for kind in (ENGINES, PROGRAMS) for path in (cache_home() / kind).glob("*") if path.is_dir()]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from builder.common.cache.folder import cache_home, is_off
+from builder.common.cache.folder import cache_home, is_cache_disabled
 
 FOLDER = "published"
 
@@ -23,7 +23,7 @@ class Published:
 
     def __init__(self, repository: Path) -> None:
         where = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:32]
-        self.folder = None if is_off() else cache_home() / FOLDER / where
+        self.folder = None if is_cache_disabled() else cache_home() / FOLDER / where
         self.fresh: dict[str, Path] = {}
 
     def find(self, digest: str) -> Iterator[Path]:

@@ -31,7 +31,7 @@ import onnx
 
 from builder.common.cards import CARDS
 from builder.common.errors import SpecError
-from builder.common.releases import OPERATOR_NEEDS, RELEASES, has, runtime_of, version_tuple
+from builder.common.releases import OPERATOR_NEEDS, RELEASES, runtime_has, runtime_of, version_tuple
 
 if TYPE_CHECKING:
     from builder.graphs.onnx.graph import Graph
@@ -93,7 +93,7 @@ def refuse_blocks(options: BuildSpec, card: str | None) -> None:
     instead = "leave --cache-gb out, and each of --slots sequences has memory of its own"
     if options.executor == "bls":
         raise SpecError(f"--cache-gb is not for --executor bls, where a cache is made of slots: {instead}")
-    if not has(BLOCKS, options.triton, in_process=True):
+    if not runtime_has(BLOCKS, options.triton, in_process=True):
         raise SpecError(
             f"--cache-gb: {BLOCKS} is in ONNX Runtime from {OPERATOR_NEEDS[BLOCKS]} on, and the Python of Triton "
             f"{options.triton} gets {runtime_of(options.triton, in_process=True)}: use a newer --triton, or {instead}"

@@ -40,7 +40,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from builder.common.errors import SpecError
-from builder.common.memory import WIDTHS
+from builder.common.memory import BYTES_PER_VALUE
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant_once, attributes_of, replace_nodes
@@ -79,7 +79,7 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
 def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
     """Return the bytes of one block in all layers."""
     tokens = block_tokens(Geometry.pairs(layers))
-    return sum(2 * shape.heads * tokens * shape.size * WIDTHS[cache] for shape in layers)
+    return sum(2 * shape.heads * tokens * shape.size * BYTES_PER_VALUE[cache] for shape in layers)
 
 
 def _layer(value: onnx.ValueInfoProto) -> LayerShape:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from builder.checkpoints.grids import Grids
 from builder.common.errors import SpecError
-from builder.common.memory import Memory, cache_bytes, whole_blocks
+from builder.common.memory import ReservedMemory, blocks_that_fit, cache_bytes
 from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_sizes, refuse_windows
 from builder.engines.cuda.blocks import block_bytes, page_attention
 from builder.engines.cuda.lowering import decoder_for_cuda
@@ -70,7 +70,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
         if self._in_blocks:
             refuse_blocks(spec, self._card)
 
-    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
+    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan the card's memory, beside the least that the weights will take."""
         refuse_head_sizes({shape.size for shape in layers})
         if self._in_blocks:
@@ -81,19 +81,19 @@ class CudaDecoding(OnnxRuntimeDecoding):
             lower = "--slots or --max-length"
         needs = cache + weights // SMALLER[self.spec.precision]
         refuse_size(self.spec.gpu, needs, parts, f"lower {lower}")
-        return Memory(cache, weights)
+        return ReservedMemory(cache, weights)
 
     def _whole_blocks(self, layers: Sequence[LayerShape], length: int) -> int:
         """Return the bytes of the whole blocks in --cache-gb. Raises SpecError where one text does not fit."""
         assert self.spec.cache_gb is not None
         block = block_bytes(layers, self.cache_type)
-        return block * whole_blocks(self.spec.cache_gb * 1e9, block, length, block_tokens(Geometry.pairs(layers)))
+        return block * blocks_that_fit(self.spec.cache_gb * 1e9, block, length, block_tokens(Geometry.pairs(layers)))
 
     @property
     def attention(self) -> str:
         return OPERATOR if self._in_blocks else super().attention
 
-    def blocks(self, layers: Sequence[LayerShape], memory: Memory) -> int | None:
+    def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int | None:
         return memory.cache // block_bytes(layers, self.cache_type) if self._in_blocks else None
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from builder.common.workplace import scratch
+from builder.common.workplace import temporary_folder
 from builder.engines import Infer
 from builder.engines.stock import Signature, Tensor
 from builder.graphs.onnx.graph import MODEL_FILE as MODEL_FILE
@@ -24,7 +24,7 @@ from builder.runtime.contract import Session
 BACKEND = "onnxruntime"
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
 # Fusions that ONNX Runtime 1.31 runs slower than the operators they replace (MiniLM in int8: 1.36x with it left out,
-# `scripts/bench fusions`). They are neither saved in a graph nor made at load here; 1.19 gains from this one, and
+# measured with version 0.2.0). They are neither saved in a graph nor made at load here; 1.19 gains from this one, and
 # makes it itself when it loads the graph.
 SLOW_FUSIONS = ("SkipLayerNormFusion",)
 SPIN = "session.intra_op.allow_spinning"
@@ -92,7 +92,7 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     """
     if graph.arithmetic == "fp32":
         return run_with(open_session(graph.path, threads, spinning))
-    with scratch() as folder:
+    with temporary_folder() as folder:
         stand_in = folder / MODEL_FILE
         save_graph(rounded(load_whole(graph.path)), stand_in)
         return run_with(open_session(stand_in, threads, spinning))

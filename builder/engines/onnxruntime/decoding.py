@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from builder.common.errors import SpecError
-from builder.common.memory import Memory, cache_bytes, refuse_slots
+from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots
 from builder.common.releases import runtime_of
 from builder.engines.decoding import DecodingEngine, Executors
 from builder.engines.onnxruntime import MAPPED, loop_session, resting
@@ -54,7 +54,7 @@ class OnnxRuntimeDecoding(DecodingEngine):
         if self.spec.cache == "fp16" and self.spec.target == "cpu":
             raise SpecError("ONNX Runtime's cache on a CPU is fp32 or int8: --cache fp16 is for --engine openvino")
 
-    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
+    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan a slot of `length` tokens for each of --slots sequences.
 
         Raises SpecError for heads that have no kernel.
@@ -63,7 +63,7 @@ class OnnxRuntimeDecoding(DecodingEngine):
         cache = cache_bytes(layers, self.spec.slots, length, np.dtype(self.cache_type).itemsize)
         slots = f"{self.spec.slots} slots of {length} tokens"
         refuse_slots(cache, self.spec.usable_memory, "the cache needs", slots, "--slots or --max-length")
-        return Memory(cache, weights)
+        return ReservedMemory(cache, weights)
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
         """Fuse the graph; where the loop runs it on a CPU, it also computes what beam search reads."""

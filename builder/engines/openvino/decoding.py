@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builder.common.errors import SpecError
-from builder.common.memory import ADVICE, Memory, whole_blocks
+from builder.common.memory import ADVICE, ReservedMemory, blocks_that_fit
 from builder.engines.decoding import DecodingEngine, Executors, let_go
 from builder.engines.openvino import BACKEND, decoder_properties
 from builder.engines.openvino.lowering import block_bytes, page_attention
@@ -34,17 +34,17 @@ class OpenVinoDecoding(DecodingEngine):
         if self.spec.draft is not None and self.spec.cache == "int8":
             raise SpecError("--draft is not for --cache int8 of OpenVINO, which guesses nothing")
 
-    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
+    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan whole blocks, as many as fit into --cache-gb, or as --slots full texts need in half of the memory."""
         block, usable, stated = block_bytes(layers, self.cache_type), self.spec.usable_memory, self.spec.cache_gb
         full = self.spec.slots * -(-length // BLOCK) * block
         size = min(full, usable / 2) if stated is None else stated * 1e9
-        blocks = whole_blocks(size, block, length, BLOCK)
+        blocks = blocks_that_fit(size, block, length, BLOCK)
         if size > usable:
             raise SpecError(
                 f"the cache takes {size / 1e9:.1f} GB and {usable / 1e9:.1f} GB may be used; lower --cache-gb, {ADVICE}"
             )
-        return Memory(blocks * block, weights)
+        return ReservedMemory(blocks * block, weights)
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
         """Return the graph over a paged cache; OpenVINO has fusions of its own."""
@@ -54,7 +54,7 @@ class OpenVinoDecoding(DecodingEngine):
     def cache_type(self) -> CacheType:
         return CACHE_TYPES[self.spec.cache]
 
-    def blocks(self, layers: Sequence[LayerShape], memory: Memory) -> int | None:
+    def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int | None:
         return memory.cache // block_bytes(layers, self.cache_type)
 
     def session(self) -> Session:

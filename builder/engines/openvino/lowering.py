@@ -30,7 +30,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from builder.common.errors import ExportError
-from builder.common.memory import WIDTHS
+from builder.common.memory import BYTES_PER_VALUE
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
@@ -78,7 +78,7 @@ def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
     In 8 bits a token's value and a channel's key have a scale and a zero, too.
     """
     if cache != "uint8":
-        return sum(2 * shape.heads * BLOCK * shape.size * WIDTHS[cache] for shape in layers)
+        return sum(2 * shape.heads * BLOCK * shape.size * BYTES_PER_VALUE[cache] for shape in layers)
     return sum(shape.heads * ((BLOCK + 8) * shape.size + BLOCK * (shape.size + 8)) for shape in layers)
 
 

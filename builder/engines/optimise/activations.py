@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnxruntime import InferenceSession
 
-from builder.common.workplace import scratch
+from builder.common.workplace import temporary_folder
 from builder.engines.onnxruntime import open_session
 from builder.graphs.onnx.graph import MODEL_FILE, save_graph
 
@@ -31,7 +31,7 @@ def watch(
     watched.CopyFrom(model)
     del watched.graph.output[:]
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted({*names}))
-    with scratch() as folder:
+    with temporary_folder() as folder:
         session = opened(save_graph(watched, folder / MODEL_FILE).path, 0)
     wanted = list(dict.fromkeys(names))
     inputs = {value.name for value in session.get_inputs()}

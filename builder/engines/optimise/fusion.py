@@ -12,7 +12,7 @@ from onnx.helper import get_attribute_value
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from builder.common.errors import ExportError
-from builder.common.workplace import refuse_without_room
+from builder.common.workplace import require_disk_space
 from builder.engines.onnxruntime import save_optimised
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.operators import DOMAIN, STANDARD
@@ -33,7 +33,7 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
     path.parent.mkdir(parents=True, exist_ok=True)
     for file in path.parent.glob(f"{path.stem}.*"):  # of an earlier build, which others may have too
         file.unlink()
-    refuse_without_room(graph.path.stat().st_size, f"the files of {graph.path.name}, fused,")
+    require_disk_space(graph.path.stat().st_size, f"the files of {graph.path.name}, fused,")
     save_optimised(graph.path, path, extended=level != "O1", approximate_gelu=level in ("O3", "O4"))
     model = load_graph(path, graph.path.parent)
     _tidy(model, graph.ir_version)

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 
-from builder.common.workplace import scratch
+from builder.common.workplace import temporary_folder
 from builder.engines.onnxruntime import open_as_it_is
 from builder.engines.optimise.activations import Feeds, watch
 from builder.graphs.onnx.graph import MODEL_FILE
@@ -31,7 +31,7 @@ Range = tuple[np.ndarray, np.ndarray]  # the lowest and the highest value, fp32,
 
 def ranges(model: onnx.ModelProto, names: Sequence[str], method: str, feeds: Sequence[Feeds]) -> dict[str, Range]:
     """Return the range of each of the tensors `names` of `model` on `feeds`, by one of METHODS."""
-    with scratch() as folder:
+    with temporary_folder() as folder:
         path = folder / MODEL_FILE
         onnx.save(_observed(model, names), path)
         calibrator = create_calibrator(path, [OBSERVER], str(folder / "augmented.onnx"), METHODS[method])

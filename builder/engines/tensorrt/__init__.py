@@ -8,7 +8,7 @@ the older flags, 11 has that alone. Knows files; knows nothing about checkpoints
 from __future__ import annotations
 
 from builder.common.errors import SpecError
-from builder.common.releases import RELEASES, version_tuple, with_tensorrt
+from builder.common.releases import RELEASES, releases_with_tensorrt, version_tuple
 
 BACKEND = "tensorrt"
 PLATFORM = "tensorrt_plan"
@@ -21,5 +21,5 @@ def refuse_release(triton: str) -> None:
     if has is not None and version_tuple(has) < version_tuple(MIN_VERSION):
         raise SpecError(
             f"Triton {triton} has TensorRT {has}; graphs that state their precision in their types need "
-            f"{MIN_VERSION}: use --triton {with_tensorrt(MIN_VERSION)[0]} or later"
+            f"{MIN_VERSION}: use --triton {releases_with_tensorrt(MIN_VERSION)[0]} or later"
         )

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import TaskGraph, encoder_task
 from builder.common.errors import ExportError
-from builder.common.workplace import full
+from builder.common.workplace import find_disk_full_error
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.attention import ONNXRUNTIME, UNFUSED
 from builder.graphs.export.experts import every_expert
@@ -84,7 +84,7 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
             return export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
-        if full(error) is not None:
+        if find_disk_full_error(error) is not None:
             raise  # an error of the disk, not of the model
         return reason(error)
     finally:

@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 
 from builder.common.errors import ExportError
-from builder.common.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
+from builder.common.releases import OPERATOR_NEEDS, OPSET_LIMITS, RELEASES, runtime_of, version_tuple
 from builder.graphs.onnx.nodes import attributes_of
 from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, DOMAIN, STANDARD
 from builder.graphs.onnx.weights import beside, point_to, size_of, take_in
@@ -210,7 +210,7 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
                 f"{where} has {has}. " + (f"Build for Triton {able[0]} or later" if able else "No known release has it")
             )
     _check_meaning(graph.path.name, model, where, has)
-    opset, ir_version = LIMITS[has]
+    opset, ir_version = OPSET_LIMITS[has]
     if graph.opset <= opset and graph.ir_version <= ir_version:
         return
     newer = [n for n, r in RELEASES.items() if graph.opset <= r.opset and graph.ir_version <= r.ir_version]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from builder.common.hashing import Digests
+from builder.common.hashing import FileDigests
 from builder.repository.lint.findings import Finding
 from builder.repository.lint.repository import Repository
 from builder.repository.lint.rule import all_rules
@@ -18,7 +18,7 @@ from builder.repository.sharing.hosting import hosted_repositories
 
 
 def lint(
-    repository: Path, triton: str | None = None, verify_key: Path | None = None, digests: Digests | None = None
+    repository: Path, triton: str | None = None, verify_key: Path | None = None, digests: FileDigests | None = None
 ) -> list[Finding]:
     """Return the findings, model by model, in the order of the rules' codes.
 
@@ -26,7 +26,7 @@ def lint(
     every model must have been signed with, as builder/repository/signatures.py takes it. `digests`: of files that the
     caller has just written; None: every file is read. Raises SpecError if the key is not one.
     """
-    linted = Repository(repository, triton, verify_key, digests or Digests())
+    linted = Repository(repository, triton, verify_key, digests or FileDigests())
     findings = [finding for rule in all_rules() for finding in rule.findings(linted)]
     for hosted in hosted_repositories(repository):
         findings += _hosted_findings(Repository(hosted, triton, digests=linted.digests))

@@ -19,7 +19,7 @@ from tritonclient.grpc import model_config_pb2
 
 from builder.common.engines import DETECTED, ENGINES, EngineFacts
 from builder.common.errors import RepositoryError
-from builder.common.hashing import Digests
+from builder.common.hashing import FileDigests
 from builder.common.releases import RELEASES
 from builder.repository.config.render import parse
 from builder.repository.lint.pbtxt import FieldSpan, field_spans
@@ -85,7 +85,7 @@ class Repository:
     path: Path
     triton: str | None = None
     verify_key: Path | None = None
-    digests: Digests = field(default_factory=Digests, compare=False)
+    digests: FileDigests = field(default_factory=FileDigests, compare=False)
 
     @cached_property
     def folders(self) -> tuple[Folder, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.common.engines import ENGINES
-from builder.common.hashing import WRITTEN, sha256_of
+from builder.common.hashing import WRITTEN_DIGESTS, sha256_of
 
 if TYPE_CHECKING:
     from builder.repository.config.entries import RepositoryEntry
@@ -32,7 +32,7 @@ def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]
     """Return the SHA-256 of each file of each entry."""
     return {
         entry.name: {
-            name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else WRITTEN.of(content)
+            name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else WRITTEN_DIGESTS.of(content)
             for name, content in sorted(entry.files.items())
         }
         for entry in entries

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.common.errors import RepositoryError
-from builder.common.speed import RUN, Latencies, speed_up
+from builder.common.speed import PROCESS_STARTED, Latencies, speed_up
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +45,7 @@ class MeasuredVariant:
     """Share of answers that equal PyTorch's token for token. Encoder-decoders."""
     scores: dict[str, float] = field(default_factory=dict)
     """The task's own measures by the samples' labels, 0 to 1."""
-    timed_in: str = RUN
+    timed_in: str = PROCESS_STARTED
     """Start of the process that measured the latencies (UTC)."""
 
     def speed_up(self, base: MeasuredVariant) -> float | None:

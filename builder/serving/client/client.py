@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from builder.common.errors import ServeError
-from builder.common.tensors import WIRE, to_tensors, to_values
+from builder.common.tensors import WIRE_TYPES, to_tensors, to_values
 from builder.runtime.fields import Field
 from builder.serving.client.responses import Responses
 
@@ -70,7 +70,7 @@ class Client:
                     yield to_values(tensors, self.signature.outputs)[0]
 
     def _request(self, tensors: Mapping[str, np.ndarray]) -> service_pb2.ModelInferRequest:
-        types = {field.name: WIRE[field.data_type] for field in self.signature.inputs}
+        types = {field.name: WIRE_TYPES[field.data_type] for field in self.signature.inputs}
         request = service_pb2.ModelInferRequest(model_name=self.name)
         for name, array in tensors.items():
             request.inputs.add(name=name, datatype=types[name], shape=array.shape)
@@ -87,7 +87,7 @@ class Client:
         return to_values({n: a for n, a in outputs.items() if a is not None}, self.signature.outputs)
 
     def _inputs(self, tensors: Mapping[str, np.ndarray]) -> list[Any]:
-        types = {field.name: WIRE[field.data_type] for field in self.signature.inputs}
+        types = {field.name: WIRE_TYPES[field.data_type] for field in self.signature.inputs}
         return [
             grpc.InferInput(name, list(array.shape), types[name]).set_data_from_numpy(array)
             for name, array in tensors.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
-from builder.common.tensors import WIRE
+from builder.common.tensors import WIRE_TYPES
 from builder.runtime.fields import Field
 from builder.serving.gateway.served_model import ServedModel
 
@@ -21,7 +21,7 @@ def read_model(config: Any, version: str) -> ServedModel | None:
     parameters = {name: value.string_value for name, value in config.parameters.items()}
     fields = (_fields(config.input, True), _fields(config.output, False))
     types = {field.data_type for side in fields for field in side.values()}
-    if "task" not in parameters or not types <= set(WIRE):
+    if "task" not in parameters or not types <= set(WIRE_TYPES):
         return None
     return ServedModel(
         config.name,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from builder.common.tensors import WIRE
+from builder.common.tensors import WIRE_TYPES
 from builder.runtime.fields import Field
 from builder.serving.gateway.errors import bad_field
 
@@ -43,7 +43,7 @@ def add_tensor(
 ) -> None:
     """Add `values`, of JSON, to a request as the input `field`. Raises ApiError for a value of another type."""
     tensor = request.inputs.add()
-    tensor.name, tensor.datatype = field.name, WIRE[field.data_type]
+    tensor.name, tensor.datatype = field.name, WIRE_TYPES[field.data_type]
     tensor.shape.extend(shape)
     request.raw_input_contents.append(_PACK[field.data_type](field.name, values))
 
@@ -97,13 +97,13 @@ def _strings(name: str, values: Sequence[Any]) -> bytes:
 
 
 def _integers(kind: str) -> Callable[[str, Sequence[Any]], bytes]:
-    limits = np.iinfo(ARRAYS[WIRE[kind]])
+    limits = np.iinfo(ARRAYS[WIRE_TYPES[kind]])
 
     def pack(name: str, values: Sequence[Any]) -> bytes:
         for value in values:
             if type(value) is not int or not limits.min <= value <= limits.max:
                 raise bad_field(name, f"{name} is {_shortened(value)}; expected {limits.min} to {limits.max}")
-        return np.array(values, ARRAYS[WIRE[kind]]).tobytes()
+        return np.array(values, ARRAYS[WIRE_TYPES[kind]]).tobytes()
 
     return pack
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from builder.common.errors import SpecError
-from builder.serving.load.noise import Change, Estimate, change
-from builder.serving.load.record import FIGURES, Figure, Load, Run, estimate
+from builder.serving.load.noise import Estimate, RelativeChange, compare_means
+from builder.serving.load.record import FIGURES, Figure, LoadMeasurement, LoadTestRun, estimate
 
 COMPARED = tuple(
     figure
@@ -18,7 +18,7 @@ COMPARED = tuple(
 
 
 @dataclass(frozen=True)
-class Compared:
+class FigureComparison:
     """One figure of one model under one level, in both runs."""
 
     model: str
@@ -26,7 +26,7 @@ class Compared:
     figure: Figure
     before: Estimate
     after: Estimate
-    change: Change | None
+    change: RelativeChange | None
 
     @property
     def verdict(self) -> str:
@@ -38,7 +38,7 @@ class Compared:
         return "better" if (self.change.share > 0) == self.figure.higher else "worse"
 
 
-def compare(before: Run, after: Run) -> list[Compared]:
+def compare_runs(before: LoadTestRun, after: LoadTestRun) -> list[FigureComparison]:
     """Compare the figures of each model and level that both runs have. Raises SpecError if they share none."""
     earlier, rows = before.repeats(), []
     for (model, level), loads in after.repeats().items():
@@ -52,15 +52,17 @@ def compare(before: Run, after: Run) -> list[Compared]:
     return rows
 
 
-def _compared(model: str, level: str, figure: Figure, before: list[Load], after: list[Load]) -> Compared | None:
+def _compared(
+    model: str, level: str, figure: Figure, before: list[LoadMeasurement], after: list[LoadMeasurement]
+) -> FigureComparison | None:
     estimates = [estimate(figure, loads) for loads in (before, after)]
     if estimates[0] is None or estimates[1] is None:
         return None
     values = [[value for value in map(figure.of, loads) if value is not None] for loads in (before, after)]
-    return Compared(model, level, figure, estimates[0], estimates[1], change(*values))
+    return FigureComparison(model, level, figure, estimates[0], estimates[1], compare_means(*values))
 
 
-def comparison_table(rows: list[Compared], before: Run) -> Table:
+def comparison_table(rows: list[FigureComparison], before: LoadTestRun) -> Table:
     """Return a table with one row for each model, level and figure."""
     result = Table(title=f"against the load test of {before.when}", title_justify="left")
     for name in ("model", "load", "figure"):

@@ -25,18 +25,18 @@ from builder.common.machine import available_cores
 from builder.runtime.fields import Field
 from builder.serving.client.client import Client
 from builder.serving.load.perf_analyzer import find_perf_analyzer
-from builder.serving.load.profile import Seen, from_csv, from_export
-from builder.serving.load.record import Load, Run
-from builder.serving.load.statistics import between
+from builder.serving.load.profile import ClientFigures, from_csv, from_export
+from builder.serving.load.record import LoadMeasurement, LoadTestRun
+from builder.serving.load.statistics import statistics_between
 from builder.serving.load.traffic import Level, Target
 
-SENT = 512  # samples that perf_analyzer has before it starts over
-WINDOWS = 3  # perf_analyzer measures at least so many, one after the other
-SLOWEST = 20.0  # times the expected duration of a measurement: beyond it, perf_analyzer hangs
-ATTEMPTS = 3  # perf_analyzer 2.51 sometimes breaks off while it writes a stream's requests
+SAMPLES_SENT = 512  # samples that perf_analyzer has before it starts over
+MIN_WINDOWS = 3  # perf_analyzer measures at least so many, one after the other
+TIMEOUT_FACTOR = 20.0  # times the expected duration of a measurement: beyond it, perf_analyzer hangs
+MAX_ATTEMPTS = 3  # perf_analyzer 2.51 sometimes breaks off while it writes a stream's requests
 
 
-class _BrokenOff(ServeError):
+class _ExportInterrupted(ServeError):
     """Raised if perf_analyzer ended before it had written its measurements."""
 
 
@@ -47,14 +47,14 @@ def load_test(
     repeats: int = 3,
     seconds: float = 6.0,
     p99_ms: float | None = None,
-) -> Run:
+) -> LoadTestRun:
     """Drive the models `targets` at `url` together, at each of `levels`, `repeats` times for `seconds` each.
 
     A ramp ends after the first level that the server refuses, or at which the p99 of any model exceeds `p99_ms`;
     for a stream that is the p99 to its first token.
     Raises ServeError if the first level cannot run.
     """
-    loads: list[Load] = []
+    loads: list[LoadMeasurement] = []
     stopped = None
     for level in levels:
         try:
@@ -65,16 +65,16 @@ def load_test(
             stopped = f"{level}: {error}"
             break
         loads += measured
-        stopped = None if p99_ms is None else _over(measured, level, p99_ms)
+        stopped = None if p99_ms is None else _exceeded_limit(measured, level, p99_ms)
         if stopped is not None:
             break
     with Client(url, targets[0].name) as client:
         server = client.server()
     machine = {**cpu(), "cores": available_cores()}
-    return Run(datetime.now(UTC).isoformat(timespec="seconds"), server, machine, seconds, tuple(loads), stopped)
+    return LoadTestRun(datetime.now(UTC).isoformat(timespec="seconds"), server, machine, seconds, tuple(loads), stopped)
 
 
-def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
+def _exceeded_limit(loads: Sequence[LoadMeasurement], level: Level, limit_ms: float) -> str | None:
     """Return a message on the first model whose median p99 over the repeats is above the limit, or None."""
     for name in dict.fromkeys(load.model for load in loads):
         p99 = median(load.client.bounded_ms for load in loads if load.model == name)
@@ -83,7 +83,7 @@ def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
     return None
 
 
-def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0) -> list[Load]:
+def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0) -> list[LoadMeasurement]:
     """Drive all `targets` together, once, for `seconds` after perf_analyzer's own warm-up. Returns a Load for each.
 
     `seed` draws the order of the samples, and the times at which the requests of a rate are sent. Repeated if
@@ -91,13 +91,13 @@ def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, s
 
     Raises ServeError if the load cannot run.
     """
-    for _ in range(ATTEMPTS - 1):
-        with contextlib.suppress(_BrokenOff):
+    for _ in range(MAX_ATTEMPTS - 1):
+        with contextlib.suppress(_ExportInterrupted):
             return _measure(url, targets, level, seconds, seed)
     return _measure(url, targets, level, seconds, seed)
 
 
-def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int) -> list[Load]:
+def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int) -> list[LoadMeasurement]:
     program, environment = find_perf_analyzer()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -111,14 +111,15 @@ def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, 
                     environment,
                     client,
                     folder,
-                    SLOWEST * seconds + 60,
+                    TIMEOUT_FACTOR * seconds + 60,
                 )
                 for client, target in zip(clients, targets, strict=True)
             ]
             seen = [run.result() for run in runs]
-        served = [between(was, client.statistics()) for was, client in zip(before, clients, strict=True)]
+        served = [statistics_between(was, client.statistics()) for was, client in zip(before, clients, strict=True)]
     return [
-        Load(target.name, level, *both) for target, both in zip(targets, zip(seen, served, strict=True), strict=True)
+        LoadMeasurement(target.name, level, *both)
+        for target, both in zip(targets, zip(seen, served, strict=True), strict=True)
     ]
 
 
@@ -129,7 +130,7 @@ def _command(
     data = folder / f"{client.name}.input.json"
     data.write_text(json.dumps(_input_data(in_random_order(samples, seed), client.signature.inputs)), "utf-8")
     command = ["-m", client.name, "-u", client.url, "-i", "grpc", "--input-data", str(data)]
-    command += ["--measurement-interval", str(round(1000 * seconds / WINDOWS)), "--stability-percentage", "999"]
+    command += ["--measurement-interval", str(round(1000 * seconds / MIN_WINDOWS)), "--stability-percentage", "999"]
     command += ["--percentile", "50", "-f", str(_report(folder, client.name))]
     if level.kind == "rate":  # sent at its time, whether or not the earlier ones are answered
         intervals = folder / f"{client.name}.intervals"
@@ -149,7 +150,7 @@ def in_random_order(samples: Sequence[Mapping[str, Any]], seed: int) -> list[Map
     too, and wait for each other.
     """
     chance = np.random.default_rng(seed)
-    passes = max(1, SENT // len(samples))
+    passes = max(1, SAMPLES_SENT // len(samples))
     return [samples[index] for _ in range(passes) for index in chance.permutation(len(samples))]
 
 
@@ -172,8 +173,10 @@ def _export(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def _drive(command: list[str], environment: dict[str, str], client: Client, folder: Path, limit_s: float) -> Seen:
-    """Run perf_analyzer and read its results. Raises ServeError; _BrokenOff if measuring again may help."""
+def _drive(
+    command: list[str], environment: dict[str, str], client: Client, folder: Path, limit_s: float
+) -> ClientFigures:
+    """Run perf_analyzer and read its results. Raises ServeError; _ExportInterrupted if measuring again may help."""
     try:
         finished = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
@@ -191,7 +194,7 @@ def _drive(command: list[str], environment: dict[str, str], client: Client, fold
         try:
             return from_export(json.loads(export.read_text("utf-8", errors="replace")))
         except (OSError, ValueError) as error:
-            raise _BrokenOff(
+            raise _ExportInterrupted(
                 f"perf_analyzer ended, with status {finished.returncode}, while it wrote what it saw ({error}); "
                 f"measure {client.name} again"
             ) from error

@@ -9,7 +9,7 @@ from statistics import mean, variance
 
 from scipy.special import stdtrit
 
-SURE = 0.975  # quantile of a two-sided interval of 95%
+QUANTILE = 0.975  # quantile of a two-sided interval of 95%
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Estimate:
         count = len(values)
         if count < 2:
             return cls(values[0], None)
-        return cls(mean(values), float(stdtrit(count - 1, SURE)) * math.sqrt(variance(values) / count))
+        return cls(mean(values), float(stdtrit(count - 1, QUANTILE)) * math.sqrt(variance(values) / count))
 
     def __str__(self) -> str:
         return _number(self.mean) if self.half is None else f"{_number(self.mean)} ±{_number(self.half)}"
@@ -35,7 +35,7 @@ def _number(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Change:
+class RelativeChange:
     """Difference of two means, as a share of the first.
 
     `half`: half of its 95% interval, None if either was not repeated.
@@ -53,7 +53,7 @@ class Change:
         return f"{self.share:+.1%}" + ("" if self.half is None else f" ±{self.half:.1%}")
 
 
-def change(before: Sequence[float], after: Sequence[float]) -> Change | None:
+def compare_means(before: Sequence[float], after: Sequence[float]) -> RelativeChange | None:
     """Return by what share `after` is larger; None if `before` is 0. Welch: variances need not be equal."""
     base = mean(before)
     if base == 0:
@@ -61,15 +61,15 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change | None:
     share = (mean(after) - base) / base
     counts = [len(before), len(after)]
     if min(counts) < 2:
-        return Change(share, None)
+        return RelativeChange(share, None)
     parts = [variance(values) / count for values, count in zip((before, after), counts, strict=True)]
     if sum(parts) == 0:
-        return Change(share, 0.0)
+        return RelativeChange(share, 0.0)
     freedom = sum(parts) ** 2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
-    return Change(share, float(stdtrit(freedom, SURE)) * math.sqrt(sum(parts)) / abs(base))
+    return RelativeChange(share, float(stdtrit(freedom, QUANTILE)) * math.sqrt(sum(parts)) / abs(base))
 
 
-def change_by_turns(before: Sequence[float], after: Sequence[float]) -> Change | None:
+def compare_pairs(before: Sequence[float], after: Sequence[float]) -> RelativeChange | None:
     """Return the change of values that were measured in alternating pairs, from the ratio of each pair.
 
     Whatever slows the machine for a while slows both values of a pair. None if a value is 0.
@@ -79,6 +79,6 @@ def change_by_turns(before: Sequence[float], after: Sequence[float]) -> Change |
     ratio = Estimate.of([math.log(new / old) for old, new in zip(before, after, strict=True)])
     share = math.expm1(ratio.mean)
     if ratio.half is None:
-        return Change(share, None)
+        return RelativeChange(share, None)
     nearest = math.expm1(ratio.mean - math.copysign(ratio.half, ratio.mean))
-    return Change(share, abs(share - nearest))
+    return RelativeChange(share, abs(share - nearest))

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from builder.repository.report import charts
 from builder.repository.report.page import render_page
-from builder.serving.load.compare import Compared
-from builder.serving.load.record import FIGURES, Load, Run, estimate
+from builder.serving.load.compare import FigureComparison
+from builder.serving.load.record import FIGURES, LoadMeasurement, LoadTestRun, estimate
 from builder.serving.load.traffic import Level
 
-Repeats = Mapping[Level, Sequence[Load]]  # of one model
+Repeats = Mapping[Level, Sequence[LoadMeasurement]]  # of one model
 
 
-def page(run: Run, before: Run | None = None, compared: Sequence[Compared] = ()) -> str:
+def page(run: LoadTestRun, before: LoadTestRun | None = None, compared: Sequence[FigureComparison] = ()) -> str:
     """Return the whole page. With `before`, an earlier run, it also compares the two."""
     groups = run.repeats()
     models = list(dict.fromkeys(model for model, _ in groups))
@@ -40,7 +40,7 @@ def page(run: Run, before: Run | None = None, compared: Sequence[Compared] = ())
     )
 
 
-def _levels(run: Run, model: str) -> Repeats:
+def _levels(run: LoadTestRun, model: str) -> Repeats:
     return {level: loads for (name, level), loads in run.repeats().items() if name == model}
 
 
@@ -94,7 +94,7 @@ def _stream_charts(model: str, levels: Repeats) -> dict[str, str]:
     return by_title
 
 
-def _batches(loads: Sequence[Load]) -> dict[str, float]:
+def _batches(loads: Sequence[LoadMeasurement]) -> dict[str, float]:
     """Return the share in percent of executions by the number of requests in their batch, in doubling ranges."""
     counts: dict[int, int] = {}
     for load in loads:

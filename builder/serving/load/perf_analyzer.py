@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from builder.common.cache.fetched import PROGRAMS, fetched
+from builder.common.cache.fetched import PROGRAMS, fetched_folder
 from builder.common.errors import ServeError
 from builder.serving.server.embedded import wheel_folder
 
@@ -27,7 +27,7 @@ def find_perf_analyzer() -> tuple[Path, dict[str, str]]:
     on_path = shutil.which("perf_analyzer")
     if on_path:
         return Path(on_path), dict(os.environ)
-    folder = fetched(PROGRAMS, WHEEL.replace("==", "-"))
+    folder = fetched_folder(PROGRAMS, WHEEL.replace("==", "-"))
     if not (folder / "perf_analyzer").is_file():
         _install(folder)
     libraries = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))

@@ -20,7 +20,7 @@ NANOSECONDS = 1e6
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamLatency:
     """Figures of a stream: milliseconds to the first token and between tokens, and tokens a second."""
 
     first_p50_ms: float
@@ -31,14 +31,14 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClientFigures:
     """Figures of the clients: answers a second, and the milliseconds until an answer was complete."""
 
     requests_per_s: float
     p50_ms: float
     p90_ms: float
     p99_ms: float
-    stream: Stream | None = None
+    stream: StreamLatency | None = None
 
     @property
     def bounded_ms(self) -> float:
@@ -46,14 +46,14 @@ class Seen:
         return self.p99_ms if self.stream is None else self.stream.first_p99_ms
 
 
-def from_csv(text: str) -> Seen:
+def from_csv(text: str) -> ClientFigures:
     """Read the last line of a report by `perf_analyzer -f`, with the percentiles 50, 90 and 99."""
     *_, row = csv.DictReader(text.splitlines())
     p50, p90, p99 = (float(row[f"p{percentile} latency"]) / MICROSECONDS for percentile in (50, 90, 99))
-    return Seen(float(row["Inferences/Second"]), p50, p90, p99)
+    return ClientFigures(float(row["Inferences/Second"]), p50, p90, p99)
 
 
-def from_export(document: Mapping[str, Any]) -> Seen:
+def from_export(document: Mapping[str, Any]) -> ClientFigures:
     """Compute the figures of a `--profile-export-file` from requests whose last response is in its windows.
 
     Raises ServeError if there is no such request.
@@ -72,8 +72,8 @@ def from_export(document: Mapping[str, Any]) -> Seen:
     first_p50, first_p99 = np.percentile(first, (50, 99)) / NANOSECONDS
     between_p50, between_p99 = np.percentile(gaps or [0], (50, 99)) / NANOSECONDS
     tokens = sum(_tokens(r["response_outputs"]) for r in ended)
-    stream = Stream(float(first_p50), float(first_p99), float(between_p50), float(between_p99), tokens / seconds)
-    return Seen(len(ended) / seconds, float(p50), float(p90), float(p99), stream)
+    stream = StreamLatency(float(first_p50), float(first_p99), float(between_p50), float(between_p99), tokens / seconds)
+    return ClientFigures(len(ended) / seconds, float(p50), float(p90), float(p99), stream)
 
 
 def _tokens(outputs: Sequence[Mapping[str, Any]]) -> int:

@@ -12,37 +12,37 @@ from rich.table import Table
 
 from builder.common.errors import RepositoryError, SpecError
 from builder.serving.load.noise import Estimate
-from builder.serving.load.profile import Seen, Stream
-from builder.serving.load.statistics import Served
+from builder.serving.load.profile import ClientFigures, StreamLatency
+from builder.serving.load.statistics import ServerFigures
 from builder.serving.load.traffic import Level
 
 SCHEMA = 1  # incremented when a field changes its name, its type or its meaning
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadMeasurement:
     """One repeat: the model under its share of `level`, as clients saw it and as Triton counted it."""
 
     model: str
     level: Level
-    client: Seen
-    server: Served
+    client: ClientFigures
+    server: ServerFigures
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadTestRun:
     """Load test. `server`: its name and version; `machine`: where the clients ran; `stopped`: why a ramp ended."""
 
     when: str
     server: str
     machine: dict[str, Any]
     seconds: float
-    loads: tuple[Load, ...]
+    loads: tuple[LoadMeasurement, ...]
     stopped: str | None = None
 
-    def repeats(self) -> dict[tuple[str, Level], list[Load]]:
+    def repeats(self) -> dict[tuple[str, Level], list[LoadMeasurement]]:
         """Group the repeats by model and level, in the order in which they were first measured."""
-        groups: dict[tuple[str, Level], list[Load]] = {}
+        groups: dict[tuple[str, Level], list[LoadMeasurement]] = {}
         for load in self.loads:
             groups.setdefault((load.model, load.level), []).append(load)
         return groups
@@ -57,11 +57,11 @@ class Figure:
     """One number of a Load, which may lack it. `higher`: True if more is better; None if neither is."""
 
     title: str
-    of: Callable[[Load], float | None]
+    of: Callable[[LoadMeasurement], float | None]
     higher: bool | None = False
 
 
-def _stream(name: str) -> Callable[[Load], float | None]:
+def _stream(name: str) -> Callable[[LoadMeasurement], float | None]:
     return lambda load: None if load.client.stream is None else getattr(load.client.stream, name)
 
 
@@ -82,13 +82,13 @@ FIGURES = (
 )
 
 
-def estimate(figure: Figure, loads: Sequence[Load]) -> Estimate | None:
+def estimate(figure: Figure, loads: Sequence[LoadMeasurement]) -> Estimate | None:
     """Return the mean of a figure over the repeats of one level, with its noise; None if they lack it."""
     values = [value for value in map(figure.of, loads) if value is not None]
     return Estimate.of(values) if values else None
 
 
-def table(run: Run) -> Table:
+def table(run: LoadTestRun) -> Table:
     """Return a table: a row for each model and level, a column for each figure, intervals if levels were repeated."""
     groups = run.repeats()
     shown = [figure for figure in FIGURES if any(figure.of(load) is not None for load in run.loads)]
@@ -109,7 +109,7 @@ def table(run: Run) -> Table:
     return result
 
 
-def save(run: Run, path: Path) -> None:
+def save(run: LoadTestRun, path: Path) -> None:
     """Save a run as JSON. Raises RepositoryError if the file cannot be written."""
     try:
         path.write_text(json.dumps(run.document(), indent=1), "utf-8")
@@ -117,24 +117,24 @@ def save(run: Run, path: Path) -> None:
         raise RepositoryError(f"{path} cannot be written ({error.strerror}): choose another file") from error
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> LoadTestRun:
     """Read a run from a file that `save` wrote. Raises SpecError if it is not one."""
     try:
         document = json.loads(path.read_text("utf-8"))
         schema = document.pop("schema")
         if schema != SCHEMA:
             raise SpecError(f"{path} has schema {schema} and this version reads {SCHEMA}: measure again")
-        return Run(**{**document, "loads": tuple(map(_load, document["loads"]))})
+        return LoadTestRun(**{**document, "loads": tuple(map(_load, document["loads"]))})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"{path} is not a load test that was saved with --save ({error!r})") from error
 
 
-def _load(document: dict[str, Any]) -> Load:
+def _load(document: dict[str, Any]) -> LoadMeasurement:
     client = document["client"]
-    stream = None if client["stream"] is None else Stream(**client["stream"])
-    return Load(
+    stream = None if client["stream"] is None else StreamLatency(**client["stream"])
+    return LoadMeasurement(
         document["model"],
         Level(**document["level"]),
-        Seen(**{**client, "stream": stream}),
-        Served(**document["server"]),
+        ClientFigures(**{**client, "stream": stream}),
+        ServerFigures(**document["server"]),
     )

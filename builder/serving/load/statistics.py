@@ -16,7 +16,7 @@ Statistics = Mapping[str, Any]  # of one model: an entry of `model_stats`
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerFigures:
     """Server's work for one model. Times are the mean of a request, in milliseconds."""
 
     queue_ms: float
@@ -26,7 +26,7 @@ class Served:
     failures: int
 
 
-def between(before: Statistics, after: Statistics) -> Served:
+def statistics_between(before: Statistics, after: Statistics) -> ServerFigures:
     """Return the difference of two statistics of the same model."""
     requests = _grown(before, after, "inference_stats", "success", "count")
     queue = _grown(before, after, "inference_stats", "queue", "ns")
@@ -35,7 +35,7 @@ def between(before: Statistics, after: Statistics) -> Served:
     rows = _grown(before, after, "inference_count")
     counted, had = _batches(after), _batches(before)
     batches = {str(size): count - had.get(size, 0) for size, count in sorted(counted.items())}
-    return Served(
+    return ServerFigures(
         queue_ms=queue / max(requests, 1) / NANOSECONDS,
         compute_ms=compute / max(requests, 1) / NANOSECONDS,
         mean_batch=rows / max(executions, 1),

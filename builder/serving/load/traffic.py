@@ -10,7 +10,7 @@ from typing import Any, Literal
 from builder.common.errors import SpecError
 
 SHARE = ":"  # between the name of a model and its share; names do not have it
-MOST_LEVELS = 100
+MAX_LEVELS = 100
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ def _numbers(option: str, text: str, kind: Callable[[str], float]) -> list[float
         if len(values) != 3:
             raise wrong
         start, end, step = values
-        if not 0 <= end - start <= MOST_LEVELS * step:
+        if not 0 <= end - start <= MAX_LEVELS * step:
             raise wrong
         values = [start + step * i for i in range(int((end - start) / step + 1e-9) + 1)]
-    if len(values) > MOST_LEVELS:
+    if len(values) > MAX_LEVELS:
         raise wrong
     return values
 

@@ -9,12 +9,12 @@ from tritonclient.grpc import model_config_pb2
 from builder.repository.config.render import parse
 from builder.repository.report.record import read_report
 from builder.runtime.contract import EncoderServing, GenerationServing, load
-from builder.serving.plan.lines import Line, Plan
-from builder.serving.plan.needs import Needs, published, served_version
+from builder.serving.plan.lines import ModelPlan, PlanLine
+from builder.serving.plan.needs import ModelNeeds, published, served_version
 from builder.serving.plan.process import memory_line, shared_memory_line
 
 
-def plan_built(repository: Path, name: str) -> Plan:
+def plan_built(repository: Path, name: str) -> ModelPlan:
     """Return memory, shared memory and, as `cores`, the threads of a built model (None: all cores).
 
     Raises RepositoryError if the model, or its build report, cannot be read.
@@ -25,7 +25,7 @@ def plan_built(repository: Path, name: str) -> Plan:
     return _generating(repository, name, needs, serving)
 
 
-def _encoder(repository: Path, name: str, needs: Needs, serving: EncoderServing) -> Plan:
+def _encoder(repository: Path, name: str, needs: ModelNeeds, serving: EncoderServing) -> ModelPlan:
     config = _config(repository, serving.engine or name)
     instances = sum(group.count or 1 for group in config.instance_group) or 1
     memory, size = memory_line(instances, needs.weights)
@@ -34,7 +34,7 @@ def _encoder(repository: Path, name: str, needs: Needs, serving: EncoderServing)
     threads = _threads_said(config, instances) if serving.session is None else serving.session.threads
     lines, cores = (memory, shm, _threads(instances, threads)), float(instances * threads) or None
     on_cards = {device: group.count * needs.weights for group in config.instance_group for device in group.gpus}
-    return Plan(name, lines, {}, size, shared, cores, gpu_memory=on_cards)
+    return ModelPlan(name, lines, {}, size, shared, cores, gpu_memory=on_cards)
 
 
 def _threads_said(config: model_config_pb2.ModelConfig, instances: int) -> int:
@@ -53,7 +53,7 @@ def _config(repository: Path, name: str) -> model_config_pb2.ModelConfig:
     return parse((repository / name / "config.pbtxt").read_text("utf-8"), name)
 
 
-def _generating(repository: Path, name: str, needs: Needs, serving: GenerationServing) -> Plan:
+def _generating(repository: Path, name: str, needs: ModelNeeds, serving: GenerationServing) -> ModelPlan:
     cache = (read_report(repository, name).memory or {}).get("cache", 0)
     memory, size = memory_line(1, needs.weights, cache, needs.draft)
     requests = serving.arena.slots + serving.queue
@@ -61,8 +61,8 @@ def _generating(repository: Path, name: str, needs: Needs, serving: GenerationSe
     session = serving.session
     on_card = {session.device_id: needs.weights + cache} if session.device == "cuda" else {}
     lines, cores = (memory, shm, _threads(1, session.threads)), float(session.threads) or None
-    return Plan(name, lines, {}, size, shared, cores, gpu_memory=on_card)
+    return ModelPlan(name, lines, {}, size, shared, cores, gpu_memory=on_card)
 
 
-def _threads(instances: int, threads: int) -> Line:
-    return Line("threads", f"{instances} x {threads or 'all'}", str(instances * threads or "all cores"))
+def _threads(instances: int, threads: int) -> PlanLine:
+    return PlanLine("threads", f"{instances} x {threads or 'all'}", str(instances * threads or "all cores"))

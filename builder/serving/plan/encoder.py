@@ -7,32 +7,31 @@ builder.serving.plan.waiting simulates it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from builder.options import Capacity, Load
 from builder.runtime.contract import Batching
-from builder.serving.plan.lines import Line, Plan, number, power_of_two
-from builder.serving.plan.needs import Needs
+from builder.serving.plan.lines import ModelPlan, PlanLine, SpeedPlan, number, power_of_two
+from builder.serving.plan.needs import ModelNeeds
 from builder.serving.plan.process import memory_line, shared_memory_line
-from builder.serving.plan.speeds import Cost, encoder_cost
+from builder.serving.plan.speeds import CallCost, encoder_cost
 from builder.serving.plan.waiting import full_share, latencies
 
-BUSY = 0.8  # highest average utilisation of an engine: above it, queues grow fast with every hitch
+MAX_UTILISATION = 0.8  # highest average utilisation of an engine: above it, queues grow fast with every hitch
 SIGMAS = 2.33  # standard deviations that 99 of 100 draws of a normal distribution stay below
-FULL = 0.98  # highest utilisation by full batches: random lengths leave an error of a hundredth
-LEAST_BATCH, MOST_BATCH = 8, 256  # in texts; a request may have several
+MAX_FULL_SHARE = 0.98  # highest utilisation by full batches: random lengths leave an error of a hundredth
+MIN_BATCH, MAX_BATCH = 8, 256  # in texts; a request may have several
 TOKENS_STEP = 256
 CACHE_OVERHEAD = 2  # factor for the response cache's overhead per answer: its key, its shape, the allocator's
 
 
-def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
+def plan_encoder(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelPlan:
     """Return the instances, threads, batches, token budget, cache and shared memory that `load` needs."""
     cost = encoder_cost(needs.latency or {})
     cores, threads = capacity.cores, capacity.threads
-    lines = [Line("threads", f"{cores} cores / {capacity.instances} instances", str(threads))]
+    lines = [PlanLine("threads", f"{cores} cores / {capacity.instances} instances", str(threads))]
     settings: dict[str, object] = {"instances": capacity.instances, "threads": threads, "max_queue_delay_us": 0}
     speed = None if cost is None else _speed(capacity, load, needs, cost)
     if speed is not None:
@@ -40,7 +39,7 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
         settings.update(speed.settings)
     memory, size = memory_line(capacity.instances, needs.weights)
     request_bytes = capacity.serving.limits.request_bytes
-    batch = capacity.max_batch_size if speed is None else speed.batch
+    batch = capacity.max_batch_size if speed is None else speed.rows
     shm, shared = shared_memory_line(capacity.instances, batch, request_bytes, needs.answer_bytes)
     lines += [memory, shm]
     cache, cache_lines = response_cache(load, needs)
@@ -48,16 +47,16 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     if cache:
         settings["serving.response_cache"] = True
     busy, lacking = (None, ()) if speed is None else (speed.cores, tuple(speed.lacking))
-    return Plan(capacity.name, tuple(lines), settings, size, shared, busy, cache, lacking, (needs.measured,))
+    return ModelPlan(capacity.name, tuple(lines), settings, size, shared, busy, cache, lacking, (needs.measured,))
 
 
-def response_cache(load: Load, needs: Needs) -> tuple[int, list[Line]]:
+def response_cache(load: Load, needs: ModelNeeds) -> tuple[int, list[PlanLine]]:
     """Return the bytes of the response cache for recurring texts; 0 if the load has none."""
     if load.distinct_texts is None:
         return 0, []
     cache = power_of_two(load.distinct_texts * load.texts * needs.answer_bytes * CACHE_OVERHEAD)
     formula = f"{load.distinct_texts} texts x {needs.answer_bytes} bytes x {CACHE_OVERHEAD}, to a power of two"
-    return cache, [Line("response cache", formula, f"{cache} bytes")]
+    return cache, [PlanLine("response cache", formula, f"{cache} bytes")]
 
 
 @dataclass(frozen=True)
@@ -73,123 +72,119 @@ class Arrivals:
         return self.texts_s * self.text_ms / 1000
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Consequences of the measured speed, with the fields of a Plan. `batch`: maximum number of texts."""
-
-    lines: Sequence[Line]
-    settings: Mapping[str, object]
-    lacking: Sequence[str]
-    cores: float
-    batch: int
-
-
-def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> Speed:
+def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) -> SpeedPlan:
     """Choose the largest batch and how it is cut, if the texts leave time for more of them."""
     arrivals = Arrivals(load.requests_per_s * load.texts / capacity.instances, cost.part * load.tokens)
-    lines, cores = _costs(capacity, load, needs, cost, arrivals), arrivals.share * capacity.cores
-    if arrivals.share > BUSY:
-        holds = BUSY * capacity.instances * 1000 / arrivals.text_ms / load.texts
-        too_much = _too_much(needs, holds, math.ceil(cores / BUSY))
-        return Speed(lines, {}, [too_much], cores, capacity.max_batch_size)
-    at_most, arriving = _arriving(load, cost, arrivals)
-    most = max(MOST_BATCH, power_of_two(load.texts))  # a request is not divided
-    batch = least = min(most, max(LEAST_BATCH, power_of_two(2 * at_most)))
+    lines, cores = _cost_lines(capacity, load, needs, cost, arrivals), arrivals.share * capacity.cores
+    if arrivals.share > MAX_UTILISATION:
+        holds = MAX_UTILISATION * capacity.instances * 1000 / arrivals.text_ms / load.texts
+        too_much = _overload_problem(needs, holds, math.ceil(cores / MAX_UTILISATION))
+        return SpeedPlan(lines, {}, [too_much], cores, capacity.max_batch_size)
+    at_most, arriving = _batch_arrivals(load, cost, arrivals)
+    max_batch = max(MAX_BATCH, power_of_two(load.texts))  # a request is not divided
+    batch = min_batch = min(max_batch, max(MIN_BATCH, power_of_two(2 * at_most)))
     budget, step = _token_budget(capacity, load, needs, cost)
     call_cost, weighed = _call_cost(capacity, cost)
     requests = cost, arrivals.texts_s / load.texts, load.texts, load.tokens, load.longest or needs.length
-    while (full := full_share(*requests, Batching(budget, batch, call_cost))) > FULL and batch < most:
+    while (full := full_share(*requests, Batching(budget, batch, call_cost))) > MAX_FULL_SHARE and batch < max_batch:
         batch *= 2
     times = latencies(*requests, Batching(budget, batch, call_cost))
-    lines += [arriving, _batch_line(at_most, least, batch), step, weighed, *_waits(load, needs, times)]
+    lines += [arriving, _batch_line(at_most, min_batch, batch), step, weighed, *_latency_lines(load, needs, times)]
     settings = {"max_batch_size": batch, "serving.token_budget": budget, "serving.call_cost": call_cost}
-    lacking = [_piling_up(needs, full, most)] if full > FULL else _late(load, needs, cost, times)
-    return Speed(lines, settings, lacking, cores, batch)
+    lacking = (
+        [_queue_growth_problem(needs, full, max_batch)]
+        if full > MAX_FULL_SHARE
+        else _latency_problems(load, needs, cost, times)
+    )
+    return SpeedPlan(lines, settings, lacking, cores, batch)
 
 
-def _costs(capacity: Capacity, load: Load, needs: Needs, cost: Cost, arrivals: Arrivals) -> list[Line]:
+def _cost_lines(
+    capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost, arrivals: Arrivals
+) -> list[PlanLine]:
     """Return the measured costs, the utilisation and, if tokens cost anything, the highest texts per second."""
     each, text_ms = arrivals.texts_s, arrivals.text_ms
     call, part = number(cost.call), number(1000 * cost.part)
-    lines = [Line("cost of a call", needs.measured, f"{call} ms + {part} ms a 1,000 tokens")]
+    lines = [PlanLine("cost of a call", needs.measured, f"{call} ms + {part} ms a 1,000 tokens")]
     if text_ms:
         formula = f"{capacity.instances} x 1000 / ({load.tokens} tokens x {part} us)"
-        lines.append(Line("most texts/s", formula, number(capacity.instances * 1000 / text_ms)))
+        lines.append(PlanLine("most texts/s", formula, number(capacity.instances * 1000 / text_ms)))
     formula = f"{number(each)} texts/s x {number(text_ms)} ms"
-    return [*lines, Line("busy with texts", formula, f"{arrivals.share:.0%} of each instance")]
+    return [*lines, PlanLine("busy with texts", formula, f"{arrivals.share:.0%} of each instance")]
 
 
-def _arriving(load: Load, cost: Cost, arrivals: Arrivals) -> tuple[int, Line]:
+def _batch_arrivals(load: Load, cost: CallCost, arrivals: Arrivals) -> tuple[int, PlanLine]:
     """Return the texts that arrive while a batch runs, 99th percentile; they come `load.texts` at a time."""
     each, text_ms = arrivals.texts_s, arrivals.text_ms
     forms = max(float(load.texts), each * cost.call / (1000 - each * text_ms))
     at_most = math.ceil(forms + SIGMAS * math.sqrt(forms * load.texts))
     formula = f"{number(each)} x {number(cost.call)} ms / (1000 - {number(each)} x {number(text_ms)})"
     result = f"{number(forms)} on average, {at_most} at most 99 times of 100"
-    return at_most, Line("texts that arrive during a batch", formula, result)
+    return at_most, PlanLine("texts that arrive during a batch", formula, result)
 
 
-def _batch_line(at_most: int, least: int, batch: int) -> Line:
+def _batch_line(at_most: int, least: int, batch: int) -> PlanLine:
     larger = f", and {batch // least} times that, or requests pile up" * (batch > least)
-    return Line("max_batch_size", f"2 x {at_most} texts, to a power of two{larger}", str(batch))
+    return PlanLine("max_batch_size", f"2 x {at_most} texts, to a power of two{larger}", str(batch))
 
 
-def _waits(load: Load, needs: Needs, times: np.ndarray) -> list[Line]:
+def _latency_lines(load: Load, needs: ModelNeeds, times: np.ndarray) -> list[PlanLine]:
     """Return lines for `times`, the simulated milliseconds of requests."""
     p50, p99 = (f"{number(float(np.quantile(times, share)))} ms" for share in (0.5, 0.99))
     texts = f"of the same; texts of {load.tokens} tokens on average, {load.longest or needs.length} at most"
     played = f"{len(times):,} requests at random times, played through"
-    return [Line("p50", played, p50), Line("p99", texts, p99)]
+    return [PlanLine("p50", played, p50), PlanLine("p99", texts, p99)]
 
 
-def _late(load: Load, needs: Needs, cost: Cost, times: np.ndarray) -> list[str]:
+def _latency_problems(load: Load, needs: ModelNeeds, cost: CallCost, times: np.ndarray) -> list[str]:
     """Return a sentence if the p99 exceeds its limit."""
     p99 = float(np.quantile(times, 0.99))
     if load.p99_ms is None or p99 <= load.p99_ms:
         return []
-    return [_too_slow(load, needs, cost.of(load.texts * (load.longest or needs.length)), p99)]
+    return [_too_slow_problem(load, needs, cost.ms(load.texts * (load.longest or needs.length)), p99)]
 
 
-def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:
+def _token_budget(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) -> tuple[int, PlanLine]:
     """Return the largest token budget with which two calls fit into the p99; at least one text."""
-    longest, stated = load.longest or needs.length, capacity.serving.token_budget
+    longest, configured = load.longest or needs.length, capacity.serving.token_budget
     if load.p99_ms is None or cost.part == 0:
-        return stated, Line("token_budget", "as asked: no p99_ms bounds a call", str(stated))
-    room = (load.p99_ms / 2 - cost.call) / cost.part
-    budget = max(longest, min(stated, int(room // TOKENS_STEP) * TOKENS_STEP))
+        return configured, PlanLine("token_budget", "as asked: no p99_ms bounds a call", str(configured))
+    tokens = (load.p99_ms / 2 - cost.call) / cost.part
+    budget = max(longest, min(configured, int(tokens // TOKENS_STEP) * TOKENS_STEP))
     formula = (
         f"({number(load.p99_ms)} ms / 2 - {number(cost.call)} ms) / {number(1000 * cost.part)} us, at least one text "
-        f"of {longest} tokens, at most {stated}"
+        f"of {longest} tokens, at most {configured}"
     )
-    return budget, Line("token_budget", formula, str(budget))
+    return budget, PlanLine("token_budget", formula, str(budget))
 
 
-def _call_cost(capacity: Capacity, cost: Cost) -> tuple[int, Line]:
+def _call_cost(capacity: Capacity, cost: CallCost) -> tuple[int, PlanLine]:
     """Return the tokens of padding that cost as much as one more call, for the front's cut of a batch into calls."""
     if cost.part == 0:
-        stated = capacity.serving.call_cost
-        return stated, Line("call_cost", "as asked: a token costs nothing that was measured", str(stated))
+        configured = capacity.serving.call_cost
+        return configured, PlanLine("call_cost", "as asked: a token costs nothing that was measured", str(configured))
     tokens = round(cost.call / cost.part)
-    return tokens, Line("call_cost", f"{number(cost.call)} ms / {number(1000 * cost.part)} us a token", str(tokens))
+    return tokens, PlanLine("call_cost", f"{number(cost.call)} ms / {number(1000 * cost.part)} us a token", str(tokens))
 
 
-def _too_much(needs: Needs, holds: float, cores: int) -> str:
+def _overload_problem(needs: ModelNeeds, holds: float, cores: int) -> str:
     faster = f", or {needs.faster}, which was the fastest that its build measured" if needs.faster else ""
     return (
-        f"the texts alone keep it busy for more than {BUSY:.0%} of the time; it holds {number(holds)} requests/s. "
-        f"What would: about {cores} cores (machine: {{cores: ...}}), shorter texts{faster}, or a lower precision"
+        f"the texts alone keep it busy for more than {MAX_UTILISATION:.0%} of the time; it holds {number(holds)} "
+        f"requests/s. What helps: about {cores} cores (machine: {{cores: ...}}), shorter texts{faster}, or a lower "
+        "precision"
     )
 
 
-def _piling_up(needs: Needs, full: float, most: int) -> str:
+def _queue_growth_problem(needs: ModelNeeds, full: float, max_batch: int) -> str:
     faster = f", or {needs.faster}" if needs.faster else ""
     return (
         f"requests pile up: with their padding, texts take {full:.0%} of the time in which they come, in batches of at "
-        f"most {most}. What would: fewer requests a second, shorter texts, more cores{faster}"
+        f"most {max_batch}. What helps: fewer requests a second, shorter texts, more cores{faster}"
     )
 
 
-def _too_slow(load: Load, needs: Needs, alone: float, p99: float) -> str:
+def _too_slow_problem(load: Load, needs: ModelNeeds, alone: float, p99: float) -> str:
     """Return the sentence for a p99 that cannot be met.
 
     `alone`: milliseconds of the longest request on an idle server.
@@ -197,5 +192,5 @@ def _too_slow(load: Load, needs: Needs, alone: float, p99: float) -> str:
     what = "fewer requests a second" if load.p99_ms is not None and alone < load.p99_ms else "shorter texts"
     faster = f", or {needs.faster}" if needs.faster else ""
     return (
-        f"99 of 100 within {number(p99)} ms, not {number(load.p99_ms or 0)} ms. What would: {what}, more cores{faster}"
+        f"99 of 100 within {number(p99)} ms, not {number(load.p99_ms or 0)} ms. What helps: {what}, more cores{faster}"
     )

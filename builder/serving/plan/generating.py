@@ -7,33 +7,33 @@ requested tokens in the time that prompts leave (Little's law).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from builder.common.memory import WIDTHS, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.engines import graph_engine
 from builder.options import Capacity, Load
 from builder.runtime.contract import LayerShape
-from builder.serving.plan.lines import Line, Plan, megabytes, number
-from builder.serving.plan.needs import Needs
+from builder.serving.plan.lines import ModelPlan, PlanLine, SpeedPlan, megabytes, number
+from builder.serving.plan.needs import ModelNeeds
 from builder.serving.plan.process import PROCESS, memory_line, shared_memory_line
-from builder.serving.plan.speeds import Decoding, decoding_cost
+from builder.serving.plan.speeds import DecodingSpeed, decoding_cost
 
-BUSY = 0.85
+MAX_UTILISATION = 0.85
 SIGMAS = 2.33  # standard deviations that 99 of 100 draws of a normal distribution stay below
-LEAST_PREFILL, MOST_PREFILL = 32, 2048
+MIN_PREFILL, MAX_PREFILL = 32, 2048
 
 
-def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
+def plan_generating(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelPlan:
     """Return the slots, prefill tokens, queue, cache and shared memory that `load` needs."""
     cost = decoding_cost(needs.latency or {})
-    lines = [Line("threads", "all cores: one loop", str(capacity.cores))]
+    lines = [PlanLine("threads", "all cores: one loop", str(capacity.cores))]
     settings: dict[str, object] = {"threads": capacity.cores}
     slots, busy = capacity.slots, None
     lacking: list[str] = []
     if cost is not None:
         speed = _speed(capacity, load, needs, cost)
-        busy, slots, lacking = speed.busy, speed.slots, [*speed.lacking]
+        busy, slots, lacking = speed.cores, speed.rows, [*speed.lacking]
         lines += speed.lines
         settings.update(speed.settings)
     length = slot_length(load, needs)
@@ -50,18 +50,7 @@ def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
         lacking = [*lacking, _too_large(capacity, needs, length, cache)]
     queue = capacity.serving.queue.size
     shm, shared = shared_memory_line(1, slots + queue, capacity.serving.limits.request_bytes, needs.answer_bytes)
-    return Plan(capacity.name, (*lines, shm), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,))
-
-
-@dataclass(frozen=True)
-class _Speed:
-    """Consequences of the measured speed. `busy`: cores."""
-
-    lines: Sequence[Line]
-    settings: Mapping[str, object]
-    lacking: Sequence[str]
-    busy: float
-    slots: int
+    return ModelPlan(capacity.name, (*lines, shm), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,))
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class _Demand:
     """Work of one second of `load`. `prompts`: milliseconds to read its prompts; `tokens`: number to generate."""
 
     load: Load
-    cost: Decoding
+    cost: DecodingSpeed
 
     @property
     def prompts(self) -> float:
@@ -80,140 +69,143 @@ class _Demand:
         return self.load.requests_per_s * self.load.answer_tokens
 
     @property
-    def room(self) -> float:
+    def spare_ms(self) -> float:
         """Milliseconds of each second left for the fixed cost of steps; 0 or less if the load is too high."""
-        return 1000 * BUSY - self.prompts - self.tokens * self.cost.step.part
+        return 1000 * MAX_UTILISATION - self.prompts - self.tokens * self.cost.step.part
 
     @property
     def running(self) -> float:
         """Average number of answers that run at once."""
-        alone = self.tokens * self.cost.step.of(1) / 1000
-        return max(alone, self.tokens * self.cost.step.call / self.room)
+        alone = self.tokens * self.cost.step.ms(1) / 1000
+        return max(alone, self.tokens * self.cost.step.call / self.spare_ms)
 
     @property
-    def between(self) -> float:
+    def between_ms(self) -> float:
         """Milliseconds between two tokens of an answer."""
-        return self.cost.step.of(self.running) / (1 - self.prompts / 1000)
+        return self.cost.step.ms(self.running) / (1 - self.prompts / 1000)
 
     @property
-    def first(self) -> float:
+    def first_ms(self) -> float:
         """Milliseconds from the start of a request, after its wait in the queue, to its first token."""
-        return self.load.tokens * self.cost.prompt_ms + self.cost.step.of(self.running)
+        return self.load.tokens * self.cost.prompt_ms + self.cost.step.ms(self.running)
 
     @property
     def busy(self) -> float:
         """Share of the time in which the loop works."""
         shared = max(1.0, self.running)  # answers per step: an answer that runs now and then has its steps to itself
-        return min(1.0, (self.prompts + self.tokens * self.cost.step.of(shared) / shared) / 1000)
+        return min(1.0, (self.prompts + self.tokens * self.cost.step.ms(shared) / shared) / 1000)
 
 
-def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Decoding) -> _Speed:
+def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: DecodingSpeed) -> SpeedPlan:
     """Return how many answers run at once, how fast they are, and how long the queue is."""
     demand = _Demand(load, cost)
-    demanded = _asked(demand, needs)
-    if demand.room <= 0:
-        return _Speed(demanded, {}, [_too_much(demand)], float(capacity.cores), capacity.slots)
+    demanded = _demand_lines(demand, needs)
+    if demand.spare_ms <= 0:
+        return SpeedPlan(demanded, {}, [_overload_problem(demand)], float(capacity.cores), capacity.slots)
     slots = max(1, math.ceil(demand.running + SIGMAS * math.sqrt(demand.running)))
     prefill, chunk = _prefill(capacity, load, cost, demand.running)
     timeout_ms = capacity.serving.queue.waiting_ms
     wait = max(slots, math.ceil(load.requests_per_s * timeout_ms / 1000))
-    queue = Line("queue", f"{number(load.requests_per_s)}/s x {timeout_ms / 1000:g} s of waiting", str(wait))
+    queue = PlanLine("queue", f"{number(load.requests_per_s)}/s x {timeout_ms / 1000:g} s of waiting", str(wait))
     settings = {"serving.prefill_tokens": prefill, "serving.queue.max_size": wait}
-    lines = [*demanded, *_answers(demand, slots), chunk, queue]
-    return _Speed(lines, settings, _too_slow(demand), capacity.cores * demand.busy, slots)
+    lines = [*demanded, *_concurrency_lines(demand, slots), chunk, queue]
+    return SpeedPlan(lines, settings, _too_slow_problems(demand), capacity.cores * demand.busy, slots)
 
 
-def _asked(demand: _Demand, needs: Needs) -> list[Line]:
+def _demand_lines(demand: _Demand, needs: ModelNeeds) -> list[PlanLine]:
     """Return lines for the prompts and tokens of a second, and their cost."""
     load, cost, rate = demand.load, demand.cost, number(demand.load.requests_per_s)
     step, prompt_ms = cost.step, number(cost.prompt_ms)
     return [
-        Line("a step", needs.measured, f"{number(step.call)} ms + {number(step.part)} ms a running answer"),
-        Line("prompts", f"{rate}/s x {load.tokens} tokens x {prompt_ms} ms", f"{number(demand.prompts)} ms/s"),
-        Line("tokens", f"{rate}/s x {load.answer_tokens}", f"{number(demand.tokens)}/s"),
+        PlanLine("a step", needs.measured, f"{number(step.call)} ms + {number(step.part)} ms a running answer"),
+        PlanLine("prompts", f"{rate}/s x {load.tokens} tokens x {prompt_ms} ms", f"{number(demand.prompts)} ms/s"),
+        PlanLine("tokens", f"{rate}/s x {load.answer_tokens}", f"{number(demand.tokens)}/s"),
     ]
 
 
-def _answers(demand: _Demand, slots: int) -> list[Line]:
+def _concurrency_lines(demand: _Demand, slots: int) -> list[PlanLine]:
     """Return lines for the number of answers that run at once, and their speed."""
     load, step, running = demand.load, demand.cost.step, number(demand.running)
     tokens, prompts = number(demand.tokens), number(demand.prompts)
-    at_once = f"{tokens} x {number(step.call)} ms / ({1000 * BUSY:.0f} - {prompts} - {tokens} x {number(step.part)})"
+    rest = f"{1000 * MAX_UTILISATION:.0f} - {prompts} - {tokens} x {number(step.part)}"
+    at_once = f"{tokens} x {number(step.call)} ms / ({rest})"
     return [
-        Line("answers at once", at_once, f"{running} on average"),
-        Line("slots", f"{running} + {SIGMAS} x sqrt({running})", str(slots)),
-        Line(
+        PlanLine("answers at once", at_once, f"{running} on average"),
+        PlanLine("slots", f"{running} + {SIGMAS} x sqrt({running})", str(slots)),
+        PlanLine(
             "between tokens",
-            f"{number(step.of(demand.running))} ms / (1 - {prompts}/1000)",
-            f"{number(demand.between)} ms",
+            f"{number(step.ms(demand.running))} ms / (1 - {prompts}/1000)",
+            f"{number(demand.between_ms)} ms",
         ),
-        Line(
-            "first token", f"{load.tokens} x {number(demand.cost.prompt_ms)} ms + a step", f"{number(demand.first)} ms"
+        PlanLine(
+            "first token",
+            f"{load.tokens} x {number(demand.cost.prompt_ms)} ms + a step",
+            f"{number(demand.first_ms)} ms",
         ),
     ]
 
 
-def _too_much(demand: _Demand) -> str:
+def _overload_problem(demand: _Demand) -> str:
     load, cost = demand.load, demand.cost
-    holds = 1000 * BUSY / (load.tokens * cost.prompt_ms + load.answer_tokens * cost.step.part)
+    holds = 1000 * MAX_UTILISATION / (load.tokens * cost.prompt_ms + load.answer_tokens * cost.step.part)
     return (
         f"prompts and tokens need {number(demand.prompts + demand.tokens * cost.step.part)} ms of each second, however "
-        f"many run at once; it holds {number(holds)} requests/s. What would: shorter prompts or answers, a lower "
+        f"many run at once; it holds {number(holds)} requests/s. What helps: shorter prompts or answers, a lower "
         "precision, more cores, or a copy of the model on another machine"
     )
 
 
-def _too_slow(demand: _Demand) -> list[str]:
+def _too_slow_problems(demand: _Demand) -> list[str]:
     """Return a sentence for each limit that is exceeded, with the remedy."""
     limits = (
-        ("first token", demand.load.first_token_ms, demand.first, "shorter prompts"),
-        ("between tokens", demand.load.between_tokens_ms, demand.between, "fewer requests a second"),
+        ("first token", demand.load.first_token_ms, demand.first_ms, "shorter prompts"),
+        ("between tokens", demand.load.between_tokens_ms, demand.between_ms, "fewer requests a second"),
     )
     return [
-        f"{name}: {number(value)} ms, not {number(limit)} ms. What would: {helps}, a lower precision or more cores"
+        f"{name}: {number(value)} ms, not {number(limit)} ms. What helps: {helps}, a lower precision or more cores"
         for name, limit, value, helps in limits
         if limit is not None and value > limit
     ]
 
 
-def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> tuple[int, Line]:
+def _prefill(capacity: Capacity, load: Load, cost: DecodingSpeed, running: float) -> tuple[int, PlanLine]:
     """Return the prompt tokens to read between two steps, so that running answers do not wait too long."""
-    stated = capacity.serving.prefill_tokens
+    configured = capacity.serving.prefill_tokens
     if load.between_tokens_ms is None:
-        return stated, Line("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(stated))
-    room = (load.between_tokens_ms - cost.step.of(running)) / cost.prompt_ms
-    tokens = min(MOST_PREFILL, max(LEAST_PREFILL, int(room + 1e-6)))
+        return configured, PlanLine("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(configured))
+    tokens_that_fit = (load.between_tokens_ms - cost.step.ms(running)) / cost.prompt_ms
+    tokens = min(MAX_PREFILL, max(MIN_PREFILL, int(tokens_that_fit + 1e-6)))
     formula = (
-        f"({number(load.between_tokens_ms)} ms - {number(cost.step.of(running))} ms) / {number(cost.prompt_ms)} ms, "
-        f"{LEAST_PREFILL} to {MOST_PREFILL}"
+        f"({number(load.between_tokens_ms)} ms - {number(cost.step.ms(running))} ms) / {number(cost.prompt_ms)} ms, "
+        f"{MIN_PREFILL} to {MAX_PREFILL}"
     )
-    return tokens, Line("prefill_tokens", formula, str(tokens))
+    return tokens, PlanLine("prefill_tokens", formula, str(tokens))
 
 
-def slot_length(load: Load, needs: Needs) -> int:
+def slot_length(load: Load, needs: ModelNeeds) -> int:
     """Return the tokens of a slot."""
     if needs.cross:
         return needs.length
     return min(needs.length, (load.longest or needs.length) + load.answer_tokens)
 
 
-def _cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
+def _cache(capacity: Capacity, load: Load, needs: ModelNeeds, slots: int, length: int) -> tuple[int, list[PlanLine]]:
     """Return the bytes of a cache with its own slot per sequence, as the build reserves it."""
-    width = WIDTHS[needs.cache]
+    width = BYTES_PER_VALUE[needs.cache]
     of_slot = cache_bytes(needs.layers, 1, length, width)
     formula = f"{length} tokens x {number(_values(needs.layers))} keys and values x {width} bytes"
-    lines = [Line("a slot", formula, megabytes(of_slot))]
+    lines = [PlanLine("a slot", formula, megabytes(of_slot))]
     if needs.cross:
         read = cache_bytes(needs.cross, 1, needs.source, width)
         formula = f"{needs.source} tokens x {number(_values(needs.cross))} x {width} bytes"
-        lines.append(Line("what a slot reads", formula, megabytes(read)))
+        lines.append(PlanLine("what a slot reads", formula, megabytes(read)))
         of_slot += read
     rest = needs.weights + needs.draft + PROCESS
     most = max(0, int((capacity.memory - rest) // of_slot))
     free = f"({megabytes(capacity.memory)} - {megabytes(rest)} of the rest) / {megabytes(of_slot)}"
     lines += [
-        Line("cache", f"{slots} slots x {megabytes(of_slot)}", megabytes(slots * of_slot)),
-        Line("most slots", free, number(most)),
+        PlanLine("cache", f"{slots} slots x {megabytes(of_slot)}", megabytes(slots * of_slot)),
+        PlanLine("most slots", free, number(most)),
     ]
     return slots * of_slot, lines
 
@@ -222,19 +214,21 @@ def _values(layers: Sequence[LayerShape]) -> int:
     return cache_bytes(layers, 1, 1, 1)
 
 
-def _shared_cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
+def _shared_cache(
+    capacity: Capacity, load: Load, needs: ModelNeeds, slots: int, length: int
+) -> tuple[int, list[PlanLine]]:
     """Return the bytes of a cache of shared blocks: the average of all sequences, and one of the greatest length."""
     engine = graph_engine(needs.engine)
     block, size = engine.block_bytes(needs.layers, needs.cache), engine.block_tokens(needs.layers)
     average, longest = (-(-tokens // size) for tokens in (load.tokens + load.answer_tokens, length))
     blocks = slots * average + longest
     formula = f"{slots} x {average} blocks + {longest} of the longest text, {size} tokens each, x {megabytes(block)}"
-    return blocks * block, [Line("cache", formula, megabytes(blocks * block))]
+    return blocks * block, [PlanLine("cache", formula, megabytes(blocks * block))]
 
 
-def _too_large(capacity: Capacity, needs: Needs, length: int, cache: int) -> str:
+def _too_large(capacity: Capacity, needs: ModelNeeds, length: int, cache: int) -> str:
     return (
         f"weights and cache exceed the {megabytes(capacity.memory)} that may be used, by "
-        f"{megabytes(needs.weights + needs.draft + cache - capacity.memory)}. What would: a max_length below {length}, "
+        f"{megabytes(needs.weights + needs.draft + cache - capacity.memory)}. What helps: a max_length below {length}, "
         "fewer slots, --cache int8, or --precision int8"
     )

@@ -11,38 +11,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from builder.common.errors import SpecError
-from builder.common.memory import WIDTHS, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.engines import graph_engine
 from builder.engines.gpu import HEADROOM, refuse_card
 from builder.options import BuildSpec, Card, Load
 from builder.serving.plan.encoder import response_cache
 from builder.serving.plan.generating import slot_length
-from builder.serving.plan.lines import Line, Plan, megabytes
-from builder.serving.plan.needs import Needs
+from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes
+from builder.serving.plan.needs import ModelNeeds
 from builder.serving.plan.process import CONTEXT, SERVER_ON_CARD, memory_line, shared_memory_line
 
 
 @dataclass(frozen=True)
-class Share:
+class GpuShare:
     """Bytes of a model on a card: for each `instance`, and `once` for all of them together."""
 
     instance: int
     once: int
 
-    def of(self, instances: int) -> int:
+    def bytes(self, instances: int) -> int:
         return self.once + instances * self.instance
 
     def fit(self, card: Card) -> int:
         """Return the number of instances that fit on a card next to the server and nothing else."""
-        return max(0, math.floor((room(card) - self.once) / self.instance))
+        return max(0, math.floor((usable_bytes(card) - self.once) / self.instance))
 
 
-def room(card: Card) -> float:
+def usable_bytes(card: Card) -> float:
     """Return the bytes of a card that models may use, without those of the server."""
     return HEADROOM * card.memory - SERVER_ON_CARD
 
 
-def plan_on_gpu(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+def plan_on_gpu(spec: BuildSpec, load: Load, needs: ModelNeeds) -> ModelPlan:
     """Plan whether `spec` fits on the cards that it names, and how many instances fit on each card of its machine.
 
     Raises SpecError if its machine has no card.
@@ -60,7 +60,7 @@ def plan_on_gpu(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
     shm, shared = shared_memory_line(processes, requests, request_bytes, needs.answer_bytes)
     cache, cache_lines = response_cache(load, needs)
     named = {"serving.response_cache": True} if cache else {}
-    return Plan(
+    return ModelPlan(
         capacity.name,
         (*lines, memory, shm, *cache_lines),
         {"instances": instances, "gpu.devices": list(spec.gpu.devices), **_card_name(spec), **settings, **named},
@@ -69,17 +69,17 @@ def plan_on_gpu(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
         response_cache=cache,
         lacking=tuple(_lacking(spec, share, instances)),
         notes=(needs.measured,),
-        gpu_memory=dict.fromkeys(spec.gpu.devices, share.of(instances)),
+        gpu_memory=dict.fromkeys(spec.gpu.devices, share.bytes(instances)),
     )
 
 
-def _encoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
+def _encoder(spec: BuildSpec, load: Load, needs: ModelNeeds) -> tuple[GpuShare, list[PlanLine], dict[str, object]]:
     """Plan an encoder. Its engine is a Triton model, whose instances run in the server's own process."""
     lines = [_weights(needs), _activations(needs)]
-    return Share(needs.weights + needs.activations, 0), lines, {}
+    return GpuShare(needs.weights + needs.activations, 0), lines, {}
 
 
-def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
+def _decoder(spec: BuildSpec, load: Load, needs: ModelNeeds) -> tuple[GpuShare, list[PlanLine], dict[str, object]]:
     """Plan a decoder: one loop, whose cache is on the card; in process it has a CUDA context of its own."""
     length = slot_length(load, needs)
     cuda = CONTEXT if spec.executor == "in-process" else 0
@@ -91,48 +91,48 @@ def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Lin
         cache, cache_lines = _blocks(spec.target, spec.cache_gb, needs, length)
         settings = {"slots": spec.slots, "cache_gb": spec.cache_gb}
     lines = [_weights(needs), _activations(needs), *cache_lines]
-    lines += [Line("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
-    return Share(needs.weights + needs.activations + cache, cuda), lines, settings
+    lines += [PlanLine("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
+    return GpuShare(needs.weights + needs.activations + cache, cuda), lines, settings
 
 
-def _slots(spec: BuildSpec, needs: Needs, length: int, rest: int) -> tuple[int, list[Line]]:
+def _slots(spec: BuildSpec, needs: ModelNeeds, length: int, rest: int) -> tuple[int, list[PlanLine]]:
     """Return the bytes of a cache with a slot per sequence, and lines with the number of slots per card."""
-    of_slot = cache_bytes(needs.layers, 1, length, WIDTHS[needs.cache])
+    of_slot = cache_bytes(needs.layers, 1, length, BYTES_PER_VALUE[needs.cache])
     formula = f"{spec.slots} slots of {length} tokens x {megabytes(of_slot)}"
-    lines = [Line("cache", formula, megabytes(spec.slots * of_slot))]
+    lines = [PlanLine("cache", formula, megabytes(spec.slots * of_slot))]
     for number, card in enumerate(spec.machine.gpus):
-        most = max(0, math.floor((room(card) - rest) / of_slot))
-        formula = f"({megabytes(room(card))} - {megabytes(rest)} of the rest) / {megabytes(of_slot)}"
-        lines.append(Line(f"most slots, GPU {number} ({card.name})", formula, str(most)))
+        most = max(0, math.floor((usable_bytes(card) - rest) / of_slot))
+        formula = f"({megabytes(usable_bytes(card))} - {megabytes(rest)} of the rest) / {megabytes(of_slot)}"
+        lines.append(PlanLine(f"most slots, GPU {number} ({card.name})", formula, str(most)))
     return spec.slots * of_slot, lines
 
 
-def _blocks(target: str, cache_gb: float, needs: Needs, length: int) -> tuple[int, list[Line]]:
+def _blocks(target: str, cache_gb: float, needs: ModelNeeds, length: int) -> tuple[int, list[PlanLine]]:
     """Return the bytes of a cache in shared blocks, and lines with the number of longest texts that fit."""
     engine = graph_engine(target)
     block, tokens = engine.block_bytes(needs.layers, needs.cache), engine.block_tokens(needs.layers)
     blocks, of_text = int(cache_gb * 1e9 // block), -(-length // tokens)
     lines = [
-        Line("cache", f"{blocks} blocks of {tokens} tokens x {megabytes(block)}", megabytes(blocks * block)),
-        Line("longest texts at once", f"{blocks} blocks / {of_text} of {length} tokens", str(blocks // of_text)),
+        PlanLine("cache", f"{blocks} blocks of {tokens} tokens x {megabytes(block)}", megabytes(blocks * block)),
+        PlanLine("longest texts at once", f"{blocks} blocks / {of_text} of {length} tokens", str(blocks // of_text)),
     ]
     return blocks * block, lines
 
 
-def _weights(needs: Needs) -> Line:
-    return Line("weights", "of an instance", megabytes(needs.weights))
+def _weights(needs: ModelNeeds) -> PlanLine:
+    return PlanLine("weights", "of an instance", megabytes(needs.weights))
 
 
-def _activations(needs: Needs) -> Line:
-    return Line("activations", needs.activated, megabytes(needs.activations))
+def _activations(needs: ModelNeeds) -> PlanLine:
+    return PlanLine("activations", needs.activated, megabytes(needs.activations))
 
 
-def _card_line(number: int, card: Card, share: Share, needs: Needs) -> Line:
+def _card_line(number: int, card: Card, share: GpuShare, needs: ModelNeeds) -> PlanLine:
     taken = f"{megabytes(SERVER_ON_CARD)} of the server"
     taken += f" - {megabytes(share.once)}" if share.once else ""
     formula = f"({HEADROOM} x {megabytes(card.memory)} - {taken}) / {megabytes(share.instance)}"
     many = "instances" if needs.kind == "encoder" else "such models"
-    return Line(f"GPU {number} ({card.name})", formula, f"{share.fit(card)} {many} fit")
+    return PlanLine(f"GPU {number} ({card.name})", formula, f"{share.fit(card)} {many} fit")
 
 
 def _card_name(spec: BuildSpec) -> dict[str, object]:
@@ -141,7 +141,7 @@ def _card_name(spec: BuildSpec) -> dict[str, object]:
     return {"gpu.card": min(cards, key=lambda card: card.memory).name}
 
 
-def _lacking(spec: BuildSpec, share: Share, instances: int) -> Sequence[str]:
+def _lacking(spec: BuildSpec, share: GpuShare, instances: int) -> Sequence[str]:
     found = []
     for device in spec.gpu.devices:
         card = spec.machine.gpus[device]
@@ -149,10 +149,10 @@ def _lacking(spec: BuildSpec, share: Share, instances: int) -> Sequence[str]:
             refuse_card(spec.model_copy(update={"gpu": spec.gpu.model_copy(update={"card": card.name})}), spec.runs)
         except SpecError as error:
             found.append(f"GPU {device}: {error}")
-        if share.of(instances) > room(card):
+        if share.bytes(instances) > usable_bytes(card):
             found.append(
-                f"GPU {device} ({card.name}) has room for {megabytes(room(card))} of models and this one takes "
-                f"{megabytes(share.of(instances))}. What would: a larger card, a lower precision, fewer instances or "
-                "slots, or a smaller serving.token_budget"
+                f"GPU {device} ({card.name}) has room for {megabytes(usable_bytes(card))} of models and this one "
+                f"takes {megabytes(share.bytes(instances))}. What helps: a larger card, a lower precision, fewer "
+                "instances or slots, or a smaller serving.token_budget"
             )
     return found

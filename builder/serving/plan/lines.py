@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Line:
+class PlanLine:
     """One step of the arithmetic. `formula` has the numbers filled in."""
 
     quantity: str
@@ -16,7 +16,18 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SpeedPlan:
+    """Consequences of a measured speed. `cores`: kept busy; `rows`: an encoder's batch, or the slots of a loop."""
+
+    lines: Sequence[PlanLine]
+    settings: Mapping[str, object]
+    lacking: Sequence[str]
+    cores: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class ModelPlan:
     """Plan of one model.
 
     `settings`: keys of models.yaml, dotted, and their values. `lacking`: one sentence for each thing that the load
@@ -25,7 +36,7 @@ class Plan:
     """
 
     name: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlanLine, ...]
     settings: Mapping[str, object]
     memory: int
     shm: int

@@ -11,20 +11,19 @@ import yaml
 
 from builder.common.errors import SpecError
 from builder.engines.gpu import HEADROOM
-from builder.options import BuildSpec, Capacity, Load
-from builder.options import Machine as Stated
+from builder.options import BuildSpec, Capacity, Load, Machine
 from builder.serving.plan.encoder import plan_encoder
 from builder.serving.plan.generating import plan_generating
 from builder.serving.plan.gpu import plan_on_gpu
-from builder.serving.plan.lines import Line, Plan, megabytes, number
-from builder.serving.plan.needs import Needs, needs_of
+from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes, number
+from builder.serving.plan.needs import ModelNeeds, needs_of
 from builder.serving.plan.process import (
     SERVER_ON_CARD,
     SHARED_MEMORY_STEP,
     all_gpu_memory,
     all_memory,
     all_shared_memory,
-    cards,
+    gpu_count,
 )
 from builder.serving.plan.queueing import queue_note
 
@@ -32,14 +31,14 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachinePlan:
     """Totals of a machine.
 
     `lacking`: one sentence for each thing that does not fit. `shm`, `memory`, `response_cache`: bytes. `gpus`: number
     of cards, from the first to the last that a model is on.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[PlanLine, ...]
     cores: int
     memory: int
     shm: int
@@ -53,11 +52,11 @@ class Machine:
         head = "# Written by build-repo plan; give it after docker-compose.yml. Sizes are bytes.\n"
         if self.gpus:  # in place of all cards (https://docs.docker.com/reference/compose-file/merge/)
             device = {"driver": "nvidia", "count": self.gpus, "capabilities": ["gpu"]}
-            settings["deploy"] = {"resources": {"reservations": {"devices": _Instead([device])}}}
+            settings["deploy"] = {"resources": {"reservations": {"devices": _ReplacedList([device])}}}
         return head + yaml.dump({"services": {service: settings}}, Dumper=_Dumper, sort_keys=False)
 
 
-class _Instead(list[object]):
+class _ReplacedList(list[object]):
     """List that replaces another file's, where Compose would otherwise append to it."""
 
 
@@ -65,10 +64,10 @@ class _Dumper(yaml.SafeDumper):
     """Dumper that supports such lists."""
 
 
-_Dumper.add_representer(_Instead, lambda dumper, entry: dumper.represent_sequence("!override", entry))
+_Dumper.add_representer(_ReplacedList, lambda dumper, entry: dumper.represent_sequence("!override", entry))
 
 
-def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], Machine]:
+def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[ModelPlan, ...], MachinePlan]:
     """Plan each model with a load, and all of them together on one of `pods` equal machines that share the requests.
 
     Raises SpecError and other BuilderErrors.
@@ -88,71 +87,73 @@ def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], M
     return plans, _machine(first.capacity, first.machine, plans)
 
 
-def _plan(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+def _plan(spec: BuildSpec, load: Load, needs: ModelNeeds) -> ModelPlan:
     if needs.kind == "generation":
         return plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_generating(spec.capacity, load, needs)
     found = plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_encoder(spec.capacity, load, needs)
     return replace(found, notes=(*found.notes, queue_note(spec)))
 
 
-def _machine(capacity: Capacity, stated: Stated, plans: Sequence[Plan]) -> Machine:
-    cores, usable, shm_mb = capacity.cores, capacity.memory, stated.shm_mb
+def _machine(capacity: Capacity, machine: Machine, plans: Sequence[ModelPlan]) -> MachinePlan:
+    cores, usable, shm_mb = capacity.cores, capacity.memory, machine.shm_mb
     memory, shm = all_memory(plans), all_shared_memory(plans)
     known = [plan.cores for plan in plans if plan.cores is not None]
     lines = [
-        Line(
+        PlanLine(
             "memory",
             " + ".join(["server", *(plan.name for plan in plans)]),
             f"{megabytes(memory)} of {megabytes(usable)}",
         ),
-        Line("/dev/shm", f"to the next {SHARED_MEMORY_STEP >> 20} MiB", f"{shm >> 20} MiB of {_shared_memory(shm_mb)}"),
+        PlanLine(
+            "/dev/shm", f"to the next {SHARED_MEMORY_STEP >> 20} MiB", f"{shm >> 20} MiB of {_shared_memory(shm_mb)}"
+        ),
     ]
     lacking = []
     if known:
-        lines.append(Line("busy cores", " + ".join(map(number, known)), f"{number(sum(known))} of {cores}"))
+        lines.append(PlanLine("busy cores", " + ".join(map(number, known)), f"{number(sum(known))} of {cores}"))
         if sum(known) > cores:
             lacking.append(
-                f"the models keep {number(sum(known))} cores busy and the machine has {cores}. What would: more cores, "
+                f"the models keep {number(sum(known))} cores busy and the machine has {cores}. What helps: more cores, "
                 "or some of the models on another machine"
             )
     if memory > usable:
         lacking.append(
-            f"the models need {megabytes(memory)} and {megabytes(usable)} may be used. What would: fewer models"
+            f"the models need {megabytes(memory)} and {megabytes(usable)} may be used. What helps: fewer models"
         )
     if shm_mb is not None and shm > shm_mb << 20:
         lacking.append(
-            f"/dev/shm needs {shm >> 20} MiB and has {shm_mb}. What would: a larger one (docker: --shm-size), or lower "
+            f"/dev/shm needs {shm >> 20} MiB and has {shm_mb}. What helps: a larger one (docker: --shm-size), or lower "
             "serving.limits.request_bytes"
         )
     cache = sum(plan.response_cache for plan in plans)
     if cache:
         formula = " + ".join(plan.name for plan in plans if plan.response_cache)
-        lines.append(Line("response cache", formula, f"--cache-config=local,size={cache}"))
-    on_cards, crowded = _gpus(stated, plans)
+        lines.append(PlanLine("response cache", formula, f"--cache-config=local,size={cache}"))
+    on_cards, crowded = _gpus(machine, plans)
     lines += on_cards
-    count = cards(device for plan in plans for device in plan.gpu_memory)
-    return Machine(tuple(lines), cores, memory, shm, cache, (*lacking, *crowded), count)
+    count = gpu_count(device for plan in plans for device in plan.gpu_memory)
+    return MachinePlan(tuple(lines), cores, memory, shm, cache, (*lacking, *crowded), count)
 
 
-def _gpus(stated: Stated, plans: Sequence[Plan]) -> tuple[list[Line], list[str]]:
+def _gpus(machine: Machine, plans: Sequence[ModelPlan]) -> tuple[list[PlanLine], list[str]]:
     """Return lines for the models' total on each card, and sentences for the cards that are too small."""
     lines, lacking = [], []
     for device, size in all_gpu_memory(plans).items():
-        card, on_it = stated.gpus[device], [plan for plan in plans if device in plan.gpu_memory]
+        card, on_it = machine.gpus[device], [plan for plan in plans if device in plan.gpu_memory]
         may = HEADROOM * card.memory
         parts = [f"{megabytes(SERVER_ON_CARD)} of the server", *(plan.name for plan in on_it)]
         total = f"{megabytes(size)} of {megabytes(may)}"
-        lines.append(Line(f"GPU {device} ({card.name})", " + ".join(parts), total))
+        lines.append(PlanLine(f"GPU {device} ({card.name})", " + ".join(parts), total))
         if size > may and len(on_it) > 1:
             names = ", ".join(plan.name for plan in on_it)
             lacking.append(
-                f"GPU {device} ({card.name}) has {megabytes(may)} and {names} need {megabytes(size)}. What would: some "
+                f"GPU {device} ({card.name}) has {megabytes(may)} and {names} need {megabytes(size)}. What helps: some "
                 "of them on another card (gpu: {devices: [...]})"
             )
     return lines, lacking
 
 
-def _shared_memory(stated_mb: int | None) -> str:
-    if stated_mb is not None:
-        return f"{stated_mb} MiB"
+def _shared_memory(configured_mb: int | None) -> str:
+    if configured_mb is not None:
+        return f"{configured_mb} MiB"
     return f"{shutil.disk_usage(SHARED_MEMORY).total >> 20} MiB here" if SHARED_MEMORY.is_dir() else "unknown"

@@ -21,7 +21,7 @@ STRING = 64  # bytes of a text in an answer, such as a label or a name
 
 
 @dataclass(frozen=True)
-class Needs:
+class ModelNeeds:
     """Sizes and speeds of a model.
 
     `weights`: bytes of one instance. `length`: tokens of a text or of a slot. `cross`: what an encoder-decoder reads,
@@ -47,7 +47,7 @@ class Needs:
     activated: str = ""
 
 
-def needs_of(spec: BuildSpec) -> Needs:
+def needs_of(spec: BuildSpec) -> ModelNeeds:
     """Return the needs of the published model if it was built from this checkpoint, else by the checkpoint's config.
 
     Raises SpecError for models that another engine runs, BuilderError for what cannot be read.
@@ -58,20 +58,20 @@ def needs_of(spec: BuildSpec) -> Needs:
     built = source is not None and source in (spec.model.rstrip("/"), Path(spec.model).resolve().name)
     if built and spec.target == "cpu":
         return published(spec.output, spec.entry_name)
-    from builder.serving.plan.unbuilt import on_gpu, unbuilt  # imports torch
+    from builder.serving.plan.unbuilt import needs_of_checkpoint, on_gpu  # imports torch
 
-    needs = published(spec.output, spec.entry_name) if built else unbuilt(spec)
+    needs = published(spec.output, spec.entry_name) if built else needs_of_checkpoint(spec)
     return needs if spec.target == "cpu" else on_gpu(spec, needs)
 
 
-def published(repository: Path, name: str) -> Needs:
+def published(repository: Path, name: str) -> ModelNeeds:
     """Return the needs of a model that was built. Raises RepositoryError."""
     report = read_report(repository, name)
     folder = served_version(repository / name)
     serving = load(folder)
     variant = next(variant for variant in report.variants if variant.name == report.chosen)
     better = min(report.variants, key=lambda other: sum(other.latency_ms.values()), default=variant)
-    needs = Needs(
+    needs = ModelNeeds(
         "encoder" if isinstance(serving, EncoderServing) else "generation",
         weights=variant.size,
         length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
@@ -92,7 +92,7 @@ def served_version(model: Path) -> Path:
     return model / str(number)
 
 
-def _with_cache(needs: Needs, serving: GenerationServing) -> Needs:
+def _with_cache(needs: ModelNeeds, serving: GenerationServing) -> ModelNeeds:
     arena, source = serving.arena, serving.source
     return replace(
         needs,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from builder.serving.plan.lines import Plan
+from builder.serving.plan.lines import ModelPlan
 from builder.serving.plan.process import all_gpu_memory, all_memory, all_shared_memory
 
 
@@ -29,7 +29,7 @@ class PodSize:
 class Pod:
     """Models of one pod, and their needs."""
 
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[ModelPlan, ...] = ()
 
     @property
     def memory(self) -> int:
@@ -50,7 +50,9 @@ class Pod:
         return self.memory <= size.memory and shm and self.cores <= size.cores and on_cards
 
 
-def divided(plans: Sequence[Plan], pods: int, size: PodSize) -> tuple[tuple[Pod, ...], tuple[Plan, ...]]:
+def divide_models(
+    plans: Sequence[ModelPlan], pods: int, size: PodSize
+) -> tuple[tuple[Pod, ...], tuple[ModelPlan, ...]]:
     """Put each model into the first of `pods` pods with room, the largest first; also return those that fit nowhere.
 
     This is first-fit decreasing (Johnson, Near-optimal bin packing algorithms, 1973).
@@ -66,6 +68,6 @@ def divided(plans: Sequence[Plan], pods: int, size: PodSize) -> tuple[tuple[Pod,
     return tuple(filled), tuple(left)
 
 
-def pods_needed(plans: Sequence[Plan], size: PodSize) -> int | None:
+def pods_needed(plans: Sequence[ModelPlan], size: PodSize) -> int | None:
     """Return the fewest pods that all models can be divided among; None if a model does not fit into any pod."""
-    return next((n for n in range(1, len(plans) + 1) if not divided(plans, n, size)[1]), None)
+    return next((n for n in range(1, len(plans) + 1) if not divide_models(plans, n, size)[1]), None)

@@ -10,16 +10,16 @@ from builder.building.families.decoder.drafted import draft_spec
 from builder.building.families.seq2seq.settings import read_settings
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
-from builder.common.memory import WIDTHS, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.engines import session_engine
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.seq2seq import seq2seq_shapes
 from builder.options import BuildSpec
-from builder.serving.plan.needs import Needs
+from builder.serving.plan.needs import ModelNeeds
 
 # bytes of a weight; int4: 4 bits in blocks of 32 with a scale of 4 bytes, and the embeddings in 8 bits
-PACKED = {
+BYTES_PER_WEIGHT = {
     "fp16": 2.0,
     "bf16": 2.0,
     "int8": 1.0,
@@ -29,33 +29,33 @@ PACKED = {
     "int4-weights": 0.7,
 }
 NOT_MEASURED = "not measured: build it, then plan again"
-NOT_RUN = "not measured on this card: throughput is left out (build-repo load-test measures it)"
+NOT_MEASURED_ON_CARD = "not measured on this card: throughput is left out (build-repo load-test measures it)"
 
 
-def unbuilt(spec: BuildSpec) -> Needs:
+def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
     """Return the needs of a model that was not built. Raises CheckpointError, ExportError and SpecError.
 
     Loads no weights: the tensors have shapes and no memory.
     """
     checkpoint = describe(spec.source)
     weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
-    size = round(weights * PACKED.get(spec.precision, 4.0))
+    size = round(weights * BYTES_PER_WEIGHT.get(spec.precision, 4.0))
     length, family = checkpoint.max_length, checkpoint.task.family
     if family == "encoder":
-        return Needs("encoder", size, length, measured=NOT_MEASURED)
+        return ModelNeeds("encoder", size, length, measured=NOT_MEASURED)
     with torch.device("meta"):
         if family == "decoder":
             layers, engine = cache_shapes(checkpoint.model), _engine(spec)
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(draft_spec(spec, checkpoint.task.name, length))
-            needs = Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
+            needs = ModelNeeds("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
             return replace(needs, engine=session_engine(engine.session()).name, draft=draft)
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
-    return Needs("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)
+    return ModelNeeds("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)
 
 
-def on_gpu(spec: BuildSpec, needs: Needs) -> Needs:
+def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
     """Return `needs` with the activations of a call on a card, and without speeds, which were measured on a CPU.
 
     Counted as if nothing were fused. Per token: the inner layer twice and the hidden state four times; for an encoder,
@@ -78,13 +78,13 @@ def on_gpu(spec: BuildSpec, needs: Needs) -> Needs:
         tokens = spec.serving.prefill_tokens + spec.slots
         size = tokens * of_token + spec.slots * words
         formula = f"{tokens} tokens of a step x {of_token} bytes + {spec.slots} slots x {words} bytes of logits"
-    return replace(needs, latency=None, measured=NOT_RUN, faster="", activations=size, activated=formula)
+    return replace(needs, latency=None, measured=NOT_MEASURED_ON_CARD, faster="", activations=size, activated=formula)
 
 
 def _bytes(draft: BuildSpec) -> int:
     """Return the bytes of a draft, its cache included."""
-    needs = unbuilt(draft)
-    return needs.weights + cache_bytes(needs.layers, draft.slots, needs.length, WIDTHS[needs.cache])
+    needs = needs_of_checkpoint(draft)
+    return needs.weights + cache_bytes(needs.layers, draft.slots, needs.length, BYTES_PER_VALUE[needs.cache])
 
 
 def _engine(spec: BuildSpec) -> DecodingEngine:

@@ -13,54 +13,54 @@ import numpy as np
 
 from builder.runtime.contract import Batching
 from builder.runtime.encoder.cutting import cut
-from builder.serving.plan.speeds import Cost
+from builder.serving.plan.speeds import CallCost
 
-TEXTS, LEAST_REQUESTS = 20_000, 2_000
-HALVINGS = 60  # of the interval that contains the scale
+TEXTS, MIN_REQUESTS = 20_000, 2_000
+BISECTIONS = 60  # of the interval that contains the scale
 
 
-def latencies(cost: Cost, rate: float, texts: int, mean: float, longest: float, batching: Batching) -> np.ndarray:
+def latencies(cost: CallCost, rate: float, texts: int, mean: float, longest: float, batching: Batching) -> np.ndarray:
     """Return the milliseconds of each request on one instance, which batches with its front's settings.
 
     `rate`: requests a second, each of `texts` texts; `mean`, `longest`: their tokens.
     """
-    came, tokens = _requests(rate, texts, mean, longest)
-    most, count = max(1, batching.max_rows // texts), len(came)
+    arrivals, tokens = _requests(rate, texts, mean, longest)
+    max_requests, count = max(1, batching.max_rows // texts), len(arrivals)
     answered, at, free = np.empty(count), 0, 0.0
     while at < count:
-        begun = max(free, came[at])
-        end = min(at + most, int(np.searchsorted(came, begun, "right")))
-        free = begun + batch_ms(cost, tokens[at * texts : end * texts], batching)
+        started = max(free, arrivals[at])
+        end = min(at + max_requests, int(np.searchsorted(arrivals, started, "right")))
+        free = started + batch_ms(cost, tokens[at * texts : end * texts], batching)
         answered[at:end], at = free, end
-    return answered - came
+    return answered - arrivals
 
 
-def full_share(cost: Cost, rate: float, texts: int, mean: float, longest: float, batching: Batching) -> float:
+def full_share(cost: CallCost, rate: float, texts: int, mean: float, longest: float, batching: Batching) -> float:
     """Return the share of the arrival time that the texts of the same requests take in full batches.
 
     Full batches waste the least. If the share is 1 or more, waits grow without bound (the queue is stable below 1:
     Neuts, 1967).
     """
-    came, tokens = _requests(rate, texts, mean, longest)
+    arrivals, tokens = _requests(rate, texts, mean, longest)
     size = max(1, batching.max_rows // texts) * texts
     taken = sum(batch_ms(cost, tokens[at : at + size], batching) for at in range(0, len(tokens), size))
-    return taken * rate / (1000 * len(came))
+    return taken * rate / (1000 * len(arrivals))
 
 
 def _requests(rate: float, texts: int, mean: float, longest: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the arrival times of the requests in milliseconds, and the tokens of all texts in request order."""
-    chance, count = np.random.default_rng(0), max(LEAST_REQUESTS, TEXTS // texts)
-    came = np.cumsum(chance.exponential(1000 / rate, count))
-    return came, lengths(mean, longest, count * texts, chance)
+    chance, count = np.random.default_rng(0), max(MIN_REQUESTS, TEXTS // texts)
+    arrivals = np.cumsum(chance.exponential(1000 / rate, count))
+    return arrivals, lengths(mean, longest, count * texts, chance)
 
 
-def batch_ms(cost: Cost, tokens: np.ndarray, batching: Batching) -> float:
+def batch_ms(cost: CallCost, tokens: np.ndarray, batching: Batching) -> float:
     """Return the milliseconds of a batch of texts with `tokens` tokens: its calls, each padded to its longest text."""
     if len(tokens) == 1:
-        return cost.of(float(tokens[0]))
+        return cost.ms(float(tokens[0]))
     whole = np.ceil(tokens).astype(int).tolist()
     calls = cut(whole, batching.token_budget, batching.max_rows, batching.call_cost)
-    return sum(cost.of(len(call) * max(whole[index] for index in call)) for call in calls)
+    return sum(cost.ms(len(call) * max(whole[index] for index in call)) for call in calls)
 
 
 def lengths(mean: float, longest: float, count: int, chance: np.random.Generator) -> np.ndarray:
@@ -78,7 +78,7 @@ def _scale(mean: float, longest: float) -> float:
     low, high = mean, mean * longest / (longest - mean) + longest
     while high * -math.expm1(-longest / high) < mean:
         high *= 2
-    for _ in range(HALVINGS):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if middle * -math.expm1(-longest / middle) < mean else (low, middle)
     return high

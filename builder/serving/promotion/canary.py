@@ -17,15 +17,15 @@ from rich.table import Table
 
 from builder.common.errors import ServeError
 
-LEAST = 50  # requests of the candidate that a verdict needs
-MORE_FAILURES = 0.01  # share of failed requests allowed above that of the running version
+MIN_REQUESTS = 50  # requests of the candidate that a verdict needs
+MAX_MORE_FAILURES = 0.01  # share of failed requests allowed above that of the running version
 POLL_S = 1.0
 TIMEOUT_S = 30.0
 TIMES = {"first_ms": "until the first answer", "between_ms": "between the answers of a stream"}
 
 
 @dataclass(frozen=True)
-class Figures:
+class CanaryFigures:
     """Counts of both versions at a gateway: answers, failures, times in milliseconds."""
 
     running: Mapping[str, Any]
@@ -36,11 +36,11 @@ class Figures:
         """Number of requests sent to the candidate."""
         return int(self.candidate["answers"] + self.candidate["failures"])
 
-    def worse(self, slower: float) -> list[str]:
+    def reasons_against(self, slower: float) -> list[str]:
         """Return the reasons against the candidate: it fails more often, or takes longer than allowed."""
         reasons = []
         failing = [side["failures"] / max(1, side["answers"] + side["failures"]) for side in self._sides]
-        if failing[1] > failing[0] + MORE_FAILURES:
+        if failing[1] > failing[0] + MAX_MORE_FAILURES:
             reasons.append(
                 f"{self.candidate['failures']} of its {self.requests} requests failed ({failing[1]:.1%}; of version "
                 f"{self.running['version']} {failing[0]:.1%}): {self.candidate['failure']}"
@@ -67,7 +67,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Share:
+class CanaryShare:
     """`share` (0 to 1) of a model's requests at the gateway `url`, for `candidate`. `versions`: numbers of the two."""
 
     url: str
@@ -77,7 +77,7 @@ class Share:
     versions: tuple[int, int]
     share: float
 
-    def order(self, share: float) -> Figures:
+    def order(self, share: float) -> CanaryFigures:
         """Order this share from the gateway for the next seconds and return its counts. Raises ServeError."""
         body = {"model": self.model, "candidate": self.candidate, "versions": self.versions, "share": share}
         headers = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
@@ -91,30 +91,30 @@ class Share:
             raise ServeError(
                 f"no gateway answers at {self.url} ({error}); start one: build-repo gateway --admin-key FILE"
             ) from error
-        return Figures(answer["running"], answer["candidate"])
+        return CanaryFigures(answer["running"], answer["candidate"])
 
 
 def watch(
-    order: Callable[[float], Figures], share: float, seconds: float, slower: float, poll_s: float = POLL_S
-) -> tuple[Figures, list[str]]:
+    order: Callable[[float], CanaryFigures], share: float, seconds: float, slower: float, poll_s: float = POLL_S
+) -> tuple[CanaryFigures, list[str]]:
     """Run a canary for `seconds`, or until the candidate does worse. Returns the counts and the reasons against it.
 
-    The candidate has no share afterwards. `order`: that of a Share.
+    The candidate has no share afterwards. `order`: that of a CanaryShare.
     """
     end = time.monotonic() + seconds
     try:
         while True:
             figures = order(share)
-            worse = figures.worse(slower) if figures.requests >= LEAST else []
+            worse = figures.reasons_against(slower) if figures.requests >= MIN_REQUESTS else []
             if worse or time.monotonic() >= end:
                 break
             time.sleep(poll_s)
     finally:
         order(0.0)
-    if figures.requests < LEAST:
+    if figures.requests < MIN_REQUESTS:
         worse = [
-            f"{figures.requests} requests came to it in {seconds:g} s, and {LEAST} are needed to judge by: watch "
-            "longer (--watch), or with a larger share"
+            f"{figures.requests} requests came to it in {seconds:g} s, and {MIN_REQUESTS} are needed to judge by: "
+            "watch longer (--watch), or with a larger share"
         ]
     return figures, worse
 

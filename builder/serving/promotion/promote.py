@@ -36,7 +36,7 @@ OF_BEAMS = ("length_penalty", "early_stopping")
 
 
 @dataclass(frozen=True)
-class Match:
+class OutputMatch:
     """Agreement of two answers to one request: `agreed` of `parts`, which count equally, and their `numbers`."""
 
     agreed: float
@@ -45,7 +45,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Limits:
+class PromotionLimits:
     """Where a candidate is refused: less `agreement`, scores further apart than `tolerance`, or `slower` than that."""
 
     agreement: float
@@ -53,11 +53,11 @@ class Limits:
     slower: float
 
 
-Agreement = Callable[[Mapping[str, Any], Mapping[str, Any]], Match]
+Agreement = Callable[[Mapping[str, Any], Mapping[str, Any]], OutputMatch]
 
 
 @dataclass
-class Side:
+class TriedVersion:
     """Results of one version: the milliseconds of each answer, and the errors."""
 
     number: int
@@ -80,15 +80,15 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PromotionTrial:
     """Two versions on the same requests. `agreements`: of the candidate's answers with those of the running version.
 
     `shared`: errors that both versions gave to the same request, which count for neither.
     """
 
-    running: Side
-    candidate: Side
-    agreements: Sequence[Match]
+    running: TriedVersion
+    candidate: TriedVersion
+    agreements: Sequence[OutputMatch]
     shared: Sequence[str] = ()
 
     @property
@@ -102,7 +102,7 @@ class Trial:
         scored = [match.numbers for match in self.agreements if match.numbers]
         return relative_distance(scored) if scored else None
 
-    def refusals(self, limits: Limits) -> list[str]:
+    def refusals(self, limits: PromotionLimits) -> list[str]:
         """Return the reasons against the candidate: it fails, answers differently, or takes longer than allowed."""
         reasons = []
         if self.candidate.errors:
@@ -128,7 +128,7 @@ class Trial:
             reasons.append(f"it takes {medians[1] / medians[0]:.2f} times as long; at most {limits.slower} is allowed")
         return reasons
 
-    def table(self, name: str, limits: Limits) -> Table:
+    def table(self, name: str, limits: PromotionLimits) -> Table:
         table = Table(
             title=f"{name}: what answers, and what is to take its place",
             title_justify="left",
@@ -187,14 +187,14 @@ def compare(
     numbers: tuple[int, int],
     samples: Callable[[Client], Sequence[Mapping[str, Any]]],
     agreement: Agreement,
-) -> Trial:
+) -> PromotionTrial:
     """Send the same requests to both versions. `names`, `numbers`: of running one and candidate. Raises ServeError."""
-    sides = Side(numbers[0]), Side(numbers[1])
+    sides = TriedVersion(numbers[0]), TriedVersion(numbers[1])
     agreements, shared = [], []
     with Client(url, names[0]) as one, Client(url, names[1]) as other:
         requests = [greedy(sample, one) for sample in samples(one)]
         for sample in requests:  # warm up the candidate
-            Side(numbers[1]).ask(other, sample)
+            TriedVersion(numbers[1]).ask(other, sample)
         for turn in range(ROUNDS * len(requests)):
             sample = requests[turn % len(requests)]
             order = (0, 1) if turn % 2 else (1, 0)
@@ -210,7 +210,7 @@ def compare(
                     side.errors.append(answer)
             if not isinstance(expected, str) and not isinstance(actual, str):
                 agreements.append(agreement(expected, actual))
-    return Trial(*sides, agreements, shared)
+    return PromotionTrial(*sides, agreements, shared)
 
 
 def greedy(sample: Mapping[str, Any], client: Client) -> dict[str, Any]:
@@ -226,21 +226,21 @@ def greedy(sample: Mapping[str, Any], client: Client) -> dict[str, Any]:
     return {**{name: value for name, value in sample.items() if name not in OF_BEAMS}, **GREEDY}
 
 
-def same_tokens(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Match:
+def same_tokens(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> OutputMatch:
     """Compare the tokens of two greedy answers up to the first difference: until there both had read the same text.
 
     Later tokens say nothing, since they follow different texts. The share is thus that of next-token agreement. If
     answers do not name their tokens, their texts are compared instead.
     """
     if "logprobs_output" not in expected or "logprobs_output" not in actual:
-        return Match(float(expected["text_output"] == actual["text_output"]))
+        return OutputMatch(float(expected["text_output"] == actual["text_output"]))
     one, other = (_tokens(answer) for answer in (expected, actual))
     if not one and not other:
-        return Match(1.0)  # both end at once
+        return OutputMatch(1.0)  # both end at once
     same = next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
     if same is None:
         same = min(len(one), len(other))
-    return Match(same, max(1, same + (same < max(len(one), len(other)))))
+    return OutputMatch(same, max(1, same + (same < max(len(one), len(other)))))
 
 
 def _tokens(answer: Mapping[str, Any]) -> list[int]:

@@ -31,10 +31,10 @@ from builder.repository.versions import (
     with_versions,
 )
 
-ALIVE = ("READY", "LOADING", "UNLOADING")
+LOADED_STATES = ("READY", "LOADING", "UNLOADING")
 INDEX_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 600.0
-DRAIN_S = 600.0  # for the last request of a version, such as a stream
+DRAIN_TIMEOUT_S = 600.0  # for the last request of a version, such as a stream
 POLL_S = 0.1
 
 
@@ -57,7 +57,7 @@ class Control:
     def __exit__(self, *error: object) -> None:
         self._client.close()
 
-    def versions(self, model: str, states: Collection[str] = ALIVE) -> set[int]:
+    def versions(self, model: str, states: Collection[str] = LOADED_STATES) -> set[int]:
         """Return the versions of a model on the server that are in one of `states`."""
         try:
             return versions_in(self._client, model, states, INDEX_TIMEOUT_S)
@@ -154,10 +154,11 @@ class Control:
             self._client.load_model(model, config=config, client_timeout=LOAD_TIMEOUT_S)
         except InferenceServerException as error:
             raise ServeError(
-                f"{model} is not loaded by the server at {self.url}: {server_reason(error)}{_mode(error)}"
+                f"{model} is not loaded by the server at {self.url}: {server_reason(error)}"
+                f"{_model_control_advice(error)}"
             ) from error
 
-    def unload(self, model: str, patience_s: float = DRAIN_S) -> None:
+    def unload(self, model: str, patience_s: float = DRAIN_TIMEOUT_S) -> None:
         """Unload a model and wait until it is gone."""
         try:
             self._client.unload_model(model, client_timeout=LOAD_TIMEOUT_S)
@@ -170,7 +171,7 @@ class Control:
         self.load(model, versions)
         self.wait(model, versions)
 
-    def wait(self, model: str, versions: Collection[int], patience_s: float = DRAIN_S) -> None:
+    def wait(self, model: str, versions: Collection[int], patience_s: float = DRAIN_TIMEOUT_S) -> None:
         """Wait until no versions of a model but `versions` are left."""
         end = time.monotonic() + patience_s
         while left := self.versions(model) - set(versions):
@@ -187,7 +188,7 @@ def server_reason(error: InferenceServerException) -> str:
     return str(error.message()).strip().splitlines()[0]
 
 
-def _mode(error: InferenceServerException) -> str:
+def _model_control_advice(error: InferenceServerException) -> str:
     """Return the advice for a server whose model control is off."""
     refused = "explicit model load / unload is not allowed" in str(error.message())
     return "; start it with --model-control-mode=explicit, as build-repo serve does" if refused else ""

@@ -26,7 +26,7 @@ BACKENDS = Path(__file__).parent / "backends"
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedCommand:
     """Command and environment of the server, without its addresses and models.
 
     `region`: prefix of the names of its shared memory regions.
@@ -49,7 +49,7 @@ def wheel_folder() -> Path:
     return folder
 
 
-def embedded(repository: Path, scratch: Path, beside: Path, liveness: bool = False) -> Embedded:
+def prepare_embedded(repository: Path, scratch: Path, beside: Path, liveness: bool = False) -> EmbeddedCommand:
     """Return the server on `repository`, with the backends in `beside`; `scratch`: a folder for the files it needs.
 
     `liveness`: add the repository of the liveness model.
@@ -87,7 +87,7 @@ def embedded(repository: Path, scratch: Path, beside: Path, liveness: bool = Fal
             for option in ("grpc-restricted-protocol", "http-restricted-api")
         ),
     ]
-    return Embedded(command, environment, region)
+    return EmbeddedCommand(command, environment, region)
 
 
 def _stub(wheel: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from contextlib import contextmanager
 from functools import partial
 
 from builder.common.errors import ServeError
+from builder.serving.server.backoff import restart_backoff
 from builder.serving.server.process import die_with_parent
-from builder.serving.server.watch import ATTEMPTS, POLL_S, Restarts, how
+from builder.serving.server.watch import POLL_S, describe_exit
 
 Process = subprocess.Popen[bytes]
-PROGRAM = "import sys; from builder.cli import main; sys.exit(main())"
-START_S = 300  # a gateway that ends earlier is noticed at once
-STOP_S = 65  # it drains running requests, within 60 seconds by default
+GATEWAY_PROGRAM = "import sys; from builder.cli import main; sys.exit(main())"
+START_TIMEOUT_S = 300  # a gateway that ends earlier is noticed at once
+STOP_TIMEOUT_S = 65  # it drains running requests, within 60 seconds by default
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def gateway(triton: str, host: str, port: int, *more: str) -> Iterator[Process]:
 
     Raises ServeError if it does not start; its own output gives the reason.
     """
-    process = _started(triton, host, port, *more)
+    process = _start(triton, host, port, *more)
     try:
         _wait(process, host, port)
         yield process
@@ -40,14 +42,14 @@ def kept_gateway(
     triton: str, host: str, port: int, *more: str, say: Callable[[str], None], poll_s: float = POLL_S
 ) -> Iterator[None]:
     """Run a gateway and restart it if it ends by itself, up to a limit; check every `poll_s`, report to `say`."""
-    start = partial(_started, triton, host, port, *more)
+    start = partial(_start, triton, host, port, *more)
     process = start()
     try:
         _wait(process, host, port)
     except BaseException:
         _stop(process)
         raise
-    keeper = Keeper(process, start, say, poll_s)
+    keeper = GatewayKeeper(process, start, say, poll_s)
     keeper.start()
     try:
         yield
@@ -56,7 +58,7 @@ def kept_gateway(
         keeper.join()
 
 
-class Keeper(threading.Thread):
+class GatewayKeeper(threading.Thread):
     """Thread that restarts a process, and stops the current one when the thread ends."""
 
     def __init__(
@@ -64,18 +66,19 @@ class Keeper(threading.Thread):
     ) -> None:
         super().__init__(name="keeper of the gateway", daemon=True)
         self.process, self.start_again, self.say, self.poll_s = process, start, say, poll_s
-        self.stopping, self.restarts = threading.Event(), Restarts()
+        self.stopping, self.backoff = threading.Event(), restart_backoff()
 
     def run(self) -> None:
         while not self.stopping.wait(self.poll_s):
             status = self.process.poll()
             if status is None:
                 continue
-            delay = self.restarts.delay(time.monotonic())
-            if delay is None:
-                self.say(f"the gateway ended, {how(status)}, once more: it stays down after {ATTEMPTS} attempts")
+            ended = f"the gateway ended, {describe_exit(status)}"
+            delay = self.backoff.fail(time.monotonic(), first_at_once=True)
+            if math.isinf(delay):
+                self.say(f"{ended}, once more: it stays down after {self.backoff.max_failures} attempts")
                 break
-            self.say(f"the gateway ended, {how(status)}; it is started again" + (f" in {delay:g} s" if delay else ""))
+            self.say(f"{ended}; it is started again" + (f" in {delay:g} s" if delay else ""))
             if not self.stopping.wait(delay):
                 self._start_again()
         _stop(self.process)
@@ -88,22 +91,34 @@ class Keeper(threading.Thread):
             self.say(f"the gateway cannot be started ({error.strerror or error})")
 
 
-def _started(triton: str, host: str, port: int, *more: str) -> Process:
-    command = [sys.executable, "-c", PROGRAM, "gateway", "--url", triton, "--host", host, "--port", str(port), *more]
+def _start(triton: str, host: str, port: int, *more: str) -> Process:
+    command = [
+        sys.executable,
+        "-c",
+        GATEWAY_PROGRAM,
+        "gateway",
+        "--url",
+        triton,
+        "--host",
+        host,
+        "--port",
+        str(port),
+        *more,
+    ]
     return subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
 
 
 def _stop(process: Process) -> None:
     process.terminate()
     try:
-        process.wait(STOP_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def _wait(process: Process, host: str, port: int) -> None:
-    end = time.monotonic() + START_S
+    end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end:
         if process.poll() is not None:
             raise ServeError(f"the gateway stopped, with status {process.returncode}; what it wrote above says why")
@@ -112,4 +127,6 @@ def _wait(process: Process, host: str, port: int) -> None:
             return
         except OSError:
             time.sleep(0.05)
-    raise ServeError(f"the gateway does not listen on {host}:{port} after {START_S} s; what it wrote above may say why")
+    raise ServeError(
+        f"the gateway does not listen on {host}:{port} after {START_TIMEOUT_S} s; what it wrote above may say why"
+    )

@@ -15,13 +15,13 @@ from tritonclient.grpc import service_pb2_grpc
 
 from builder.repository.config.arguments import EXIT_TIMEOUT_S
 from builder.repository.liveness import liveness_request
-from builder.serving.server.triton import Server
+from builder.serving.server.triton import TritonServer
 
 PERIOD_S = 2.0
-DEADLINE_S = 8.0  # of one request
-MISSES = 2  # in a row: a silent server is killed MISSES * (PERIOD_S + DEADLINE_S) = 20 s after its last answer
-REFUSED_S = EXIT_TIMEOUT_S + 5  # a server that refuses may be draining, or reloading the liveness model
-OPTIONS = (
+REQUEST_TIMEOUT_S = 8.0  # of one request
+MAX_TIMEOUTS = 2  # in a row: a silent server is killed MISSES * (PERIOD_S + DEADLINE_S) = 20 s after its last answer
+MAX_SILENCE_S = EXIT_TIMEOUT_S + 5  # a server that refuses may be draining, or reloading the liveness model
+CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
@@ -34,7 +34,7 @@ class Heartbeat(threading.Thread):
     `say` is told.
     """
 
-    def __init__(self, server: Server, say: Callable[[str], None]) -> None:
+    def __init__(self, server: TritonServer, say: Callable[[str], None]) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.server, self.say = server, say
         self.stopping = threading.Event()
@@ -42,16 +42,16 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         last, misses = time.monotonic(), 0
-        with grpc.insecure_channel(self.server.url, options=OPTIONS) as channel:
+        with grpc.insecure_channel(self.server.url, options=CHANNEL_OPTIONS) as channel:
             ask = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
             while not self.stopping.wait(PERIOD_S):
                 try:
-                    ask(liveness_request(), timeout=DEADLINE_S, wait_for_ready=True)
+                    ask(liveness_request(), timeout=REQUEST_TIMEOUT_S, wait_for_ready=True)
                     last, misses = time.monotonic(), 0
                 except grpc.RpcError as error:
                     misses = misses + 1 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else 0
                 silent_s = time.monotonic() - last
-                if misses >= MISSES or silent_s >= REFUSED_S:
+                if misses >= MAX_TIMEOUTS or silent_s >= MAX_SILENCE_S:
                     self._kill(silent_s)
                     return
 
@@ -64,7 +64,7 @@ class Heartbeat(threading.Thread):
 
 
 @contextmanager
-def heartbeat(server: Server, say: Callable[[str], None]) -> Iterator[Heartbeat]:
+def heartbeat(server: TritonServer, say: Callable[[str], None]) -> Iterator[Heartbeat]:
     """Send requests to a server until the end of the block."""
     thread = Heartbeat(server, say)
     thread.start()

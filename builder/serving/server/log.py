@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 
-def why(log: list[str]) -> str:
+def start_failure(log: list[str]) -> str:
     """Return the reason in a log why the server did not start, in one line."""
     failed = [line for line in log if re.search(r"failed to load '([^']+)'", line)]
     if failed:

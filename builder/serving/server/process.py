@@ -17,9 +17,9 @@ from typing import IO, Any
 
 from builder.common.processes import PROC
 
-LOG_LINES = 10_000  # kept in memory
-LAST_LINES_S = 10.0  # to read the last output of a program that ended
-ENDING_S = 10.0  # for killed processes to disappear
+MAX_LOG_LINES = 10_000  # kept in memory
+READ_TIMEOUT_S = 10.0  # to read the last output of a program that ended
+KILL_TIMEOUT_S = 10.0  # for killed processes to disappear
 PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
@@ -49,7 +49,7 @@ def process_group(
         yield process, log, reader
     finally:
         end_group(process)
-        reader.join(LAST_LINES_S)
+        reader.join(READ_TIMEOUT_S)
 
 
 def _keep_lines(output: IO[str], log: list[str], echo: Callable[[str], None] | None) -> None:
@@ -60,7 +60,7 @@ def _keep_lines(output: IO[str], log: list[str], echo: Callable[[str], None] | N
     with output:
         for line in output:
             log.append(line.rstrip())
-            del log[:-LOG_LINES]
+            del log[:-MAX_LOG_LINES]
             if echo is not None:
                 echo(line.rstrip())
 
@@ -85,8 +85,8 @@ def adopting_orphans() -> Iterator[None]:
 
 def end_group(leader: subprocess.Popen[Any]) -> None:
     """Kill the process group of `leader`, and reap its members that are children of this process."""
-    end = time.monotonic() + ENDING_S
-    while (group := _group(leader.pid)) and time.monotonic() < end:
+    end = time.monotonic() + KILL_TIMEOUT_S
+    while (group := _members(leader.pid)) and time.monotonic() < end:
         with suppress(ProcessLookupError):
             os.killpg(leader.pid, signal.SIGKILL)
         leader.poll()
@@ -96,7 +96,7 @@ def end_group(leader: subprocess.Popen[Any]) -> None:
         time.sleep(0.01)
 
 
-def _group(leader: int) -> set[int]:
+def _members(leader: int) -> set[int]:
     """Return the processes of a group, without the dead ones that only another process can reap."""
     group = set()
     for folder in PROC.glob("[0-9]*"):

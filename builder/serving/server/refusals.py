@@ -56,7 +56,7 @@ def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:
     """
     if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
         raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
-    refused = [*pending(repository).values(), *_not_here(repository, _names(backends), strict)]
+    refused = [*pending(repository).values(), *_unsupported_models(repository, _backend_names(backends), strict)]
     if refused:
         raise ServeError(refused[0])
     if int(np.__version__.split(".")[0]) >= 2:
@@ -69,7 +69,7 @@ def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:
         )
 
 
-def _names(backends: Path) -> set[str]:
+def _backend_names(backends: Path) -> set[str]:
     """Return the names of the backends in `backends`. Raises ServeError if there are none."""
     libraries = {path.parent.name for path in backends.glob("*/libtriton_*.so")}
     names = libraries | {path.parent.name for path in backends.glob("*/model.py")}
@@ -78,7 +78,7 @@ def _names(backends: Path) -> set[str]:
     return names
 
 
-def _not_here(repository: Path, backends: set[str], strict: bool) -> list[str]:
+def _unsupported_models(repository: Path, backends: set[str], strict: bool) -> list[str]:
     """Return the problems of models that this machine, or the embedded Triton with `backends`, cannot run.
 
     Raises RepositoryError for an unreadable configuration if every model must load (`strict`).

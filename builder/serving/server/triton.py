@@ -27,16 +27,16 @@ from builder.common.errors import ServeError
 from builder.repository.config.arguments import EXIT_TIMEOUT_S
 from builder.repository.liveness import NAME
 from builder.repository.transaction import recover
-from builder.serving.server.embedded import BACKENDS, Embedded, embedded
-from builder.serving.server.log import why
-from builder.serving.server.process import LAST_LINES_S, process_group
+from builder.serving.server.embedded import BACKENDS, EmbeddedCommand, prepare_embedded
+from builder.serving.server.log import start_failure
+from builder.serving.server.process import READ_TIMEOUT_S, process_group
 from builder.serving.server.refusals import SHARED_MEMORY, is_loopback, refuse_host, refuse_repository, refuse_unsigned
 
 IDLE_REPORTS = 4  # of a stopping server, one per second; a model's Python takes one or two to end
-START_S = 600.0  # includes loading the models; a server that ends meanwhile is noticed at once
-ANSWER_S = 10.0  # for a listening server to answer whether it is ready
-FREE = range(20_000, 32_768)  # ports below the ephemeral range of Linux: ip(7), ip_local_port_range
-UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # the index then has no state
+START_TIMEOUT_S = 600.0  # includes loading the models; a server that ends meanwhile is noticed at once
+READY_TIMEOUT_S = 10.0  # for a listening server to answer whether it is ready
+FREE_PORTS = range(20_000, 32_768)  # ports below the ephemeral range of Linux: ip(7), ip_local_port_range
+NOT_TRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # the index then has no state
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelState:
     """State of a model on the server: READY, or another state with its reason."""
 
     name: str
@@ -67,7 +67,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Server:
+class TritonServer:
     """A running Triton. `log`: its output so far; `controlled`: models can be loaded and unloaded.
 
     `repository`: the served one, if known. `verify_key`: key that each model must be signed with.
@@ -86,20 +86,23 @@ class Server:
     def url(self) -> str:
         return f"{self.host}:{self.ports.grpc}"
 
-    def models(self) -> list[Model]:
+    def models(self) -> list[ModelState]:
         """Return the models of the repository."""
         with grpc.InferenceServerClient(self.url) as client:
             index = client.get_model_repository_index(as_json=True)
         return [
-            Model(
-                m["name"], m.get("version", "-"), m.get("state", "-"), m.get("reason", "" if "state" in m else UNTRIED)
+            ModelState(
+                m["name"],
+                m.get("version", "-"),
+                m.get("state", "-"),
+                m.get("reason", "" if "state" in m else NOT_TRIED),
             )
             for m in index.get("models", [])
             if m["name"] != NAME
         ]
 
 
-_turns = itertools.count(secrets.randbelow(len(FREE)))
+_next_ports = itertools.count(secrets.randbelow(len(FREE_PORTS)))
 
 
 def free_ports(host: str = "127.0.0.1") -> Ports:
@@ -109,12 +112,12 @@ def free_ports(host: str = "127.0.0.1") -> Ports:
     the range, and the range is outside the system's ephemeral ports: otherwise two servers that start at the same time
     would sometimes get the same port.
     """
-    return Ports(*itertools.islice(_free(host), 3))
+    return Ports(*itertools.islice(_find_free_ports(host), 3))
 
 
-def _free(host: str) -> Iterator[int]:
-    for turn in itertools.islice(_turns, len(FREE)):
-        port = FREE[turn % len(FREE)]
+def _find_free_ports(host: str) -> Iterator[int]:
+    for turn in itertools.islice(_next_ports, len(FREE_PORTS)):
+        port = FREE_PORTS[turn % len(FREE_PORTS)]
         try:
             with socket.socket() as listener:
                 listener.bind((host, port))
@@ -130,7 +133,7 @@ def running(
     repository: Path,
     host: str = "127.0.0.1",
     ports: Ports | None = None,
-    timeout_s: float = START_S,
+    timeout_s: float = START_TIMEOUT_S,
     echo: Callable[[str], None] | None = None,
     backends: Path = BACKENDS,
     strict: bool = True,
@@ -138,7 +141,7 @@ def running(
     verify_key: Path | None = None,
     on_demand: bool = False,
     liveness: bool = False,
-) -> Iterator[Server]:
+) -> Iterator[TritonServer]:
     """Run Triton on `repository`: start it, wait until its models are loaded, and stop it at the end.
 
     `strict`: every model must load, and the server is ready while all are; otherwise the models that load are served.
@@ -156,7 +159,7 @@ def running(
     ports = ports or free_ports(host)
     recover(repository)
     refuse_repository(repository, backends, strict)
-    refuse_taken(host, vars(ports))
+    refuse_taken_ports(host, vars(ports))
     if verify_key is not None:
         refuse_unsigned(repository, verify_key)
     controlled = is_loopback(host)  # every client of the ports may use model control
@@ -164,21 +167,21 @@ def running(
     options = [*ports.options(host), *_loading(strict, controlled, loaded)]
     with (
         tempfile.TemporaryDirectory(prefix="triton-") as folder,
-        _started(embedded(repository, Path(folder), backends, liveness), options, echo) as (process, log, reader),
+        _start(prepare_embedded(repository, Path(folder), backends, liveness), options, echo) as (process, log, reader),
     ):
-        server = Server(host, ports, process, log, controlled, repository, on_demand, verify_key)
+        server = TritonServer(host, ports, process, log, controlled, repository, on_demand, verify_key)
         try:
             _wait_until_ready(server, timeout_s, reader)
             if not strict and not on_demand and not any(model.state == "READY" for model in server.models()):
-                raise ServeError(why(server.log))
+                raise ServeError(start_failure(server.log))
             yield server
         finally:
             _stop(server)
 
 
 @contextmanager
-def _started(
-    program: Embedded, options: Sequence[str], echo: Callable[[str], None] | None
+def _start(
+    program: EmbeddedCommand, options: Sequence[str], echo: Callable[[str], None] | None
 ) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
     """Run a tritonserver; yield its process, its output and the thread that reads it. Leave nothing of it behind."""
     try:
@@ -197,7 +200,7 @@ def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]
     return [*options, "--model-control-mode=explicit", *(f"--load-model={model}" for model in models)]
 
 
-def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
+def refuse_taken_ports(host: str, ports: Mapping[str, int]) -> None:
     """Raise ServeError for a port that cannot be used. `ports`: by the prefix of their option names."""
     for kind, port in ports.items():
         with socket.socket() as probe:
@@ -210,30 +213,32 @@ def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
                 ) from error
 
 
-def _wait_until_ready(server: Server, timeout_s: float, reader: threading.Thread) -> None:
+def _wait_until_ready(server: TritonServer, timeout_s: float, reader: threading.Thread) -> None:
     end = time.monotonic() + timeout_s
     with grpc.InferenceServerClient(server.url) as client:
         while time.monotonic() < end:
             if server.process.poll() is not None:
-                reader.join(LAST_LINES_S)
-                raise ServeError(why(server.log))
+                reader.join(READ_TIMEOUT_S)
+                raise ServeError(start_failure(server.log))
             try:
-                if client.is_server_ready(client_timeout=ANSWER_S) and _answers(server.host, server.ports.metrics):
+                if client.is_server_ready(client_timeout=READY_TIMEOUT_S) and _is_open(
+                    server.host, server.ports.metrics
+                ):
                     return
             except InferenceServerException:
                 pass
             time.sleep(0.1)
-    raise ServeError(f"Triton was not ready within {timeout_s:.0f} s: {why(server.log)}")
+    raise ServeError(f"Triton was not ready within {timeout_s:.0f} s: {start_failure(server.log)}")
 
 
-def _answers(host: str, port: int) -> bool:
+def _is_open(host: str, port: int) -> bool:
     """Return True if the port is open. Triton opens its metrics port last, after it reports that it is ready."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0
 
 
-def _stop(server: Server) -> None:
+def _stop(server: TritonServer) -> None:
     """Stop the server: let it finish running requests, until everything left of it only waits. The rest is killed then.
 
     Triton keeps the first request of a gRPC stream until the client closes the stream, and with it the model, for up to
@@ -246,7 +251,7 @@ def _stop(server: Server) -> None:
         time.sleep(0.1)
 
 
-def _drained(server: Server) -> bool:
+def _drained(server: TritonServer) -> bool:
     """Return True if a stopping server has not unloaded a model for a while, and no decode loop has work."""
     alive = [match[1] for line in list(server.log) if (match := re.search(r"Found (\d+) live models and 0 in-", line))]
     if len(alive) < IDLE_REPORTS or len(set(alive[-IDLE_REPORTS:])) > 1:

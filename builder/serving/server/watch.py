@@ -7,6 +7,7 @@ processes, model control and metrics; knows no models.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import time
@@ -14,24 +15,22 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from builder.common.errors import BuilderError, ServeError
 from builder.repository.liveness import NAME as LIVENESS
+from builder.serving.server.backoff import Backoff, restart_backoff
 from builder.serving.server.control import LOAD_TIMEOUT_S, Control, server_reason, versions_in
 from builder.serving.server.heartbeat import heartbeat
 from builder.serving.server.log import last_error
 from builder.serving.server.refusals import refuse_unsigned
-from builder.serving.server.triton import Server
+from builder.serving.server.stubs import Stub, Stubs
+from builder.serving.server.triton import TritonServer
 
 POLL_S = 1.0
 INDEX_TIMEOUT_S = 10.0  # models are not watched while a server lists its versions
-ATTEMPTS = 5  # in a row; after more failures it stays down
-STEADY_S = 300.0  # after so long without a failure, earlier ones are forgotten
-LONGEST_DELAY_S = 30.0
 FAILED_LOOP = re.compile(r'^build_repo_healthy\{model="([^"]+)"[^}]*\} 0(?:\.0+)?$', re.MULTILINE)
 SETTLING_S = 5.0  # after a load, until a model publishes its own metrics
 
@@ -39,42 +38,19 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Restarts:
-    """Restarts of one process or model, and the delay before the next one."""
-
-    in_a_row: int = 0
-    last: float = -STEADY_S
-
-    def delay(self, now: float) -> float | None:
-        """Return the seconds to wait from `now`; None after too many failures in a row."""
-        self.in_a_row = 1 if now - self.last >= STEADY_S else self.in_a_row + 1
-        self.last = now
-        if self.in_a_row > ATTEMPTS:
-            return None
-        return min(LONGEST_DELAY_S, 2.0 ** (self.in_a_row - 1) - 1)
-
-
-@dataclass(frozen=True)
-class Running:
-    """Model version that a process of Triton runs."""
-
-    model: str
-    version: str
-
-
-@dataclass
 class Watcher:
-    """Watches the models of one server, which it loaded at `begun`. `reloads`: how often each was reloaded."""
+    """Watches the models of one server, which were loaded at `started`. `reloads`: how often each was reloaded."""
 
-    server: Server
+    server: TritonServer
     say: Say
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     reloads: dict[str, int] = field(default_factory=dict)
-    _models: dict[int, Running] = field(default_factory=dict)  # by process
-    _dead: dict[int, int] = field(default_factory=dict)  # how often each process was seen dead
-    _restarts: dict[str, Restarts] = field(default_factory=dict)
+    _backoffs: dict[str, Backoff] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)  # when to load unloaded models
-    _loaded: dict[str, float] = field(default_factory=dict)
+    _loaded: dict[str, float] = field(default_factory=dict)  # when models were reloaded
+
+    def __post_init__(self) -> None:
+        self._stubs = Stubs(self.server.process.pid)
 
     def watch(self) -> int:
         """Check once a second until the server ends, except models loaded on demand. Return its exit status."""
@@ -89,34 +65,28 @@ class Watcher:
         now = time.monotonic()
         for name, reason in {**self._failed_loops(now), **self._died()}.items():
             if name not in self._due:
-                self._put_down(name, reason, now)
+                self._unload(name, reason, now)
         for name in [name for name, due in self._due.items() if due <= now]:
             del self._due[name]
             self._load(name)
 
     def _died(self) -> dict[str, str]:
-        """Return models with a dead process that was not reaped; Triton reaps those that it ended itself.
+        """Return models with a dead process that was not reaped, and why.
 
         Omits processes of an old version while another version answers, since nothing is missing then.
         """
-        died = {}
-        for process, (dead, running) in children(self.server.process.pid).items():
-            if running:
-                self._models[process] = running
-            if dead and process in self._models:
-                self._dead[process] = self._dead.get(process, 0) + 1
-                if self._dead[process] == 2 and not self._replaced(self._models[process]):
-                    died[self._models[process].model] = f"its process {process} died"
-        return died
+        self._stubs.find()
+        died = [stub for stub in self._stubs.died() if not self._is_replaced(stub)]
+        return {stub.model: f"its process {stub.pid} died" for stub in died}
 
-    def _replaced(self, running: Running) -> bool:
+    def _is_replaced(self, stub: Stub) -> bool:
         """Return True if Triton has another version of the model ready, and this one no longer."""
         try:
             with grpc.InferenceServerClient(self.server.url) as client:
-                ready = versions_in(client, running.model, ("READY",), INDEX_TIMEOUT_S)
+                ready = versions_in(client, stub.model, ("READY",), INDEX_TIMEOUT_S)
         except InferenceServerException:
             return False
-        return bool(ready) and int(running.version) not in ready
+        return bool(ready) and int(stub.version) not in ready
 
     def _failed_loops(self, now: float) -> dict[str, str]:
         """Return models whose metrics report a failed decode loop."""
@@ -126,32 +96,34 @@ class Watcher:
                 failed = FAILED_LOOP.findall(response.read().decode())
         except OSError:
             return {}
-        settled = [name for name in failed if now - self._loaded.get(name, self.begun) > SETTLING_S]
+        settled = [name for name in failed if now - self._loaded.get(name, self.started) > SETTLING_S]
         return dict.fromkeys(settled, "its decode loop failed")
 
-    def _put_down(self, name: str, reason: str, now: float) -> None:
+    def _unload(self, name: str, reason: str, now: float) -> None:
         if not self.server.controlled:
             self.say(f"{name}: {reason}; the server is started again, for on this address no model is loaded alone")
             self.server.process.terminate()
             return
-        delay = self._restarts.setdefault(name, Restarts()).delay(now)
-        if delay is None:
-            self.say(f"{name}: {reason} once more: it stays unloaded after {ATTEMPTS} attempts; -v shows Triton's log")
+        backoff = self._backoffs.setdefault(name, restart_backoff())
+        delay = backoff.fail(now, first_at_once=True)
+        if math.isinf(delay):
+            attempts = f"{backoff.max_failures} attempts"
+            self.say(f"{name}: {reason} once more: it stays unloaded after {attempts}; -v shows Triton's log")
         else:
             self.say(f"{name}: {reason}; it is loaded again" + (f" in {delay:g} s" if delay else ""))
             self._due[name] = now + delay
         self._control("unload", name)
 
     def _load(self, name: str) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         problem = self._control("load", name)
         now = time.monotonic()
         if problem:
-            self._put_down(name, f"it does not load ({problem})", now)
+            self._unload(name, f"it does not load ({problem})", now)
             return
         self._loaded[name] = now
         self.reloads[name] = self.reloads.get(name, 0) + 1
-        self.say(f"{name}: loaded again in {now - begun:.1f} s, for the {_ordinal(self.reloads[name])} time")
+        self.say(f"{name}: loaded again in {now - started:.1f} s, for the {_ordinal(self.reloads[name])} time")
 
     def _control(self, verb: str, name: str) -> str:
         """Load or unload a model. Returns the problem in one line, "" if there is none."""
@@ -173,64 +145,42 @@ class Watcher:
 
 
 def keep_running(
-    start: Callable[[], AbstractContextManager[Server]], started: Callable[[Server], None], say: Say
+    start: Callable[[], AbstractContextManager[TritonServer]], started: Callable[[TritonServer], None], say: Say
 ) -> None:
     """Run a server, watch its models, and restart it when it ends by itself.
 
     Raises ServeError if it does not start, or ends too often in a row.
     """
-    restarts = Restarts()
+    backoff = restart_backoff()
     with start() as server:
         started(server)
-        ended = _watched(server, say)
+        ended = _watch_until_end(server, say)
     while True:
-        delay = restarts.delay(time.monotonic())
-        if delay is None:
-            raise ServeError(f"{ended}; that was the {_ordinal(ATTEMPTS + 1)} time in a row")
+        delay = backoff.fail(time.monotonic(), first_at_once=True)
+        if math.isinf(delay):
+            raise ServeError(f"{ended}; that was the {_ordinal(backoff.failures)} time in a row")
         say(f"{ended}; it is started again" + (f" in {delay:g} s" if delay else ""))
         time.sleep(delay)
         try:
             with start() as server:
                 started(server)
-                ended = _watched(server, say)
+                ended = _watch_until_end(server, say)
         except ServeError as error:
             ended = str(error)
 
 
-def children(parent: int) -> dict[int, tuple[bool, Running | None]]:
-    """Return, by process id, whether each child of `parent` is dead, and what it runs if that is known.
-
-    The first argument of Triton's Python stub is the file of its model, MODEL/VERSION/FILE.
-    """
-    by_parent = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, owner = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
-            arguments = (folder / "cmdline").read_bytes().split(b"\0") if int(owner) == parent else []
-        except (OSError, IndexError):
-            continue  # the process has ended
-        if int(owner) == parent:
-            stub = len(arguments) > 1 and arguments[0].endswith(b"triton_python_backend_stub")
-            version = Path(arguments[1].decode(errors="replace")).parent if stub else None
-            by_parent[int(folder.name)] = (
-                state == "Z",
-                Running(version.parent.name, version.name) if version else None,
-            )
-    return by_parent
-
-
-def how(status: int) -> str:
-    """Return how a process ended: "with status 1", "by SIGKILL"."""
+def describe_exit(status: int) -> str:
+    """Describe how a process ended: "with status 1", "by SIGKILL"."""
     return f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
 
 
-def _watched(server: Server, say: Say) -> str:
+def _watch_until_end(server: TritonServer, say: Say) -> str:
     """Watch a server until it ends; return the reason."""
     with heartbeat(server, say) as beats:
         status = Watcher(server, say).watch()
     if beats.killed:
         return "Triton did not answer and was killed"
-    return f"Triton ended by itself, {how(status)}: {last_error(server.log)}"
+    return f"Triton ended by itself, {describe_exit(status)}: {last_error(server.log)}"
 
 
 def _ordinal(number: int) -> str:

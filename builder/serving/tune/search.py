@@ -9,25 +9,25 @@ from typing import Any
 
 from builder.common.distribution import installing
 from builder.common.errors import ServeError, SpecError
-from builder.serving.load.noise import Change, Estimate, change_by_turns
-from builder.serving.load.record import Load
+from builder.serving.load.noise import Estimate, RelativeChange, compare_pairs
+from builder.serving.load.record import LoadMeasurement
 from builder.serving.load.traffic import Level
 from builder.serving.tune.space import Space, settings_of
-from builder.serving.tune.trials import Outcome, throughput
+from builder.serving.tune.trials import TrialOutcome, throughput
 
 SEED = 0
 
-Attempt = Callable[[Mapping[str, int] | None], Outcome]
-Again = Callable[[Mapping[str, int] | None, Level], Load]
+Attempt = Callable[[Mapping[str, int] | None], TrialOutcome]
+Remeasure = Callable[[Mapping[str, int] | None, Level], LoadMeasurement]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedSettings:
     """One point of the space and its outcome; None if the server refused it."""
 
     settings: Mapping[str, int]
-    outcome: Outcome | None
+    outcome: TrialOutcome | None
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Finding:
 
     settings: Mapping[str, int] | None
     reason: str
-    tried: tuple[Tried, ...]
+    tried: tuple[TriedSettings, ...]
 
 
 def optuna() -> Any:
@@ -55,7 +55,7 @@ def search(
     trials: int,
     limit_ms: float,
     attempt: Attempt,
-    again: Again,
+    again: Remeasure,
     repeats: int,
     say: Say,
 ) -> Finding:
@@ -64,9 +64,9 @@ def search(
     `defaults`: the point of the unchanged model. Raises ServeError if the unchanged model cannot be measured.
     """
     base = attempt(None)
-    say(f"as it is: {shown(base)}")
+    say(f"as it is: {format_settings(base)}")
     study = _study(space, defaults, base)
-    tried: list[Tried] = []
+    tried: list[TriedSettings] = []
     for number in range(trials):
         trial = study.ask({name: _choices(values) for name, values in space.items()})
         settings = settings_of(trial.params)
@@ -76,17 +76,19 @@ def search(
         else:
             outcome = known.outcome
         study.tell(trial, outcome.score if outcome is not None else -1e9)
-        tried.append(Tried(settings, outcome))
+        tried.append(TriedSettings(settings, outcome))
         if outcome is not None:
-            say(f"trial {number + 1} of {trials}: {shown(outcome)} with {settings}")
+            say(f"trial {number + 1} of {trials}: {format_settings(outcome)} with {settings}")
     measured = [one for one in tried if one.outcome is not None]
     best = max(measured, key=lambda one: one.outcome.score if one.outcome else 0.0, default=None)
     if best is None or best.outcome is None or best.outcome.score <= base.score:
-        return Finding(None, f"none of {trials} trials did better than what it has: {shown(base)}", tuple(tried))
+        return Finding(
+            None, f"none of {trials} trials did better than what it has: {format_settings(base)}", tuple(tried)
+        )
     return _by_turns(best.settings, best.outcome, base, again, repeats, limit_ms, tuple(tried), say)
 
 
-def _study(space: Space, defaults: Mapping[str, object], base: Outcome) -> Any:
+def _study(space: Space, defaults: Mapping[str, object], base: TrialOutcome) -> Any:
     library = optuna()
     study = library.create_study(direction="maximize", sampler=library.samplers.TPESampler(seed=SEED))
     distributions = {name: _choices(values) for name, values in space.items()}
@@ -98,7 +100,7 @@ def _choices(values: Sequence[object]) -> Any:
     return optuna().distributions.CategoricalDistribution(list(values))
 
 
-def _attempt(attempt: Attempt, settings: Mapping[str, int], say: Say) -> Outcome | None:
+def _attempt(attempt: Attempt, settings: Mapping[str, int], say: Say) -> TrialOutcome | None:
     try:
         return attempt(settings)
     except ServeError as error:
@@ -108,12 +110,12 @@ def _attempt(attempt: Attempt, settings: Mapping[str, int], say: Say) -> Outcome
 
 def _by_turns(
     settings: Mapping[str, int],
-    best: Outcome,
-    base: Outcome,
-    again: Again,
+    best: TrialOutcome,
+    base: TrialOutcome,
+    again: Remeasure,
     repeats: int,
     limit_ms: float,
-    tried: tuple[Tried, ...],
+    tried: tuple[TriedSettings, ...],
     say: Say,
 ) -> Finding:
     """Measure both, each at its own best level, in turn, so that both meet the same machine; return the verdict."""
@@ -127,15 +129,17 @@ def _by_turns(
 
 def verdict(
     settings: Mapping[str, int],
-    new: Sequence[Load],
-    old: Sequence[Load],
-    best: Outcome,
-    base: Outcome,
+    new: Sequence[LoadMeasurement],
+    old: Sequence[LoadMeasurement],
+    best: TrialOutcome,
+    base: TrialOutcome,
     limit_ms: float,
-    tried: tuple[Tried, ...],
+    tried: tuple[TriedSettings, ...],
 ) -> Finding:
     """Decide whether the winner is still within the limit, and ahead of the unchanged model by more than noise."""
-    change: Change | None = change_by_turns([throughput(load) for load in old], [throughput(load) for load in new])
+    change: RelativeChange | None = compare_pairs(
+        [throughput(load) for load in old], [throughput(load) for load in new]
+    )
     after, before = (Estimate.of([throughput(load) for load in loads]) for loads in (new, old))
     p99, had = (mean(load.client.bounded_ms for load in loads) for loads in (new, old))
     unit = "answers/s" if new[0].client.stream is None else "tokens/s"
@@ -152,7 +156,7 @@ def verdict(
     return Finding(settings, f"within {limit_ms:g} ms: {text}", tried)
 
 
-def shown(outcome: Outcome) -> str:
+def format_settings(outcome: TrialOutcome) -> str:
     """Return the outcome in a few words."""
     limit = "" if outcome.score >= 0 else ", beyond the limit"
     return f"{outcome.throughput:.1f}/s, p99 {outcome.p99_ms:.0f} ms at {outcome.level}{limit}"

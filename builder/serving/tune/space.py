@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from builder.common.memory import WIDTHS, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.repository.settings import Settings, read_settings
 from builder.runtime.contract import EncoderServing, GenerationServing, load
 
@@ -84,7 +84,7 @@ def _halves(cores: int) -> list[int]:
 def _slots(serving: GenerationServing, memory: float) -> list[int]:
     """Return the slots whose cache fits, as the build would count it, and that have room for a search of its beams."""
     arena, source = serving.arena, serving.source
-    width = WIDTHS[arena.dtype]
+    width = BYTES_PER_VALUE[arena.dtype]
     each = cache_bytes(arena.layers, 1, arena.length, width)
     each += 0 if source is None else cache_bytes(source.layers, 1, source.max_length, width)
     least = 1 if source is None and serving.beams == arena.slots else serving.beams

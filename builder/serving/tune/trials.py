@@ -13,7 +13,7 @@ from typing import Any
 
 from builder.repository.settings import Settings, with_settings
 from builder.serving.load.measure import load_test
-from builder.serving.load.record import Load
+from builder.serving.load.record import LoadMeasurement
 from builder.serving.load.traffic import Level, Target
 from builder.serving.server.triton import running
 
@@ -29,7 +29,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """The best level within the limit, or the nearest if none is. `score`: more is better, below 0 beyond the limit."""
 
     level: Level
@@ -38,39 +38,39 @@ class Outcome:
     score: float
 
 
-def throughput(load: Load) -> float:
+def throughput(load: LoadMeasurement) -> float:
     """Return the maximised quantity: answers per second, or tokens per second of streams."""
     return load.client.requests_per_s if load.client.stream is None else load.client.stream.tokens_per_s
 
 
-def judge(loads: Sequence[Load], limit_ms: float) -> Outcome:
+def best_outcome(loads: Sequence[LoadMeasurement], limit_ms: float) -> TrialOutcome:
     """Return the outcome with the most throughput within the limit; the one with the least p99 if none is within."""
     within = [load for load in loads if load.client.bounded_ms <= limit_ms]
     if within:
         best = max(within, key=throughput)
-        return Outcome(best.level, throughput(best), best.client.bounded_ms, throughput(best))
+        return TrialOutcome(best.level, throughput(best), best.client.bounded_ms, throughput(best))
     least = min(loads, key=lambda load: load.client.bounded_ms)
-    return Outcome(least.level, throughput(least), least.client.bounded_ms, -least.client.bounded_ms)
+    return TrialOutcome(least.level, throughput(least), least.client.bounded_ms, -least.client.bounded_ms)
 
 
-def attempt(version: Path, settings: Settings | None, conditions: Conditions) -> Outcome:
+def measure_settings(version: Path, settings: Settings | None, conditions: Conditions) -> TrialOutcome:
     """Measure all levels under `settings`; None: as it was published. Raises ServeError."""
-    with served(version, settings) as url:
+    with serve_copy(version, settings) as url:
         target = Target(version.parent.name, conditions.samples)
         run = load_test(url, [target], conditions.levels, 1, conditions.seconds, conditions.p99_ms)
-    return judge(run.loads, conditions.p99_ms)
+    return best_outcome(run.loads, conditions.p99_ms)
 
 
-def again(version: Path, settings: Settings | None, conditions: Conditions, level: Level) -> Load:
+def measure_again(version: Path, settings: Settings | None, conditions: Conditions, level: Level) -> LoadMeasurement:
     """Measure one level again."""
-    with served(version, settings) as url:
+    with serve_copy(version, settings) as url:
         target = Target(version.parent.name, conditions.samples)
         (load,) = load_test(url, [target], [level], 1, conditions.seconds).loads
     return load
 
 
 @contextlib.contextmanager
-def served(version: Path, settings: Settings | None) -> Iterator[str]:
+def serve_copy(version: Path, settings: Settings | None) -> Iterator[str]:
     """Serve a copy of the model under `settings` and yield the server's address. The model itself is only read."""
     changed = {} if settings is None else with_settings(version, settings)
     with tempfile.TemporaryDirectory(prefix="build-repo-tune-") as folder:

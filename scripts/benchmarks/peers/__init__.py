@@ -1,7 +1,8 @@
 """Run other engines on the same work, each by the interpreter of an environment of its own.
 
 Each file is a program: WORK.json in (token ids of prompts, lengths of answers, concurrency, threads), one line of JSON
-out: {"tokens_per_s", "first_token_ms", "inter_token_ms"} (clock.py). They import nothing of this project but that.
+out: {"tokens_per_s", "first_token_ms", "inter_token_ms"} (clock.py), or {"tokens_per_s", "answer_ms"} (groups.py).
+They import nothing else of this project.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 FOLDER = Path(__file__).parent
 PACKAGES = {
@@ -96,6 +99,25 @@ def run_all(
         path.write_text(json.dumps(document))
         figures[name] = run(peer, root, path, *arguments)
     return figures
+
+
+def run_or_report(
+    console: Console,
+    failures: list[str],
+    title: str,
+    documents: Mapping[str, object],
+    peer: str,
+    root: Path,
+    scratch: Path,
+    *arguments: object,
+) -> dict[str, dict[str, Any]] | None:
+    """Return the figures of `run_all`; if the peer cannot run, append the reason to `failures` and return None."""
+    try:
+        return run_all(documents, peer, root, scratch, *arguments)
+    except PeerError as error:
+        failures.append(f"{title}: {error}")
+        console.print(f"{title}: failed, the reason follows at the end", highlight=False)
+        return None
 
 
 def run_command(command: Sequence[object]) -> str:

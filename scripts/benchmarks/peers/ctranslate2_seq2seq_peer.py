@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import ctranslate2
+from groups import time_groups
 
 
 def main() -> None:
@@ -45,14 +45,7 @@ def main() -> None:
         if min(lengths) < count - len(prefix):  # a prefix counts as one of the tokens
             raise RuntimeError(f"an answer has {min(lengths)} tokens instead of {count}")
 
-    requests, size = work["requests"], work["concurrency"]
-    group([{**requests[0], "new_tokens": 8}])
-    start = time.perf_counter()
-    for first in range(0, len(requests), size):
-        group(requests[first : first + size])
-    seconds = time.perf_counter() - start
-    tokens = sum(r["new_tokens"] for r in requests)
-    print(json.dumps({"tokens_per_s": tokens / seconds, "answer_ms": seconds / len(requests) * size * 1000}))
+    time_groups(work, group, warm_up_tokens=8)
 
 
 main()

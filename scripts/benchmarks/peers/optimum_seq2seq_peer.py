@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import warnings
 from pathlib import Path
 
 import onnxruntime
 import torch
+from groups import pad_right, time_groups
 from optimum.onnxruntime import ORTModelForSeq2SeqLM, ORTOptimizer, ORTQuantizer
 from optimum.onnxruntime.configuration import AutoOptimizationConfig, AutoQuantizationConfig
 
@@ -44,9 +44,7 @@ def main() -> None:
     model = ORTModelForSeq2SeqLM.from_pretrained(folder, session_options=options)
 
     def group(requests: list[dict]) -> None:
-        width = max(len(r["source"]) for r in requests)
-        ids = torch.tensor([r["source"] + [0] * (width - len(r["source"])) for r in requests])
-        mask = torch.tensor([[1] * len(r["source"]) + [0] * (width - len(r["source"])) for r in requests])
+        ids, mask = map(torch.tensor, pad_right(requests))
         count = max(r["new_tokens"] for r in requests)
         model.generate(
             input_ids=ids,
@@ -57,14 +55,7 @@ def main() -> None:
             do_sample=False,
         )
 
-    requests, size = work["requests"], work["concurrency"]
-    group([{**requests[0], "new_tokens": 4}])
-    start = time.perf_counter()
-    for first in range(0, len(requests), size):
-        group(requests[first : first + size])
-    seconds = time.perf_counter() - start
-    tokens = sum(r["new_tokens"] for r in requests)
-    print(json.dumps({"tokens_per_s": tokens / seconds, "answer_ms": seconds / len(requests) * size * 1000}))
+    time_groups(work, group)
 
 
 main()

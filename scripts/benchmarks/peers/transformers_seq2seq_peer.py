@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import warnings
 from pathlib import Path
 
 import torch
+from groups import pad_right, time_groups
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
@@ -26,9 +26,7 @@ def main() -> None:
         model = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
 
     def group(requests: list[dict]) -> None:
-        width = max(len(r["source"]) for r in requests)
-        ids = torch.tensor([r["source"] + [0] * (width - len(r["source"])) for r in requests])
-        mask = torch.tensor([[1] * len(r["source"]) + [0] * (width - len(r["source"])) for r in requests])
+        ids, mask = map(torch.tensor, pad_right(requests))
         count = max(r["new_tokens"] for r in requests)
         with torch.inference_mode():
             model.generate(
@@ -40,14 +38,7 @@ def main() -> None:
                 do_sample=False,
             )
 
-    requests, size = work["requests"], work["concurrency"]
-    group([{**requests[0], "new_tokens": 4}])
-    start = time.perf_counter()
-    for first in range(0, len(requests), size):
-        group(requests[first : first + size])
-    seconds = time.perf_counter() - start
-    tokens = sum(r["new_tokens"] for r in requests)
-    print(json.dumps({"tokens_per_s": tokens / seconds, "answer_ms": seconds / len(requests) * size * 1000}))
+    time_groups(work, group)
 
 
 main()

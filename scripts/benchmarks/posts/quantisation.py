@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
 from transformers import AutoTokenizer
 
 from builder.building.pipeline import build
@@ -21,8 +23,9 @@ from builder.engines.encoding import Variant
 from builder.graphs.export.encoder import export
 from builder.graphs.onnx.nodes import constant_products
 from builder.options import make_spec
+from builder.runtime.contract import Session
+from builder.runtime.sessions import open_session
 from scripts.benchmarks import peers, seq2seq
-from scripts.benchmarks.decoding import int8_peak
 from scripts.benchmarks.posts import Row, alone, median_ms
 from tests.models import minilm
 
@@ -61,7 +64,7 @@ def static_and_dynamic(folder: Path, environments: Path) -> list[Row]:
 
 def arithmetic(folder: Path, environments: Path) -> list[Row]:
     """Measure the 8-bit operations a second of MiniLM's products (32 rows of 64 tokens) and the share of the peak."""
-    peak = alone(int8_peak)
+    peak = alone(_int8_peak)
     rows = [Row("one large 8-bit product, ONNX Runtime", f"{peak:.0f} GOP/s")]
     first = None
     for variant in ARITHMETIC:
@@ -88,6 +91,31 @@ def _timed(scratch: Path, variant: Variant) -> tuple[float, float]:
         run = infer_with(graph, available_cores(), spinning=True)
         operations = 2 * rows * length * sum(sizes[node.input[1]] for node in products)
         return operations, median_ms(lambda: run({name: feed[name] for name in graph.inputs}), least=15)
+
+
+def _int8_peak() -> float:
+    """Return the GOP/s of ONNX Runtime's own 8-bit product on a large square."""
+    size = 2048
+    weight = numpy_helper.from_array(np.ones((size, size), np.int8), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "peak",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, [size, size])],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [size, size])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    model.ir_version = 9
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(model, f"{folder}/peak.onnx")
+        session = open_session(Path(folder) / "peak.onnx", Session(threads=available_cores()))
+    feeds = {"x": np.ones((size, size), np.uint8)}
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        session.run(None, feeds)
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds) / 1e9
 
 
 def encoder_decoders(folder: Path, environments: Path) -> list[Row]:

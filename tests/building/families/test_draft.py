@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from builder.building.pipeline import build
-from builder.common.cache.entries import Entries
+from builder.common.cache.entries import CacheEntries
 from builder.common.errors import BuilderError, CheckpointError, SpecError
 from builder.common.progress import Stage
 from builder.options import make_spec
@@ -180,7 +180,7 @@ def test_cache_keeps_stages_of_target_and_draft_apart(
     assert again.draft is not None
     assert (list(again.kept), list(again.draft["kept"])) == (["select"], ["select"])
     assert again.files["writes"][f"1/{DRAFT}/model.onnx"] == first.files["writes"][f"1/{DRAFT}/model.onnx"]
-    assert {entry.model for entry, _ in Entries(tmp_path / "cache").all()} == {"writes", "small"}
+    assert {entry.model for entry, _ in CacheEntries(tmp_path / "cache").all()} == {"writes", "small"}
 
 
 def test_draft_build_gives_back_weights_of_both_before_a_stage(

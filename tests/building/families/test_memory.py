@@ -101,11 +101,11 @@ def product(path: Path) -> Graph:
 
 LOOK = """
 import select, sys
-from builder.common.processes import counted
+from builder.common.processes import read_counter
 print("looking", flush=True)
 highest = 0
 while not select.select([sys.stdin], [], [], 0.001)[0]:
-    highest = max(highest, counted(f"{sys.argv[1]}/status", "RssAnon") or 0)
+    highest = max(highest, read_counter(f"{sys.argv[1]}/status", "RssAnon") or 0)
 print(highest)
 """
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from builder.clusters.deploy.deployment import Deployment, Model, Scaling, Secrets, Size
-from builder.serving.plan.lines import Line, Plan
+from builder.clusters.deploy.deployment import DeployedModel, Deployment, ReplicaSize, Scaling, SecretNames
+from builder.serving.plan.lines import ModelPlan, PlanLine
 
-ENCODER_PLAN = Plan("minilm", (Line("memory", "1 x 84 MB", "84 MB"),), {}, 120_000_000, 64 << 20, 2.0)
-DECODER_PLAN = Plan("writes", (Line("memory", "1 x 84 MB", "84 MB"),), {}, 900_000_000, 300 << 20, 2.0)
+ENCODER_PLAN = ModelPlan("minilm", (PlanLine("memory", "1 x 84 MB", "84 MB"),), {}, 120_000_000, 64 << 20, 2.0)
+DECODER_PLAN = ModelPlan("writes", (PlanLine("memory", "1 x 84 MB", "84 MB"),), {}, 900_000_000, 300 << 20, 2.0)
 REQUEST = '{"text_input": "a", "max_tokens": 1}'
-ENCODER = Model(
+ENCODER = DeployedModel(
     "minilm", 3, ("minilm", "minilm_model"), "26.08", "cpu", False, '{"text_input": "a"}', ENCODER_PLAN, "1a"
 )
-DECODER = Model("writes", 1, ("writes",), "26.08", "cpu", True, REQUEST, DECODER_PLAN, "2b")
-ON_GPU = Model("card", 1, ("card",), "26.08", "cuda", True, REQUEST, DECODER_PLAN, "3c")
-SIZE = Size(4, 1_120_000_000, 384 << 20, 16 << 20)
+DECODER = DeployedModel("writes", 1, ("writes",), "26.08", "cpu", True, REQUEST, DECODER_PLAN, "2b")
+ON_GPU = DeployedModel("card", 1, ("card",), "26.08", "cuda", True, REQUEST, DECODER_PLAN, "3c")
+SIZE = ReplicaSize(4, 1_120_000_000, 384 << 20, 16 << 20)
 
 STORED = Deployment(
     "search", "s3://bucket/models", True, (ENCODER, DECODER), SIZE, registry="registry.example/team", namespace="text"
@@ -33,13 +33,13 @@ ALL = Deployment(
     endpoint="http://minio.store:9000",
     trusted="-----BEGIN PUBLIC KEY-----\nMFkw\n-----END PUBLIC KEY-----\n",
     scaling=Scaling(8, "http://prometheus.monitoring:9090", 50),
-    secrets=Secrets("gateway-keys", "store-credentials"),
+    secrets=SecretNames("gateway-keys", "store-credentials"),
     probed=("minilm", "writes"),
     monitored=True,
 )
 WITH_GPU = Deployment("cards", "s3://bucket/cards", True, (ON_GPU,), SIZE, registry="registry.example", pooled=True)
 DEPLOYMENTS = {"stored": STORED, "in the image": IN_IMAGE, "all": ALL, "on a GPU": WITH_GPU}
-ALL_FOR_KSERVE = replace(ALL, monitored=False, secrets=Secrets(store="store-credentials"))
+ALL_FOR_KSERVE = replace(ALL, monitored=False, secrets=SecretNames(store="store-credentials"))
 FOR_KSERVE = {
     "stored": STORED,
     "in the image": IN_IMAGE,

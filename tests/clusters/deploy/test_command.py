@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from builder.cli import main
-from builder.clusters.deploy.contents import contents
+from builder.clusters.deploy.contents import read_deployed_models
 from builder.repository.versions import version_numbers
 from builder.serving.plan.process import PROCESS, SERVER
 from tests.clusters.deploy.conftest import CACHE, WEIGHTS
@@ -35,8 +35,8 @@ def _containers(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_folder_and_a_store_hold_the_same(folder: Path, store: str) -> None:
-    assert contents(store) == contents(str(folder))
-    minilm, writes = contents(store)
+    assert read_deployed_models(store) == read_deployed_models(str(folder))
+    minilm, writes = read_deployed_models(store)
     assert (minilm.name, minilm.version, minilm.generates, minilm.request) == (
         "minilm",
         2,
@@ -55,7 +55,7 @@ def test_a_shared_front_is_deployed_with_its_memory_and_what_it_hosts(small_repo
     repository = tmp_path / "model_repository"
     shutil.copytree(small_repository, repository)
     assert main(["share", "topics", "--name", "group", "--memory-mb", "3000", "--repository", str(repository)]) == 0
-    (group,) = [model for model in contents(str(repository)) if model.name == "group"]
+    (group,) = [model for model in read_deployed_models(str(repository)) if model.name == "group"]
     assert group.plan.memory == 3000 * MIB
     assert group.request == '{"model": "topics", "text_input": "a"}'
     options = ("--repository", str(repository), "--model", "group", "--cores", "2")
@@ -65,7 +65,9 @@ def test_a_shared_front_is_deployed_with_its_memory_and_what_it_hosts(small_repo
     assert triton["resources"]["requests"]["memory"] == 3000 * MIB + SERVER
     report = repository / "group" / "models" / "topics" / "build.json"
     report.write_text(report.read_text().replace('"1/', '"2/'))
-    assert contents(str(repository), ["group"])[0].digest != group.digest, "so that the image's tag is another one"
+    assert read_deployed_models(str(repository), ["group"])[0].digest != group.digest, (
+        "so that the image's tag is another one"
+    )
 
 
 def test_replicas_pull_what_was_in_the_store(store: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from builder.clusters.deploy.image import containerfile, image_files
-from builder.clusters.deploy.pod import GATEWAY_PORT, NOBODY, SINCE, pod
+from builder.clusters.deploy.pod import GATEWAY_PORT, MIN_KUBERNETES, NOBODY_UID, pod
 from builder.clusters.deploy.sizing import as_planned
 from builder.common.errors import SpecError
 from builder.common.releases import NEWEST
@@ -21,7 +21,7 @@ from builder.repository.config.arguments import EXIT_TIMEOUT_S, arguments, comma
 from builder.repository.liveness import FILES, REPOSITORY
 from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.plan import machine
-from builder.serving.plan.lines import Plan
+from builder.serving.plan.lines import ModelPlan
 from tests.clusters.deploy.deployments import DECODER, ENCODER, IN_IMAGE, STORED, WITH_GPU
 
 ROOT = Path(__file__).parents[3]
@@ -47,7 +47,9 @@ def test_the_gateway_is_as_in_compose() -> None:
     assert "--host=0.0.0.0" in gateway["args"]
     assert SERVICES["gateway"]["stop_grace_period"] == f"{GatewaySettings().drain_s + 10:.0f}s"
     assert f"EXPOSE {GATEWAY_PORT}" in (ROOT / "Dockerfile.gateway").read_text()
-    assert gateway["securityContext"]["runAsUser"] == NOBODY, "a name means nothing to a cluster that asks for nobody"
+    assert gateway["securityContext"]["runAsUser"] == NOBODY_UID, (
+        "a name means nothing to a cluster that asks for nobody"
+    )
 
 
 @pytest.mark.parametrize("deployment", [STORED, WITH_GPU], ids=["cpu", "gpu"])
@@ -85,8 +87,8 @@ models:
 """
     (tmp_path / "models.yaml").write_text(text)
     plans = {
-        "minilm": Plan("minilm", (), {}, 400_000_000, 300 << 20, 1.5, response_cache=8 << 20),
-        "writes": Plan("writes", (), {}, 2_000_000_000, 100 << 20, 2.0),
+        "minilm": ModelPlan("minilm", (), {}, 400_000_000, 300 << 20, 1.5, response_cache=8 << 20),
+        "writes": ModelPlan("writes", (), {}, 2_000_000_000, 100 << 20, 2.0),
     }
     monkeypatch.setattr(machine, "needs_of", lambda spec: None)
     monkeypatch.setattr(machine, "_plan", lambda capacity, load, needs: plans[capacity.name])
@@ -109,4 +111,4 @@ models:
 
 
 def test_the_page_names_the_oldest_kubernetes() -> None:
-    assert f"Kubernetes {SINCE} or later" in (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+    assert f"Kubernetes {MIN_KUBERNETES} or later" in (ROOT / "docs" / "guides" / "kubernetes.md").read_text()

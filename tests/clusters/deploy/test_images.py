@@ -23,9 +23,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from builder.clusters.deploy import image
-from builder.clusters.deploy.image import image_files, tag
+from builder.clusters.deploy.image import image_files, image_tag
 from builder.clusters.deploy.targets import find_target
-from builder.common.cache.fetched import ENGINES, fetched
+from builder.common.cache.fetched import ENGINES, fetched_folder
 from builder.common.releases import RELEASES
 from tests.clusters.deploy.deployments import ENCODER, IN_IMAGE, STORED
 
@@ -116,7 +116,7 @@ def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
 def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(release: str, tmp_path: Path) -> None:
     """Run the Containerfile's step, if scripts/pythons has made an environment with the Python of that release."""
     version = RELEASES[release].python
-    python = fetched(ENGINES, f"python-{version}") / "bin" / "python"
+    python = fetched_folder(ENGINES, f"python-{version}") / "bin" / "python"
     if not python.exists():
         pytest.skip(f"scripts/pythons makes an environment of Python {version} where that is installed")
     written = image_files(replace(STORED, models=(replace(ENCODER, release=release),)))
@@ -131,15 +131,15 @@ def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(rel
 
 def test_an_image_with_other_packages_has_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that have an image of that tag do not pull it again."""
-    before = tag(STORED)
+    before = image_tag(STORED)
     monkeypatch.setattr(image, "requirements", lambda _: "numpy==1.26.4\n")
-    assert tag(STORED) != before
+    assert image_tag(STORED) != before
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "helm", "kserve"])
 def test_the_image_is_pushed_before_a_cluster_asks_for_it(target: str) -> None:
     build, push, apply = find_target(target).steps(IN_IMAGE, Path("out"))
-    name = f"registry.example/models-triton:{tag(IN_IMAGE)}"
+    name = f"registry.example/models-triton:{image_tag(IN_IMAGE)}"
     assert f"--tag {name} " in build
     assert push == f"docker push {name}"
     assert apply.startswith(("kubectl apply", "helm upgrade --install"))
@@ -170,7 +170,7 @@ def test_an_image_is_built_and_says_what_it_does(file: str) -> None:
 
 def _image(kind: str) -> tuple[Path, dict[str, str]]:
     """Return the Python of an image's environment, and environment variables that make the project importable."""
-    python = fetched(ENGINES, f"image-{kind}") / "bin" / "python"
+    python = fetched_folder(ENGINES, f"image-{kind}") / "bin" / "python"
     if not python.exists():
         pytest.skip("scripts/pythons makes the environments of the images, where Python 3.12 is installed")
     return python, {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}

@@ -12,8 +12,8 @@ import pytest
 from builder.cli import parse
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import objects
-from builder.clusters.deploy.pod import GATEWAY_PORT, LOADED_A_SECOND, PULL_S, pod
-from builder.clusters.deploy.probes import ANSWER_S
+from builder.clusters.deploy.pod import GATEWAY_PORT, LOAD_BYTES_PER_S, PULL_TIMEOUT_S, pod
+from builder.clusters.deploy.probes import REQUEST_TIMEOUT_S
 from builder.clusters.deploy.targets import find_target
 from builder.repository.config.arguments import LIVENESS_FOLDER
 from builder.repository.liveness import METHOD
@@ -160,15 +160,15 @@ def test_a_server_that_says_that_a_model_died_is_started_again(release: str, pat
 
 
 @pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
-def test_a_server_that_hangs_is_started_again_within_30_s(spec: dict[str, Any]) -> None:
+def test_hung_server_restarts_within_30_s(spec: dict[str, Any]) -> None:
     """Regression: it was asked for its health alone, which stays 200, and had the minutes of a drain to end."""
     triton = next(c for name, c in _containers(spec).items() if name in ("triton", "kserve-container"))
     probe = triton["livenessProbe"]
     assert METHOD in probe["exec"]["command"][-1].splitlines()[0], "an inference, before anything else"
-    silent = probe["failureThreshold"] * probe["periodSeconds"] + ANSWER_S
+    silent = probe["failureThreshold"] * probe["periodSeconds"] + REQUEST_TIMEOUT_S
     assert silent + probe["terminationGracePeriodSeconds"] <= 30
     assert probe["failureThreshold"] >= 2
-    assert probe["timeoutSeconds"] > ANSWER_S
+    assert probe["timeoutSeconds"] > REQUEST_TIMEOUT_S
     assert f"--model-repository={LIVENESS_FOLDER}" in triton["args"]
 
 
@@ -200,7 +200,7 @@ def test_secrets_are_named_and_never_written() -> None:
     assert {name for name in named if re.search("KEY|SECRET|TOKEN", name)} == {"BUILD_REPO_GATEWAY_KEYS"}
 
 
-def test_who_may_talk_to_a_replica_and_to_whom_it_may() -> None:
+def test_network_policy_limits_ingress_and_egress() -> None:
     policy = objects(ALL)["network-policy"]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     clients, prometheus = policy["ingress"]
@@ -224,7 +224,7 @@ def test_who_may_talk_to_a_replica_and_to_whom_it_may() -> None:
         ("http://minio:9000", "text"),
     ],
 )
-def test_a_store_in_the_cluster_is_reached_whatever_its_pods_listen_on(endpoint: str, namespace: str) -> None:
+def test_network_policy_opens_all_ports_of_an_in_cluster_store(endpoint: str, namespace: str) -> None:
     """A policy sees the port of a pod, which is another than that of its service: MinIO's 443 leads to 9000."""
     *_, store = objects(replace(ALL, endpoint=endpoint))["network-policy"]["spec"]["egress"]
     selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
@@ -237,8 +237,8 @@ def test_a_rollout_has_the_time_that_models_may_take() -> None:
     for deployment in (STORED, WITH_GPU, large):
         probe = _containers(pod(deployment))["triton"]["startupProbe"]
         start = probe["periodSeconds"] * probe["failureThreshold"]
-        assert objects(deployment)["deployment"]["spec"]["progressDeadlineSeconds"] >= start + PULL_S
-        assert start >= deployment.size.memory / LOADED_A_SECOND
+        assert objects(deployment)["deployment"]["spec"]["progressDeadlineSeconds"] >= start + PULL_TIMEOUT_S
+        assert start >= deployment.size.memory / LOAD_BYTES_PER_S
 
 
 def test_whoever_selects_a_replica_finds_it() -> None:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from builder.clusters.deploy.deployment import Deployment, Scaling, Secrets
+from builder.clusters.deploy.deployment import Deployment, Scaling, SecretNames
 from builder.clusters.deploy.targets import find_target
-from builder.clusters.ray.cluster import PATIENCE, SETTINGS
+from builder.clusters.ray.cluster import RAY_SETTINGS, RAY_TIMEOUTS
 from builder.clusters.ray.options import read_options
 from builder.common.errors import SpecError
 from tests.clusters.deploy.deployments import ALL, IN_IMAGE, STORED, WITH_GPU
@@ -40,7 +40,7 @@ def test_a_ray_service_is_what_kuberay_takes(deployment: Deployment) -> None:
         assert violations(pod["spec"]) == []
         (container,) = pod["spec"]["containers"]
         environment = {entry["name"]: entry.get("value") for entry in container["env"]}
-        assert environment.items() >= {**SETTINGS, **PATIENCE}.items()
+        assert environment.items() >= {**RAY_SETTINGS, **RAY_TIMEOUTS}.items()
         assert [pull["name"] for pull in pod["spec"]["initContainers"]] == ["pull"]
         (pull,) = pod["spec"]["initContainers"]
         mounts = {mount["name"] for mount in (*container["volumeMounts"], *pull["volumeMounts"])}
@@ -94,7 +94,7 @@ def test_machines_need_the_configuration_alone() -> None:
     [
         (WITH_GPU, "has no GPU"),
         (replace(STORED, probed=("minilm",)), "--probe"),
-        (replace(STORED, secrets=Secrets(), monitored=True), "--monitor"),
+        (replace(STORED, secrets=SecretNames(), monitored=True), "--monitor"),
         (IN_IMAGE, "s3://"),
         (replace(KEYED, registry=None), "--verify-key"),
     ],

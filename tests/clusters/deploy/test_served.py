@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from builder.clusters.deploy.contents import contents
-from builder.clusters.deploy.deployment import Deployment, Model
-from builder.clusters.deploy.probes import ANSWER_S, live_probe, ready_probe
-from builder.clusters.deploy.scaling import queries
+from builder.clusters.deploy.contents import read_deployed_models
+from builder.clusters.deploy.deployment import DeployedModel, Deployment
+from builder.clusters.deploy.probes import REQUEST_TIMEOUT_S, live_probe, ready_probe
+from builder.clusters.deploy.scaling import wait_queries
 from builder.clusters.deploy.targets.kserve import replicas_query
 from builder.repository.liveness import ask_command
 from builder.serving.client.client import Client
 from builder.serving.gateway.metrics import ENGINE, Metrics
-from builder.serving.server.triton import Ports, Server, running
-from builder.serving.server.watch import children
+from builder.serving.server.stubs import Stubs
+from builder.serving.server.triton import Ports, TritonServer, running
 from tests.clusters.deploy.deployments import STORED
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "kubernetes.md").read_text()
@@ -43,7 +43,7 @@ def _names(exposed: str) -> dict[str, set[str]]:
 
 
 def _of(repository: Path) -> Deployment:
-    models = contents(str(repository))
+    models = read_deployed_models(str(repository))
     return replace(STORED, models=models, probed=tuple(model.name for model in models))
 
 
@@ -57,7 +57,7 @@ def _asks(query: str) -> dict[str, set[str]]:
 
 
 def test_every_metric_that_is_asked_for_is_there(
-    repository: Path, client: Callable[[str], Client], server: Server
+    repository: Path, client: Callable[[str], Client], server: TritonServer
 ) -> None:
     client("topics").ask({"text_input": "a text"})
     deployment = _of(repository)
@@ -67,7 +67,10 @@ def test_every_metric_that_is_asked_for_is_there(
     gateway.queue.labels("writes").observe(0.1)
     gateway.running.labels("writes", ENGINE)
     there |= _names(gateway.text().decode())
-    wanted = [*queries(deployment, "search").values(), *queries(deployment, "search", with_gateway=False).values()]
+    wanted = [
+        *wait_queries(deployment, "search").values(),
+        *wait_queries(deployment, "search", with_gateway=False).values(),
+    ]
     assert len(wanted) == 6, "batchers, fronts and decode loops, with and without a gateway"
     for query in [*wanted, replicas_query(deployment)]:
         for name, labels in _asks(query).items():
@@ -80,13 +83,13 @@ def test_every_metric_that_is_asked_for_is_there(
 def _run(command: list[str], ports: Ports) -> int:
     """Run a kubelet's command with the ports of this machine; skip gRPC if it has no port."""
     if not ports.grpc:
-        command = [word.replace(ask_command("127.0.0.1:8001", ANSWER_S), "true") for word in command]
+        command = [word.replace(ask_command("127.0.0.1:8001", REQUEST_TIMEOUT_S), "true") for word in command]
     for usual, here in ((8000, ports.http), (8001, ports.grpc), (8002, ports.metrics)):
         command = [word.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{here}") for word in command]
     return subprocess.run(command, capture_output=True, timeout=600, check=False).returncode
 
 
-def test_models_that_are_well_answer_the_probes(repository: Path, server: Server) -> None:
+def test_models_that_are_well_answer_the_probes(repository: Path, server: TritonServer) -> None:
     deployment = _of(repository)
     assert {model.generates for model in deployment.models} == {True, False}
     assert _run(live_probe(deployment)["exec"]["command"], replace(server.ports, grpc=0)) == 0
@@ -97,7 +100,7 @@ def test_models_that_are_well_answer_the_probes(repository: Path, server: Server
         assert not re.search("inference input|inputs but got|JSON", refusal), f"{model.name}: {refusal}"
 
 
-def _refusal(server: Server, model: Model) -> str:
+def _refusal(server: TritonServer, model: DeployedModel) -> str:
     """Return the error of a probe's request; it must come from the model, not from the server before it."""
     url = f"http://{server.host}:{server.ports.http}/v2/models/{model.name}/generate"
     try:
@@ -114,7 +117,7 @@ def test_a_model_whose_process_died_is_found_by_its_probe_alone(small_repository
     with running(small_repository, liveness=True) as server:
         assert _run(probe, server.ports) == 0
         assert _run(live_probe(replace(deployment, probed=()))["exec"]["command"], server.ports) == 0
-        (process,) = [pid for pid, (_, what) in children(server.process.pid).items() if what and what.model == "topics"]
+        (process,) = [stub.pid for stub in Stubs(server.process.pid).find() if stub.model == "topics"]
         os.kill(process, signal.SIGKILL)
         end = time.monotonic() + 300
         while _run(probe, server.ports) == 0 and time.monotonic() < end:
@@ -185,7 +188,7 @@ def test_a_server_that_does_not_answer_is_dead(release: str, path: str) -> None:
 
 def test_a_request_with_quotes_reaches_the_model() -> None:
     odd = replace(STORED.models[0], name="odd", request='{"text_input": "it\'s"}')
-    assert isinstance(odd, Model)
+    assert isinstance(odd, DeployedModel)
     command = live_probe(replace(STORED, models=(odd,), probed=("odd",)))["exec"]["command"]
     with _fake_triton(WELL) as ports:
         assert _run(command, ports) == 0

@@ -14,14 +14,14 @@ from kubernetes_validate import ValidationError
 
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import objects
-from builder.clusters.deploy.pod import SINCE
-from builder.clusters.deploy.scaling import queries
+from builder.clusters.deploy.pod import MIN_KUBERNETES
+from builder.clusters.deploy.scaling import wait_queries
 from builder.clusters.deploy.targets import Target, find_target, names
 from builder.common.errors import SpecError
 from tests.clusters.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, FOR_KSERVE, STORED, WITH_GPU
 from tests.clusters.deploy.schemas import CUSTOM, refuse_invalid
 
-VERSIONS = (SINCE, "1.33", "1.37")
+VERSIONS = (MIN_KUBERNETES, "1.33", "1.37")
 
 
 def documents(deployment: Deployment, target: str = "kubernetes") -> dict[str, Any]:
@@ -116,7 +116,7 @@ def test_prometheus_is_told_where_the_metrics_of_kserves_pods_are() -> None:
     ],
 )
 def test_replicas_of_another_deployment_do_not_scale_this_one(pod: str, of_it: bool) -> None:
-    for query in queries(ALL, ALL.name).values():
+    for query in wait_queries(ALL, ALL.name).values():
         for pattern in re.findall(r'pod=~"([^"]*)"', query):
             assert bool(re.fullmatch(pattern, pod)) == of_it
 

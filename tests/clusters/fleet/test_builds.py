@@ -18,17 +18,17 @@ import pytest
 from rich.console import Console
 
 from builder.cli import main
-from builder.clusters.fleet.executor import Outcome, Progress
-from builder.clusters.fleet.view import Lines
+from builder.clusters.fleet.executor import BuildOutcome, BuildProgress
+from builder.clusters.fleet.view import LineView
 from builder.commands import build_many
 
 
-class Killing(Lines):
+class Killing(LineView):
     """View that kills the worker of the model `killed` during its build."""
 
-    def say(self, message: Progress | Outcome) -> None:
-        super().say(message)
-        if isinstance(message, Progress) and (message.name, message.stage) == ("killed", "export"):
+    def show(self, message: BuildProgress | BuildOutcome) -> None:
+        super().show(message)
+        if isinstance(message, BuildProgress) and (message.name, message.stage) == ("killed", "export"):
             os.kill(_worker(os.getpid(), message.worker), signal.SIGKILL)
 
 
@@ -86,7 +86,7 @@ def ran(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path])
         return Ran(models, output, status, json.loads(printed[0]), written.export_text(), dict(os.environ))
 
 
-def test_a_worker_that_is_killed_and_builds_that_fail_stop_nothing_else(ran: Ran) -> None:
+def test_fleet_goes_on_after_a_killed_worker_and_failed_builds(ran: Ran) -> None:
     assert ran.status == 1
     (document,) = ran.document
     assert (document["name"], document["version"]) == ("good", 1)
@@ -179,7 +179,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "many", "-1"])
-def test_a_number_of_workers_that_cannot_be_meant(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workers_option_refuses_invalid_numbers(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["org/model", "--workers", value])
     assert "argument --workers" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_a_pattern_is_a_model_for_each_folder(folder: Path) -> None:
     assert _names(path) == ["team.mail", "team.news"]
 
 
-def test_included_files_have_the_defaults_of_the_one_that_includes_them_under_their_own(folder: Path) -> None:
+def test_included_files_inherit_defaults_below_their_own(folder: Path) -> None:
     _write(folder, "defaults: {keep: 3}\nmodels: [{model: a/search}]", "teams/search.yaml")
     _write(folder, "models: [{model: a/mail, precision: fp32}]", "teams/mail.yaml")
     path = _write(folder, "defaults: {precision: int8, keep: 5}\ninclude: [teams/*.yaml]\nmodels: [{model: a/own}]")
@@ -112,7 +112,7 @@ def test_included_files_have_the_defaults_of_the_one_that_includes_them_under_th
         ("models:\n  - {model: a/b}\n  - {model: c/b}", "models.yaml:3: the name 'b' is used twice, first at "),
     ],
 )
-def test_what_cannot_be_meant_is_said_with_its_place(text: str, message: str, folder: Path) -> None:
+def test_models_file_errors_name_their_place(text: str, message: str, folder: Path) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         load_specs(_write(folder, text))
 

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from builder.building import pipeline
 from builder.clusters.fleet import work
-from builder.clusters.fleet.executor import Job, Outcome, Progress
+from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
 from builder.clusters.fleet.history import History, work_of
-from builder.clusters.fleet.plan import Plan, plan_builds
-from builder.clusters.fleet.processes import Claim, fits
+from builder.clusters.fleet.plan import FleetPlan, plan_builds
+from builder.clusters.fleet.processes import ResourceClaim, fits
 from builder.clusters.fleet.runs import run_jobs
-from builder.clusters.fleet.view import Lines, Screen, duration, plan_document, plan_line, summary, view
-from builder.clusters.fleet.work import carry_out, published_since
+from builder.clusters.fleet.view import LineView, LiveView, duration, plan_document, plan_line, summary, view
+from builder.clusters.fleet.work import find_published, run_job
 from builder.options import BuildSpec, make_spec
 from builder.repository.report.record import read_report
 from tests.models import options_of
@@ -47,11 +47,11 @@ def make(small_repository: Path, checkpoint: Callable[[str], Path]) -> Make:
     return spec
 
 
-def _plan(*specs: BuildSpec, rebuild: bool = False) -> Plan:
+def _plan(*specs: BuildSpec, rebuild: bool = False) -> FleetPlan:
     return plan_builds(specs, History(), rebuild)
 
 
-def test_what_is_new_changed_unchanged_or_refused(make: Make, tmp_path: Path) -> None:
+def test_plan_tells_new_changed_unchanged_and_refused_models(make: Make, tmp_path: Path) -> None:
     (broken := tmp_path / "broken").mkdir()
     plan = _plan(
         make(),
@@ -71,10 +71,10 @@ def test_what_is_new_changed_unchanged_or_refused(make: Make, tmp_path: Path) ->
         "changed",
         "refused",
     ]
-    assert "no folder no-such/model here" in plan.models[-1].why
+    assert "no folder no-such/model here" in plan.models[-1].reason
     assert plan.models[0].report == read_report(make().output, "topics")
     assert [model.status for model in _plan(make(), rebuild=True).models] == ["changed"]
-    assert plan_line(plan, 2, 10**10).startswith("7 models: 2 unchanged, 2 changed, 2 new, 1 refused; no build like")
+    assert plan_line(plan, 2, 10**10).startswith("7 models: 2 unchanged, 2 changed, 2 new, 1 refused; no similar build")
 
 
 def test_a_version_that_lacks_a_file_is_built_again(make: Make, tmp_path: Path) -> None:
@@ -84,51 +84,47 @@ def test_a_version_that_lacks_a_file_is_built_again(make: Make, tmp_path: Path) 
     (tmp_path / "copy" / "topics" / "1" / "model.onnx").unlink()
     (model,) = _plan(spec).models
     assert model.status == "changed"
-    assert model.why.endswith("topics/1/model.onnx is missing")
+    assert model.reason.endswith("topics/1/model.onnx is missing")
 
 
-def test_what_another_run_has_published_meanwhile_is_not_built_again(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_skips_a_build_published_by_another_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: overlapping runs built every model twice, and two equal versions replaced the two before."""
     monkeypatch.setattr(pipeline, "build", None)
-    job = Job(make(), 1, before=0)
-    history, ended = History(), carry_out(job, "worker 1")
+    job = BuildJob(make(), 1, before=0)
+    history, ended = History(), run_job(job, "worker 1")
     assert (ended.error, ended.report) == (None, read_report(job.spec.output, "topics"))
     console = Console(record=True, width=200)
-    assert run_jobs([job], Said((ended,)), history, Lines(console, 1)) == [ended]
+    assert run_jobs([job], Said((ended,)), history, LineView(console, 1)) == [ended]
     assert "✓ topics: version 1, which was published meanwhile" in console.export_text()
-    assert history.expected(work_of(job.spec)).seconds is None, "nothing was measured"
+    assert history.estimate(work_of(job.spec)).seconds is None, "nothing was measured"
 
 
-def test_what_was_published_before_or_is_damaged_is_built(make: Make, tmp_path: Path) -> None:
-    assert published_since(Job(make(), 1, before=1)) is None
-    assert published_since(Job(make(max_batch_size=8), 1)) is None
+def test_worker_builds_over_older_or_damaged_versions(make: Make, tmp_path: Path) -> None:
+    assert find_published(BuildJob(make(), 1, before=1)) is None
+    assert find_published(BuildJob(make(max_batch_size=8), 1)) is None
     shutil.copytree(make().output, tmp_path / "copy")
     (tmp_path / "copy" / "topics" / "1" / "build.json").write_text("{}")
-    assert published_since(Job(make(output=tmp_path / "copy"), 1)) is None
+    assert find_published(BuildJob(make(output=tmp_path / "copy"), 1)) is None
     assert [job.before for job in _plan(make(max_batch_size=8), make(name="other")).jobs(2, 2)] == [1, 0]
 
 
-def test_where_what_is_published_cannot_be_looked_at_the_build_says_so(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_builds_if_the_published_version_is_unreadable(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: the worker ended without an outcome, and on Ray its task waited for one for ever."""
 
     def stale(spec: BuildSpec) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(work, "newest", stale)
-    assert published_since(Job(make(), 1)) is None
+    monkeypatch.setattr(work, "newest_report", stale)
+    assert find_published(BuildJob(make(), 1)) is None
 
 
 @dataclass(frozen=True)
 class Said:
     """Executor that only records how builds ended."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[BuildOutcome, ...]
 
-    def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
+    def run(self, jobs: Sequence[BuildJob]) -> Generator[BuildProgress | BuildOutcome, None, None]:
         yield from self.outcomes
 
 
@@ -143,42 +139,40 @@ def _checkpoint(folder: Path, megabytes: int) -> str:
     ("megabytes", "took"),
     [pytest.param(91, 1173, id="minilm"), pytest.param(498, 1512, id="gpt2"), pytest.param(861, 2796, id="llama-wide")],
 )
-def test_a_first_build_is_expected_to_take_what_builds_were_measured_to_take(
-    megabytes: int, took: int, tmp_path: Path
-) -> None:
+def test_history_estimates_the_memory_of_a_first_build(megabytes: int, took: int, tmp_path: Path) -> None:
     """Peaks of `scripts/bench building`, in MB; a build that takes more than it says may end another for memory."""
     spec = make_spec(model=_checkpoint(tmp_path / "model", megabytes), output=tmp_path / "out")
-    assert took <= History().expected(work_of(spec)).memory / 1e6 <= 1.5 * took
+    assert took <= History().estimate(work_of(spec)).memory / 1e6 <= 1.5 * took
 
 
 def test_engines_that_are_measured_by_turns_are_in_memory_together(tmp_path: Path) -> None:
     """In fp32, of a checkpoint that has half of that."""
     model, megabytes = _checkpoint(tmp_path / "model", 861), 861
     one, both = (
-        History().expected(work_of(make_spec(model=model, output=tmp_path / "out", engine=engine))).memory / 1e6
+        History().estimate(work_of(make_spec(model=model, output=tmp_path / "out", engine=engine))).memory / 1e6
         for engine in ("onnxruntime", "auto")
     )
     assert both - one >= 2 * megabytes
 
 
-def test_what_builds_took_says_what_others_will_take(tmp_path: Path) -> None:
+def test_history_estimates_similar_builds(tmp_path: Path) -> None:
     specs = {
         name: make_spec(model=_checkpoint(tmp_path / name, megabytes), output=tmp_path / "out")
         for name, megabytes in {"first": 10, "alike": 12, "large": 90}.items()
     }
     history = History()
-    assert history.expected(work_of(specs["first"])).seconds is None
-    history.remember(work_of(specs["first"]), Outcome("first", "worker 1", 4.0, 800_000_000))
-    history.remember(work_of(specs["first"]), Outcome("first", "worker 1", 6.0, 900_000_000))
+    assert history.estimate(work_of(specs["first"])).seconds is None
+    history.record(work_of(specs["first"]), BuildOutcome("first", "worker 1", 4.0, 800_000_000))
+    history.record(work_of(specs["first"]), BuildOutcome("first", "worker 1", 6.0, 900_000_000))
     again = History()
-    assert again.expected(work_of(specs["first"])).seconds == 6.0
-    alike = again.expected(work_of(specs["alike"]))
+    assert again.estimate(work_of(specs["first"])).seconds == 6.0
+    alike = again.estimate(work_of(specs["alike"]))
     assert (alike.seconds, alike.memory) == (5.0, 900_000_000)
-    large = again.expected(work_of(specs["large"]))
+    large = again.estimate(work_of(specs["large"]))
     assert large.seconds is None
     assert large.memory > 1_000_000_000
     other_kind = make_spec(model=specs["first"].model, precision="int8", output=tmp_path / "out")
-    assert again.expected(work_of(other_kind)).seconds is None
+    assert again.estimate(work_of(other_kind)).seconds is None
     plan = plan_builds(list(specs.values()), again)
     assert plan.seconds(1) == pytest.approx(6 + 5 + 5.5)
     assert plan.seconds(2) == pytest.approx((6 + 5 + 5.5) / 2)
@@ -195,13 +189,13 @@ def test_a_damaged_history_is_none(tmp_path: Path) -> None:
 def test_a_line_that_a_full_disk_cut_costs_no_other(tmp_path: Path) -> None:
     """Regression: all records were lost for good."""
     work = work_of(make_spec(model=_checkpoint(tmp_path / "model", 10), output=tmp_path / "out"))
-    History().remember(work, Outcome("model", "worker 1", 4.0, 800_000_000))
+    History().record(work, BuildOutcome("model", "worker 1", 4.0, 800_000_000))
     file = tmp_path / "cache" / "builds.jsonl"
     file.write_text(file.read_text() + '{"name": "mod')
-    assert History().expected(work).seconds == 4.0
-    History().remember(work, Outcome("model", "worker 1", 6.0, 800_000_000))
-    History().remember(work, Outcome("model", "worker 1", 8.0, 800_000_000))
-    assert History().expected(work).seconds == 8.0
+    assert History().estimate(work).seconds == 4.0
+    History().record(work, BuildOutcome("model", "worker 1", 6.0, 800_000_000))
+    History().record(work, BuildOutcome("model", "worker 1", 8.0, 800_000_000))
+    assert History().estimate(work).seconds == 8.0
 
 
 def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
@@ -213,25 +207,25 @@ def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
         make_spec(model=one, name="timed", precision="auto", output=tmp_path / "out"),
         make_spec(model=two, name="c", precision="fp16", level="O3", output=tmp_path / "out"),
     ]
-    history.remember(work_of(specs[3]), Outcome("c", "worker 1", 60.0, 10**9))
-    history.remember(work_of(specs[0]), Outcome("a", "worker 1", 2.0, 10**9))
+    history.record(work_of(specs[3]), BuildOutcome("c", "worker 1", 60.0, 10**9))
+    history.record(work_of(specs[0]), BuildOutcome("a", "worker 1", 2.0, 10**9))
     plan = plan_builds(specs, history)
     jobs = plan.jobs(cores=8, workers=3)
     assert [(job.name, job.cores) for job in jobs] == [("c", 2), ("a", 2), ("b", 2), ("timed", 8)]
 
 
 def test_builds_share_memory_and_cores_and_a_large_one_runs_alone() -> None:
-    there, busy, idle = Claim(4, 10), Claim(2, 5), Claim(0, 3)
-    assert fits(Claim(2, 5), [busy], there)
-    assert not fits(Claim(2, 6), [busy], there)
-    assert not fits(Claim(3, 1), [busy], there)
-    assert not fits(Claim(2, 3), [busy, idle], there)
-    assert fits(Claim(9, 99), [idle], there)
+    there, busy, idle = ResourceClaim(4, 10), ResourceClaim(2, 5), ResourceClaim(0, 3)
+    assert fits(ResourceClaim(2, 5), [busy], there)
+    assert not fits(ResourceClaim(2, 6), [busy], there)
+    assert not fits(ResourceClaim(3, 1), [busy], there)
+    assert not fits(ResourceClaim(2, 3), [busy, idle], there)
+    assert fits(ResourceClaim(9, 99), [idle], there)
 
 
 def test_a_summary_names_what_failed_and_why(make: Make) -> None:
     plan = _plan(make(), make(name="other"), make(model="no-such/model", name="absent"))
-    *failed, numbers = summary(plan, [Outcome("other", "worker 1", 3.0, 9 * 10**8, error="no good")], 75.4)
+    *failed, numbers = summary(plan, [BuildOutcome("other", "worker 1", 3.0, 9 * 10**8, error="no good")], 75.4)
     assert failed[0].startswith("✗ absent: no folder no-such/model here")
     assert failed[1:] == ["✗ other: no good"]
     assert numbers == "0 built, 1 unchanged, 2 failed in 1 min 15 s; the largest build took 900 MB"
@@ -243,17 +237,17 @@ def test_the_screen_has_a_line_for_each_worker_and_a_bar_for_all(make: Make, mon
     plan = _plan(make(name="one"), make(name="two"), make(name="three"))
     console = Console(file=StringIO(), force_terminal=True, width=120)
     with view(console, plan, 2) as shown:
-        assert isinstance(shown, Screen)
-        shown.say(Progress("one", "worker 1", "export"))
-        shown.say(Progress("two", "worker 2", "loading torch"))
+        assert isinstance(shown, LiveView)
+        shown.show(BuildProgress("one", "worker 1", "export"))
+        shown.show(BuildProgress("two", "worker 2", "loading torch"))
         assert _text(shown) == ["worker 1 one export 0 s", "worker 2 two loading torch 0 s", "0/3"]
-        shown.say(Outcome("two", "worker 2", 1.5, error="no good"))
-        shown.say(Progress("three", "worker 2", "resolve"))
+        shown.show(BuildOutcome("two", "worker 2", 1.5, error="no good"))
+        shown.show(BuildProgress("three", "worker 2", "resolve"))
         assert _text(shown) == ["worker 1 one export 0 s", "worker 2 three resolve 0 s", "1/3"]
     assert "✗ two: no good" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def _text(shown: Screen) -> list[str]:
+def _text(shown: LiveView) -> list[str]:
     """Return the lines of the live part; of the bar only how many builds have ended."""
     console = Console(width=120, record=True, file=StringIO())
     console.print(shown._render())

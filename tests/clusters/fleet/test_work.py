@@ -16,16 +16,19 @@ import torch
 from builder.building import pipeline
 from builder.cli import main
 from builder.clusters.fleet import work
-from builder.clusters.fleet.work import SELDOM, SPINS, load_libraries, seldom_collecting
+from builder.clusters.fleet.work import GC_THRESHOLDS, GOMP_SPINCOUNT, collecting_garbage_rarely, load_libraries
 from builder.common.errors import SpecError
 
-LOADS = (
-    "import ctypes, sys; from builder.clusters.fleet.work import spin_briefly; spin_briefly(); ctypes.CDLL(sys.argv[1])"
-)
+LOADS = """
+import ctypes, sys
+from builder.clusters.fleet.work import limit_spinning
+limit_spinning()
+ctypes.CDLL(sys.argv[1])
+"""
 
 
-@pytest.mark.parametrize(("stated", "expected"), [(None, SPINS), ("77", "77")])
-def test_the_threads_of_torch_spin_briefly_or_as_the_user_says(stated: str | None, expected: str) -> None:
+@pytest.mark.parametrize(("stated", "expected"), [(None, GOMP_SPINCOUNT), ("77", "77")])
+def test_torch_threads_spin_briefly_unless_the_user_set_it(stated: str | None, expected: str) -> None:
     """GNU OpenMP reads the setting when it is loaded, and reports it."""
     packages = Path(torch.__file__).parent.parent
     library = next(file for folder in ("torch/lib", "torch.libs") for file in packages.glob(f"{folder}/libgomp*"))
@@ -39,8 +42,8 @@ def test_the_threads_of_torch_spin_briefly_or_as_the_user_says(stated: str | Non
 
 def test_garbage_is_looked_for_as_before_afterwards() -> None:
     before = gc.get_threshold()
-    with seldom_collecting():
-        assert gc.get_threshold() == SELDOM
+    with collecting_garbage_rarely():
+        assert gc.get_threshold() == GC_THRESHOLDS
     assert gc.get_threshold() == before
 
 
@@ -64,7 +67,7 @@ def test_a_command_that_builds_one_model_has_what_a_worker_has(
         assert main([str(checkpoint("topics")), "--name", "topics", "--output", str(tmp_path)]) == 1
     finally:
         gc.set_threshold(*before)
-    assert found == [SELDOM, SPINS]
+    assert found == [GC_THRESHOLDS, GOMP_SPINCOUNT]
 
 
 def test_libraries_are_loaded_once_and_never_looked_at_for_garbage(
@@ -72,7 +75,7 @@ def test_libraries_are_loaded_once_and_never_looked_at_for_garbage(
 ) -> None:
     (tmp_path / "a_story.py").write_text("import gc\nlooked = gc.isenabled()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(work, "STORY", "a_story")
+    monkeypatch.setattr(work, "PIPELINE", "a_story")
     try:
         load_libraries()
         assert not sys.modules["a_story"].looked

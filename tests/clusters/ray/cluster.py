@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from builder.clusters.ray.cluster import LOOPBACK, PATIENCE, SETTINGS
+from builder.clusters.ray.cluster import LOOPBACK, RAY_SETTINGS, RAY_TIMEOUTS
 from builder.serving.server.triton import free_ports
 
 LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}  # no process before it has work
@@ -98,7 +98,7 @@ def ray_nodes() -> Iterator[Nodes]:
     """Run a cluster whose first node has no cores, and nothing else has any: see `at_least`."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # of sockets, whose paths have 107 characters at most
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**SETTINGS, **PATIENCE, **LOOPBACK, **LEAN, **SLOW, "RAY_TMPDIR": folder}.items():
+        for name, value in {**RAY_SETTINGS, **RAY_TIMEOUTS, **LOOPBACK, **LEAN, **SLOW, "RAY_TMPDIR": folder}.items():
             patch.setenv(name, value)
         (Path(folder) / "ray").mkdir()
         from ray.cluster_utils import Cluster

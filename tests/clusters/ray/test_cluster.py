@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from builder.clusters.fleet.executor import Job, Outcome, Progress
-from builder.clusters.fleet.ray import OnRay
+from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
+from builder.clusters.fleet.ray import RayExecutor
 from builder.clusters.ray.cluster import NAME, connected, serving
 from builder.clusters.ray.options import read_options
 from builder.options import make_spec
@@ -47,13 +47,13 @@ def test_a_build_goes_on_elsewhere_when_its_node_is_killed(
         make_spec(model=model, name=name, output=output, max_length=64)
         for name, model in (("good", str(checkpoint("topics"))), ("bad", str(tmp_path / "nowhere")))
     )
-    events: list[Progress | Outcome] = []
-    for news in OnRay(nodes.address).run([Job(good, 500_000_000), Job(bad, 500_000_000)]):
+    events: list[BuildProgress | BuildOutcome] = []
+    for news in RayExecutor(nodes.address).run([BuildJob(good, 500_000_000), BuildJob(bad, 500_000_000)]):
         events.append(news)
-        if isinstance(news, Progress) and (news.name, news.stage) == ("good", "export") and _deaths(events) == 0:
+        if isinstance(news, BuildProgress) and (news.name, news.stage) == ("good", "export") and _deaths(events) == 0:
             nodes.kill(news.worker.split()[1].split(":")[0])
             nodes.at_least(1)
-    outcomes = {news.name: news for news in events if isinstance(news, Outcome)}
+    outcomes = {news.name: news for news in events if isinstance(news, BuildOutcome)}
     assert outcomes["bad"].error is not None
     assert "neither a folder nor a Hub id" in outcomes["bad"].error
     report = outcomes["good"].report
@@ -63,9 +63,9 @@ def test_a_build_goes_on_elsewhere_when_its_node_is_killed(
     assert {path.name for path in output.iterdir()} == {"good"}
 
 
-def _deaths(events: list[Progress | Outcome]) -> int:
+def _deaths(events: list[BuildProgress | BuildOutcome]) -> int:
     """Return how often the worker of the model `good` died; that of the other may have been on the same node."""
-    stages = [news.stage for news in events if isinstance(news, Progress) and news.name == "good"]
+    stages = [news.stage for news in events if isinstance(news, BuildProgress) and news.name == "good"]
     return sum("its worker died" in stage for stage in stages)
 
 
@@ -208,7 +208,7 @@ def test_a_node_that_is_killed_loses_no_request(site: Site) -> None:
     assert site.failures == []
 
 
-def test_a_replica_comes_when_there_is_more_to_do_and_goes_afterwards(site: Site) -> None:
+def test_ray_adds_a_replica_under_load_and_removes_it_after(site: Site) -> None:
     """The new one is asked too: it loads the model. None of the requests fails, then or when it goes."""
     site.whole()
     site.nodes.at_least(3)
@@ -220,7 +220,7 @@ def test_a_replica_comes_when_there_is_more_to_do_and_goes_afterwards(site: Site
     assert site.failures == []
 
 
-def test_a_stream_that_has_begun_ends_with_an_error(site: Site) -> None:
+def test_proxy_ends_a_started_stream_with_an_error(site: Site) -> None:
     events = _broken_stream(site)
     assert "choices" in events[0]
     assert events[-1]["error"]["type"] == "service_unavailable_error"

@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from builder.clusters.ray import replica
-from builder.clusters.ray.cluster import LOOPBACK, PATIENCE, SETTINGS, connected
+from builder.clusters.ray.cluster import LOOPBACK, RAY_SETTINGS, RAY_TIMEOUTS, connected
 from builder.clusters.ray.options import read_options
-from builder.clusters.ray.replica import Loaded
+from builder.clusters.ray.replica import LoadedModel
 from builder.commands import serve
 from builder.common.errors import ServeError, SpecError
-from builder.serving.server.triton import Ports, Server
+from builder.serving.server.triton import Ports, TritonServer
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,25 @@ def test_options_of_serve_that_do_not_go_together(arguments: list[str], why: str
         serve.run(serve.parser().parse_args(arguments))
 
 
-def test_a_cluster_that_does_not_start_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_reports_a_cluster_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray raises an Exception of no other type then."""
 
     def init(**options: Any) -> None:
         raise Exception("The current node timed out during startup.")
 
-    for name, value in {**SETTINGS, **LOOPBACK}.items():
+    for name, value in {**RAY_SETTINGS, **LOOPBACK}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(ServeError, match="no Ray cluster at this machine: The current node timed out"), connected(None):
         pass
 
 
-def test_a_node_has_longer_to_start_than_ray_gives_it_unless_somebody_says_otherwise(
+def test_ray_timeouts_are_longer_unless_the_user_set_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    unsaid, *stated = PATIENCE
-    longer = {name: f"{PATIENCE[name]}0" for name in stated}
-    for name, value in {**SETTINGS, **LOOPBACK, **PATIENCE, **longer}.items():
+    unsaid, *stated = RAY_TIMEOUTS
+    longer = {name: f"{RAY_TIMEOUTS[name]}0" for name in stated}
+    for name, value in {**RAY_SETTINGS, **LOOPBACK, **RAY_TIMEOUTS, **longer}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(unsaid)
     environment: dict[str, str] = {}
@@ -75,7 +75,7 @@ def test_a_node_has_longer_to_start_than_ray_gives_it_unless_somebody_says_other
     monkeypatch.setattr("ray.shutdown", lambda: None)
     with connected(None):
         pass
-    assert environment.items() >= {**longer, unsaid: PATIENCE[unsaid]}.items()
+    assert environment.items() >= {**longer, unsaid: RAY_TIMEOUTS[unsaid]}.items()
 
 
 class FakeControl(AbstractContextManager["FakeControl"]):
@@ -99,15 +99,15 @@ class FakeControl(AbstractContextManager["FakeControl"]):
 
 
 @pytest.fixture
-def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
     """Return a model that is loaded on a running server."""
     monkeypatch.setattr(FakeControl, "calls", [], raising=False)
     monkeypatch.setattr(replica, "Control", FakeControl)
     process = cast("subprocess.Popen[str]", type("Running", (), {"poll": lambda self: None})())
-    return Loaded(Server("", Ports(), process, [], True, tmp_path), "topics")
+    return LoadedModel(TritonServer("", Ports(), process, [], True, tmp_path), "topics")
 
 
-def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: Loaded) -> None:
+def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: LoadedModel) -> None:
     lease = loaded.lease()
     lease.__enter__()
     deleting = threading.Thread(target=loaded.__del__)
@@ -120,7 +120,7 @@ def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: Loaded) -> Non
     assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]
 
 
-def test_a_model_is_unloaded_once(loaded: Loaded) -> None:
+def test_a_model_is_unloaded_once(loaded: LoadedModel) -> None:
     loaded.__del__()
     loaded.__del__()
     assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]

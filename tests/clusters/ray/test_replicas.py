@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,23 +13,29 @@ from starlette.types import Message, Receive, Scope, Send
 from tritonclient.grpc import service_pb2
 
 from builder.clusters.ray import proxy, replicas
-from builder.clusters.ray.proxy import AskAgain
-from builder.clusters.ray.replicas import Replicas
-from builder.clusters.ray.wire import Answer, Refusal, outputs, refusal
+from builder.clusters.ray.application import application
+from builder.clusters.ray.proxy import RetryMiddleware
+from builder.clusters.ray.replicas import ReplicaBackend
+from builder.clusters.ray.wire import Answer, Refusal, outputs_of, to_refusal
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import Output
 from tests.serving.gateway.asgi import ask
 
 REQUEST = service_pb2.ModelInferRequest(model_name="topics")
 GOOD: dict[str, Output] = {"label": Output("BYTES", (1,), b"\x01\x00\x00\x00a")}
-AWAY = refusal(ApiError(503, "Triton does not answer", code="unavailable"))
+AWAY = to_refusal(ApiError(503, "Triton does not answer", code="unavailable"))
 GONE = ActorUnavailableError("the actor is gone", None)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "AGAIN_S", (0.0, 0.0))
-    monkeypatch.setattr(proxy, "AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(replicas, "RETRY_DELAYS_S", (0.0, 0.0))
+    monkeypatch.setattr(proxy, "RETRY_DELAYS_S", (0.0, 0.0))
+
+
+def test_ray_import_paths_of_stored_configurations_still_work() -> None:
+    assert importlib.import_module("builder.ray.application").application is application
+    assert importlib.import_module("builder.ray.proxy").middlewares is proxy.middlewares
 
 
 class FakeHandle:
@@ -76,7 +83,7 @@ class FakeCall:
 async def _stream(handle: FakeHandle) -> list[Any]:
     answers: list[Any] = []
     try:
-        async for answer in Replicas(handle).stream(REQUEST):
+        async for answer in ReplicaBackend(handle).stream(REQUEST):
             answers.append(answer)
     except ApiError as error:
         answers.append((error.status, error.code))
@@ -84,30 +91,30 @@ async def _stream(handle: FakeHandle) -> list[Any]:
 
 
 @pytest.mark.parametrize("first", [GONE, AWAY])
-def test_a_request_whose_replica_is_gone_is_asked_again(first: object) -> None:
+def test_replicas_retry_a_request_whose_replica_is_gone(first: object) -> None:
     handle = FakeHandle(first, first, GOOD)
-    assert asyncio.run(Replicas(handle).infer(REQUEST)) == GOOD
+    assert asyncio.run(ReplicaBackend(handle).infer(REQUEST)) == GOOD
     assert handle.models == ["topics"], "the deployment routes by the model's name"
 
 
-def test_a_request_is_not_asked_for_ever() -> None:
+def test_replicas_stop_retrying_after_a_while() -> None:
     with pytest.raises(ApiError) as refused:
-        asyncio.run(Replicas(FakeHandle(GONE, GONE, GONE, GOOD)).infer(REQUEST))
+        asyncio.run(ReplicaBackend(FakeHandle(GONE, GONE, GONE, GOOD)).infer(REQUEST))
     assert (refused.value.status, refused.value.code) == (503, "unavailable")
     assert "the actor is gone" in refused.value.message
 
 
-def test_what_a_model_refuses_is_not_asked_again() -> None:
+def test_replicas_do_not_retry_refusals_of_a_model() -> None:
     handle = FakeHandle(Refusal(400, "top_k is -1", "top_k", None, None), GOOD)
     with pytest.raises(ApiError, match="top_k is -1"):
-        asyncio.run(Replicas(handle).infer(REQUEST))
+        asyncio.run(ReplicaBackend(handle).infer(REQUEST))
     assert handle.comes == [GOOD]
 
 
-def test_a_request_whose_client_left_is_cancelled() -> None:
+def test_replicas_cancel_the_call_of_a_disconnected_client() -> None:
     async def leave() -> FakeHandle:
         handle = FakeHandle(lambda: asyncio.sleep(60))
-        request = asyncio.ensure_future(Replicas(handle).infer(REQUEST))
+        request = asyncio.ensure_future(ReplicaBackend(handle).infer(REQUEST))
         await asyncio.sleep(0.01)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -127,14 +134,14 @@ def test_a_request_whose_client_left_is_cancelled() -> None:
         (([GONE], [GONE], [GONE]), [(503, "unavailable")]),
     ],
 )
-def test_a_stream_is_asked_again_until_it_has_begun(comes: tuple[Any, ...], expected: list[Any]) -> None:
+def test_replicas_retry_a_stream_until_its_first_answer(comes: tuple[Any, ...], expected: list[Any]) -> None:
     assert asyncio.run(_stream(FakeHandle(*comes))) == expected
 
 
-def test_an_error_goes_through_as_it_was() -> None:
+def test_replicas_pass_errors_through_unchanged() -> None:
     error = ApiError(429, "full", param="model", code="queue_full", retry_after=3)
     with pytest.raises(ApiError) as raised:
-        outputs(refusal(error))
+        outputs_of(to_refusal(error))
     assert vars(raised.value) == vars(error)
 
 
@@ -170,45 +177,45 @@ JSON = [_start("application/json"), _body("{}")]
 EVENTS = "text/event-stream; charset=utf-8"
 
 
-def test_a_gateway_that_dies_is_not_noticed() -> None:
+def test_proxy_retries_a_request_whose_gateway_died() -> None:
     app = Proxied([], JSON)
-    answer = asyncio.run(ask(AskAgain(app), "/v1/embeddings", {"input": "a"}))
+    answer = asyncio.run(ask(RetryMiddleware(app), "/v1/embeddings", {"input": "a"}))
     assert (answer.status, answer.json) == (200, {})
     assert app.bodies == [b'{"input": "a"}'] * 2
 
 
-def test_gateways_that_die_again_and_again_are_an_error() -> None:
-    answer = asyncio.run(ask(AskAgain(Proxied([], [], [])), "/v1/embeddings", {}))
+def test_proxy_answers_503_after_repeated_gateway_deaths() -> None:
+    answer = asyncio.run(ask(RetryMiddleware(Proxied([], [], [])), "/v1/embeddings", {}))
     assert (answer.status, answer.error["type"]) == (503, "service_unavailable_error")
     assert answer.headers["retry-after"] == "2"
 
 
 def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
     app = Proxied([_start(EVENTS), _body('data: {"a":1}\n\n', more=True)], JSON)
-    answer = asyncio.run(ask(AskAgain(app), "/v1/completions", {}))
+    answer = asyncio.run(ask(RetryMiddleware(app), "/v1/completions", {}))
     assert [*answer.events[:1], answer.events[-1]["error"]["code"]] == [{"a": 1}, "unavailable"]
     assert len(app.bodies) == 1
 
 
 @pytest.mark.parametrize("leave", [Proxied([_start(EVENTS), _body("data: [DONE]\n\n")]), Proxied(JSON)])
-def test_a_whole_response_is_left_as_it_is(leave: Proxied) -> None:
+def test_proxy_passes_complete_responses_through(leave: Proxied) -> None:
     expected = [message["body"] for message in leave.answers[0][1:]]
-    assert asyncio.run(ask(AskAgain(leave), "/v1/completions", {})).pieces == expected
+    assert asyncio.run(ask(RetryMiddleware(leave), "/v1/completions", {})).pieces == expected
 
 
-def test_a_client_that_left_is_not_answered_for() -> None:
+def test_proxy_does_not_retry_for_a_disconnected_client() -> None:
     class Left(Proxied):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             self.bodies.append((await receive())["body"])
             assert (await receive())["type"] == "http.disconnect"
 
     app = Left()
-    asyncio.run(ask(AskAgain(app), "/v1/completions", {}, leave_after=0))
+    asyncio.run(ask(RetryMiddleware(app), "/v1/completions", {}, leave_after=0))
     assert len(app.bodies) == 1
 
 
-def test_a_large_body_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy, "MOST_KEPT", 10)
+def test_proxy_does_not_retry_a_large_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "MAX_REPLAY_BYTES", 10)
     app = Proxied([], JSON)
-    assert asyncio.run(ask(AskAgain(app), "/v1/embeddings", {"input": "longer"})).status == 503
+    assert asyncio.run(ask(RetryMiddleware(app), "/v1/embeddings", {"input": "longer"})).status == 503
     assert len(app.bodies) == 1

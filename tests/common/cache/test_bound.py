@@ -13,8 +13,8 @@ import pytest
 from builder.building.pipeline import build
 from builder.cli import main
 from builder.common.cache.bound import bounded_cache
-from builder.common.cache.entries import Entries
-from builder.common.cache.folder import MOST, VARIABLE, most_kept
+from builder.common.cache.entries import CacheEntries
+from builder.common.cache.folder import FOLDER_VARIABLE, LIMIT_VARIABLE, max_cache_bytes
 from builder.common.errors import SpecError, VerificationError
 from builder.options import make_spec
 
@@ -28,30 +28,30 @@ class Disk(NamedTuple):
 
 
 @pytest.fixture
-def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entries:
+def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheEntries:
     """Return an empty cache."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.delenv(MOST, raising=False)
-    monkeypatch.setattr("builder.common.cache.entries.SPARED", 0.0)  # however full this disk is
-    return Entries(tmp_path / "cache")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
+    monkeypatch.setattr("builder.common.cache.entries.FREE_DISK_SHARE", 0.0)  # however full this disk is
+    return CacheEntries(tmp_path / "cache")
 
 
-def _keep(entries: Entries, key: str, used: float) -> None:
+def _keep(entries: CacheEntries, key: str, used: float) -> None:
     entries.stages.parent.mkdir(exist_ok=True)
     entries.write("export", key, "model", 1.0, key.encode() * (SIZE // len(key)), entries.stages.parent, [])
     os.utime(entries.stages / f"{key}.json", (used, used))
 
 
-def _kept(entries: Entries) -> set[str]:
+def _kept(entries: CacheEntries) -> set[str]:
     return {entry.key for entry, _ in entries.all()}
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_build_ends_with_as_much_as_may_be_kept(
-    fails: bool, entries: Entries, monkeypatch: pytest.MonkeyPatch
+    fails: bool, entries: CacheEntries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The entries used last stay; a failed build keeps its stages too."""
-    monkeypatch.setenv(MOST, str(2.5 * SIZE / 1e9))
+    monkeypatch.setenv(LIMIT_VARIABLE, str(2.5 * SIZE / 1e9))
     try:
         with bounded_cache():
             for used, key in enumerate(("old", "newer", "newest")):
@@ -65,29 +65,29 @@ def test_a_build_ends_with_as_much_as_may_be_kept(
     assert len(list(entries.blobs.iterdir())) == 2
 
 
-def test_a_stage_that_is_larger_than_all_may_be_is_not_kept(entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_skips_a_stage_larger_than_its_limit(entries: CacheEntries, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not drive the others out either."""
     _keep(entries, "small", 1)
-    monkeypatch.setenv(MOST, str(1.5 * SIZE / 1e9))
+    monkeypatch.setenv(LIMIT_VARIABLE, str(1.5 * SIZE / 1e9))
     with bounded_cache():
         entries.write("export", "large", "model", 1.0, b"l" * 2 * SIZE, entries.stages.parent, [])
     assert _kept(entries) == {"small"}
 
 
 @pytest.mark.parametrize(("disk", "most"), [(10**12, 20e9), (50 * 10**9, 5e9)])
-def test_without_a_word_it_is_20_gb_or_a_tenth_of_the_disk(
-    disk: int, most: float, entries: Entries, monkeypatch: pytest.MonkeyPatch
+def test_cache_limit_defaults_to_20_gb_or_a_tenth_of_the_disk(
+    disk: int, most: float, entries: CacheEntries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder need not exist yet."""
     there = entries.stages.parent.parent
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(disk if path == there else 0, 0, disk))
-    assert most_kept() == most
+    assert max_cache_bytes() == most
 
 
 def test_the_stages_of_a_build_push_older_ones_out(
-    entries: Entries, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entries: CacheEntries, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(MOST, "0.01")
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.01")
     entries.stages.parent.mkdir()
     entries.write("export", "old", "model", 1.0, b"o" * 9_990_000, tmp_path, [])
     os.utime(entries.stages / "old.json", (0, 0))
@@ -98,24 +98,24 @@ def test_the_stages_of_a_build_push_older_ones_out(
 
 
 @pytest.mark.parametrize("stated", ["much", "-1", "nan", "inf"])
-def test_a_limit_that_is_none_is_refused_before_anything_is_built(
-    stated: str, entries: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_build_refuses_an_invalid_cache_limit_first(
+    stated: str, entries: CacheEntries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(MOST, stated)
+    monkeypatch.setenv(LIMIT_VARIABLE, stated)
     with pytest.raises(SpecError, match=rf"BUILD_REPO_CACHE_GB is '{stated}'; expected how many"):
         build(make_spec(model="nowhere", output=tmp_path / "repository"))
 
 
-def test_without_a_cache_no_limit_is_asked_for(entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "off")
-    monkeypatch.setenv(MOST, "much")
+def test_without_a_cache_no_limit_is_asked_for(entries: CacheEntries, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, "off")
+    monkeypatch.setenv(LIMIT_VARIABLE, "much")
     with bounded_cache():
         pass
 
 
 def test_the_command_says_the_limit(
-    entries: Entries, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    entries: CacheEntries, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(MOST, "7.5")
+    monkeypatch.setenv(LIMIT_VARIABLE, "7.5")
     assert main(["cache"]) == 0
     assert "stages of at most 7.5 GB" in " ".join(capsys.readouterr().out.split())

@@ -12,29 +12,29 @@ from pathlib import Path
 import pytest
 
 from builder.cli import main
-from builder.common.cache.digests import write_whole
-from builder.common.cache.entries import Entries
-from builder.common.cache.fetched import ENGINES, IN_USE_S, PROGRAMS, fetched, prune_fetched
+from builder.common.cache.digests import write_atomically
+from builder.common.cache.entries import CacheEntries
+from builder.common.cache.fetched import ENGINES, IN_USE_S, PROGRAMS, fetched_folder, prune_fetched
 from builder.common.cache.links import link
 from builder.common.hashing import sha256_of
 
 GRAPH = b"graph" * 1000
 
 
-def _write(entries: Entries, key: str, graph: bytes, folder: Path, stage: str = "export") -> None:
+def _write(entries: CacheEntries, key: str, graph: bytes, folder: Path, stage: str = "export") -> None:
     (folder / "exported").mkdir(parents=True, exist_ok=True)
     (folder / "exported" / "model.onnx").unlink(missing_ok=True)
     (folder / "exported" / "model.onnx").write_bytes(graph)
     entries.write(stage, key, "model", 1.5, f"document of {key}".encode(), folder, ["exported/model.onnx"])
 
 
-def _read(entries: Entries, key: str, folder: Path) -> bytes | None:
+def _read(entries: CacheEntries, key: str, folder: Path) -> bytes | None:
     entry = entries.find(key)
     return None if entry is None else entries.read(entry, folder)
 
 
-def test_a_stage_comes_back_as_it_was(tmp_path: Path) -> None:
-    entries = Entries(tmp_path / "cache")
+def test_cache_returns_a_stage_unchanged(tmp_path: Path) -> None:
+    entries = CacheEntries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
     _write(entries, "two", GRAPH, tmp_path / "made")
     assert len(list(entries.blobs.iterdir())) == 3, "the graph once"
@@ -43,9 +43,9 @@ def test_a_stage_comes_back_as_it_was(tmp_path: Path) -> None:
     assert _read(entries, "three", tmp_path) is None
 
 
-def test_a_stage_that_comes_back_by_half_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_leaves_no_files_of_a_damaged_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that runs again would otherwise write into a link to the cache's file."""
-    entries, made = Entries(tmp_path / "cache"), tmp_path / "made"
+    entries, made = CacheEntries(tmp_path / "cache"), tmp_path / "made"
     made.mkdir()
     for name in ("model.onnx", "model.onnx.data"):
         (made / name).write_bytes(name.encode())
@@ -63,7 +63,7 @@ def test_a_stage_that_comes_back_by_half_leaves_nothing(tmp_path: Path, monkeypa
 
 def test_a_stage_that_finds_no_room_stays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is whole, and to build it again would take hours and as much disk."""
-    entries = Entries(tmp_path / "cache")
+    entries = CacheEntries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
 
     def refuse(*_: object) -> str:
@@ -77,7 +77,7 @@ def test_a_stage_that_finds_no_room_stays_in_the_cache(tmp_path: Path, monkeypat
 
 
 def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = Entries(tmp_path / "cache")
+    entries = CacheEntries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
 
     def refuse(*_: object) -> None:
@@ -90,7 +90,7 @@ def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
 
 def test_a_file_with_two_names_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The export and the fused graph share weights: they count once in the limit, and when read files are hashed."""
-    entries, made = Entries(tmp_path / "cache"), tmp_path / "made"
+    entries, made = CacheEntries(tmp_path / "cache"), tmp_path / "made"
     made.mkdir()
     (made / "exported.data").write_bytes(GRAPH)
     os.link(made / "exported.data", made / "fused.data")
@@ -111,8 +111,8 @@ def test_a_file_with_two_names_counts_once(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
 @pytest.mark.parametrize("which", ["document", "file"])
-def test_a_damaged_stage_is_as_good_as_none(tmp_path: Path, damage: str, which: str) -> None:
-    entries = Entries(tmp_path / "cache")
+def test_cache_recomputes_a_damaged_stage(tmp_path: Path, damage: str, which: str) -> None:
+    entries = CacheEntries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
     entry = entries.find("one")
     assert entry is not None
@@ -128,7 +128,7 @@ def test_a_damaged_stage_is_as_good_as_none(tmp_path: Path, damage: str, which: 
 
 
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
-    entries = Entries(tmp_path / "cache")
+    entries = CacheEntries(tmp_path / "cache")
     for number, key in enumerate(("old", "used", "new")):
         _write(entries, key, key.encode() * 1000, tmp_path / "made")
         os.utime(entries.stages / f"{key}.json", (number, number))
@@ -141,7 +141,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
 
 
 def test_what_another_process_is_writing_is_not_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = Entries(tmp_path / "cache")
+    entries = CacheEntries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
     (entries.stages / "one.json").unlink()
     entries.prune(10**9)
@@ -151,28 +151,26 @@ def test_what_another_process_is_writing_is_not_pruned(tmp_path: Path, monkeypat
     assert list(entries.blobs.iterdir()) == []
 
 
-def test_what_another_process_pruned_before_an_entry_named_it_is_kept_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_restores_blobs_pruned_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It happens if the files are so large that it takes minutes to copy them."""
-    entries = Entries(tmp_path / "cache")
+    entries = CacheEntries(tmp_path / "cache")
 
     def write_after_a_prune(path: Path, content: bytes) -> None:
         if path.parent == entries.stages:
             entries.prune(10**9)
             assert list(entries.blobs.iterdir()) == []
-        write_whole(path, content)
+        write_atomically(path, content)
 
     monkeypatch.setattr(time, "time", lambda: 2e9 + 1e9)  # nothing was written just now
-    monkeypatch.setattr("builder.common.cache.entries.write_whole", write_after_a_prune)
+    monkeypatch.setattr("builder.common.cache.entries.write_atomically", write_after_a_prune)
     _write(entries, "one", GRAPH, tmp_path / "made")
     assert _read(entries, "one", tmp_path / "again") == b"document of one"
     assert (tmp_path / "again" / "exported" / "model.onnx").read_bytes() == GRAPH
 
 
 def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = Entries(tmp_path / "cache")
-    monkeypatch.setattr("builder.common.cache.entries.SPARED", 1.0)
+    entries = CacheEntries(tmp_path / "cache")
+    monkeypatch.setattr("builder.common.cache.entries.FREE_DISK_SHARE", 1.0)
     _write(entries, "one", GRAPH, tmp_path / "made")
     assert entries.find("one") is None
 
@@ -182,8 +180,8 @@ def test_processes_share_it_while_it_is_pruned(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from builder.common.cache.entries import Entries
-entries, place, own = Entries(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
+from builder.common.cache.entries import CacheEntries
+entries, place, own = CacheEntries(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
 whole = 0
 for turn in range(60):
     graph = f"graph {turn % 3}".encode() * 2000
@@ -208,7 +206,7 @@ print(whole)
         out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert int(out) > 10
-    entries = Entries(tmp_path / "cache")
+    entries = CacheEntries(tmp_path / "cache")
     for number in range(3):
         read = _read(entries, f"key{number}", tmp_path / "last")
         assert read in (None, f"graph {number}".encode() * 2000)
@@ -234,7 +232,7 @@ def test_the_command_shows_and_prunes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
-    _write(Entries(tmp_path / "cache"), "one", GRAPH, tmp_path / "made")
+    _write(CacheEntries(tmp_path / "cache"), "one", GRAPH, tmp_path / "made")
     assert main(["cache"]) == 0
     assert "export" in capsys.readouterr().out
     assert main(["cache", "prune"]) == 1
@@ -256,7 +254,7 @@ def test_fetched_programs_are_shown_and_pruned_before_stages(
         (tmp_path / kind / name).mkdir(parents=True)
         (tmp_path / kind / name / "library").write_bytes(b"1" * 1000)
         os.utime(tmp_path / kind / name, (time.time() - age * IN_USE_S,) * 2)
-    entries = Entries(tmp_path)
+    entries = CacheEntries(tmp_path)
     _write(entries, "one", GRAPH, tmp_path / "made")
     assert main(["cache"]) == 0
     shown = capsys.readouterr().out
@@ -271,14 +269,14 @@ def test_fetched_programs_are_shown_and_pruned_before_stages(
     assert [path.name for kind in (ENGINES, PROGRAMS) for path in (tmp_path / kind).iterdir()] == ["openvino-1.0"]
 
 
-def test_a_fetched_program_was_used_when_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_folder_updates_its_last_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path))
-    folder = fetched(PROGRAMS, "one")
+    folder = fetched_folder(PROGRAMS, "one")
     assert not folder.exists()
     folder.mkdir(parents=True)
     (folder / "library").write_bytes(b"1")
     os.utime(folder, (0, 0))
-    assert fetched(PROGRAMS, "one") == folder
+    assert fetched_folder(PROGRAMS, "one") == folder
     assert prune_fetched(0) == ([], 0)
     os.utime(folder, (0, 0))
     assert prune_fetched(0) == (["one"], 0)

@@ -112,7 +112,7 @@ def test_key_reads_weights_once_until_they_change(folder: Path, monkeypatch: pyt
         return sha256_of(*files)
 
     monkeypatch.setattr(digests, "sha256_of", counted)
-    monkeypatch.setattr(digests, "SETTLED_S", -1.0)
+    monkeypatch.setattr(digests, "MIN_AGE_S", -1.0)
     weights = folder / "model.safetensors"
     _unchanged_for_long(weights)
     first = digest_of([weights])
@@ -128,7 +128,7 @@ def test_key_reads_weights_once_until_they_change(folder: Path, monkeypatch: pyt
 
 
 def test_key_reads_recently_changed_files_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "SETTLED_S", 600.0)
+    monkeypatch.setattr(digests, "MIN_AGE_S", 600.0)
     digest_of([folder / "model.safetensors"])
     assert not (folder.parent / "cache").exists()
 

@@ -55,7 +55,7 @@ def test_equal_files_of_models_are_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["model_repository"]
 
 
-def test_what_changes_in_one_model_changes_in_no_other(tmp_path: Path) -> None:
+def test_changes_of_one_model_leave_others_unchanged(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     for name in ("one", "two"):
         _publish(repository, name)
@@ -72,7 +72,7 @@ def test_what_changes_in_one_model_changes_in_no_other(tmp_path: Path) -> None:
     assert _links(repository, "three/1/weights", "four/1/weights")
 
 
-def test_a_file_that_was_written_in_place_is_not_handed_on(tmp_path: Path) -> None:
+def test_published_does_not_link_a_file_changed_in_place(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, "one")
     with (repository / "one" / "1" / "weights").open("r+b") as stream:
@@ -88,7 +88,7 @@ def test_nothing_is_linked_across_repositories(tmp_path: Path) -> None:
     assert not (tmp_path / "a/one/1/weights").samefile(tmp_path / "b/two/1/weights")
 
 
-def test_what_leads_nowhere_is_forgotten(tmp_path: Path) -> None:
+def test_published_forgets_removed_files(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     for name in ("one", "two"):
         _publish(repository, name)

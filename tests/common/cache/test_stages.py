@@ -23,7 +23,6 @@ from builder.building.pipeline import build
 from builder.building.stage_keys import EXACT, EXPORT, LAID_OUT, REFERENCE, SERVING_LAID_OUT, stage_keys
 from builder.building.stages import Reader
 from builder.checkpoints.resolve import resolve
-from builder.common.cache.entries import Entries
 from builder.common.errors import VerificationError
 from builder.options import BuildSpec, Serving, make_spec
 from builder.repository.report.record import BuildReport
@@ -246,7 +245,7 @@ def test_generating_models_reuse_stages(
 
 
 def test_cache_entries_name_their_stage_and_model(again: Counted, tmp_path: Path) -> None:
-    entries = [entry for entry, _ in Entries(tmp_path / "cache").all()]
+    entries = [entry for entry, _ in CacheEntries(tmp_path / "cache").all()]
     assert {entry.stage for entry in entries} == set(STAGES)
     assert {entry.model for entry in entries} == {"topics"}
     assert set(stage_keys(make_spec(model=str(tmp_path)))) == set(STAGES)

@@ -14,8 +14,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builder.common.cards import GPU
-from builder.common.hashing import LARGE
+from builder.common.cards import GpuModel
+from builder.common.hashing import MIN_CACHED_BYTES
 from builder.repository.lint import lint, repository
 from builder.repository.lint.findings import Finding, Severity
 from builder.repository.lint.rule import all_rules
@@ -75,7 +75,7 @@ def test_lint_compares_gpus_with_this_machine(tmp_path: Path, monkeypatch: pytes
     CASES["whole"].write(tmp_path / "cpu")
     _write(tmp_path / "gpu", WHOLE.replace("KIND_CPU", "KIND_GPU gpus: [ 0 ]"), CASES["whole"].files)
     _write(tmp_path / "second", WHOLE.replace("KIND_CPU", "KIND_GPU gpus: [ 1 ]"), CASES["whole"].files)
-    monkeypatch.setattr(instances, "gpus", lambda: (GPU("L4", "8.9", 24576),))
+    monkeypatch.setattr(instances, "gpus", lambda: (GpuModel("L4", "8.9", 24576),))
     assert [finding.model for finding in _found(tmp_path, "TR403")] == ["second"]
     monkeypatch.setattr(instances, "gpus", lambda: ())
     assert [finding.model for finding in _found(tmp_path, "TR403")] == ["gpu", "second"]
@@ -208,12 +208,12 @@ def test_lint_finds_files_that_differ_from_the_build(code: str, files: dict[str,
 
 def test_lint_finds_a_changed_file_with_an_unchanged_time(tmp_path: Path) -> None:
     weights = tmp_path / "m" / "1" / "weights"
-    content = b"1" * LARGE
+    content = b"1" * MIN_CACHED_BYTES
     recorded = {"files": {"m": {"1/weights": hashlib.sha256(content).hexdigest()}}}
     _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, "1/weights": content, "build.json": json.dumps(recorded)})
     assert _found(tmp_path, "TR802") == []
     before = weights.stat()
-    weights.write_bytes(b"2" * LARGE)
+    weights.write_bytes(b"2" * MIN_CACHED_BYTES)
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert [finding.file for finding in _found(tmp_path, "TR802")] == ["m/1/weights"]
 

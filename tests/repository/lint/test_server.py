@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from builder.repository.lint import lint
 from builder.repository.lint.findings import Severity
-from builder.serving.server.triton import Server, running
+from builder.serving.server.triton import TritonServer, running
 from tests.repository.lint.cases import CASES
 
 STARTS = 10
@@ -75,7 +75,7 @@ def _load(client: InferenceServerClient, name: str) -> str | None:
     return None
 
 
-def _ended(server: Server, client: InferenceServerClient) -> bool:
+def _ended(server: TritonServer, client: InferenceServerClient) -> bool:
     """Return True if the server has ended, or is about to; one that goes on says so."""
     while server.process.poll() is None:
         with contextlib.suppress(InferenceServerException):

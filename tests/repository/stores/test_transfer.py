@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from builder.building.pipeline import build
 from builder.cli import main
-from builder.clusters.fleet.published import newest
+from builder.clusters.fleet.published import newest_report
 from builder.common.errors import RepositoryError, SpecError
 from builder.options import make_spec
 from builder.repository.signatures import sign, unsigned
@@ -80,14 +80,14 @@ def test_concurrent_builds_become_consecutive_versions_in_a_store(
             meeting.wait()
         publish(self, manifest)
 
-    assert newest(make_spec(model="org/name", name="front", output=cloud.url)) is None
+    assert newest_report(make_spec(model="org/name", name="front", output=cloud.url)) is None
     monkeypatch.setattr(Store, "publish", together)
     fronts = {comment: outcome(comment, LARGE) for comment in (b"one", b"two")}
     with ThreadPoolExecutor(2) as pool:
         reports = pool.map(lambda front: publish_to(cloud, fronts[front], _made(tmp_path / front.decode())), fronts)
         assert sorted(report.version for report in reports) == [1, 2]
     assert cloud.versions("front") == [1, 2]
-    published = newest(make_spec(model="org/name", name="front", output=cloud.url))
+    published = newest_report(make_spec(model="org/name", name="front", output=cloud.url))
     assert published is not None
     assert published.version == 2
     for version in (1, 2):

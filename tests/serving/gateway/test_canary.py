@@ -21,7 +21,7 @@ from builder.serving.gateway.catalogue import Catalogue
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.gateway.tensors import Output
-from builder.serving.promotion.canary import Figures, Share, watch
+from builder.serving.promotion.canary import CanaryFigures, CanaryShare, watch
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_triton import MODELS, FakeTriton
 
@@ -191,11 +191,13 @@ def test_canary_needs_a_candidate_that_clients_cannot_name() -> None:
 TOO_FEW = "10 requests came to it in 0 s, and 50 are needed to judge by: watch longer (--watch), or with a larger share"
 
 
-def _figures(answers: int, failures: int = 0, ms: float = 10.0, between: float | None = None) -> Figures:
+def _figures(answers: int, failures: int = 0, ms: float = 10.0, between: float | None = None) -> CanaryFigures:
     times = {"first_ms": {"p50": 10.0, "p90": 1.0, "p99": 1.0}, "between_ms": {"p50": between and 5.0}}
     running = {"version": 1, "answers": 900, "failures": 9, "failure": "", **times}
     own = {"first_ms": {"p50": ms, "p90": ms, "p99": ms}, "between_ms": {"p50": between}}
-    return Figures(running, {"version": 2, "answers": answers, "failures": failures, "failure": "no memory", **own})
+    return CanaryFigures(
+        running, {"version": 2, "answers": answers, "failures": failures, "failure": "no memory", **own}
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,10 +214,10 @@ def _figures(answers: int, failures: int = 0, ms: float = 10.0, between: float |
         (_figures(10), [TOO_FEW]),
     ],
 )
-def test_canary_watch_ends_a_worse_candidate(figures: Figures, says: list[str]) -> None:
+def test_canary_watch_ends_a_worse_candidate(figures: CanaryFigures, says: list[str]) -> None:
     shares = []
 
-    def order(share: float) -> Figures:
+    def order(share: float) -> CanaryFigures:
         shares.append(share)
         return figures
 
@@ -244,7 +246,7 @@ def test_canary_share_reports_refusing_and_absent_gateways() -> None:
     with HTTPServer(("127.0.0.1", 0), Refusing) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        share = Share(f"http://127.0.0.1:{server.server_port}", "k", "embeds", "embeds-candidate", (1, 2), 0.1)
+        share = CanaryShare(f"http://127.0.0.1:{server.server_port}", "k", "embeds", "embeds-candidate", (1, 2), 0.1)
         with pytest.raises(ServeError, match="refuses the canary: the admin API is disabled"):
             share.order(0.1)
         thread.join()

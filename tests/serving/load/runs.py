@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from builder.serving.load.profile import Seen, Stream
-from builder.serving.load.record import Load, Run
-from builder.serving.load.statistics import Served
+from builder.serving.load.profile import ClientFigures, StreamLatency
+from builder.serving.load.record import LoadMeasurement, LoadTestRun
+from builder.serving.load.statistics import ServerFigures
 from builder.serving.load.traffic import Level
 
-SERVED = Served(queue_ms=2.0, compute_ms=6.0, mean_batch=3.5, batches={"1": 4, "2": 3, "3": 3}, failures=0)
+SERVED = ServerFigures(queue_ms=2.0, compute_ms=6.0, mean_batch=3.5, batches={"1": 4, "2": 3, "3": 3}, failures=0)
 
 
-def run_of(*loads: Load) -> Run:
-    return Run("2026-11-22T12:00:00+00:00", "triton 2.51.0", {"model": "a CPU", "flags": [], "cores": 2}, 6.0, loads)
+def run_of(*loads: LoadMeasurement) -> LoadTestRun:
+    return LoadTestRun(
+        "2026-11-22T12:00:00+00:00", "triton 2.51.0", {"model": "a CPU", "flags": [], "cores": 2}, 6.0, loads
+    )
 
 
-def encoder(level: Level, rates: Sequence[float], model: str = "topics", p99_ms: float = 20.0) -> list[Load]:
+def encoder(level: Level, rates: Sequence[float], model: str = "topics", p99_ms: float = 20.0) -> list[LoadMeasurement]:
     """Return one repeat for each rate of answers."""
-    return [Load(model, level, Seen(rate, 1000 / rate, 1500 / rate, p99_ms), SERVED) for rate in rates]
+    return [
+        LoadMeasurement(model, level, ClientFigures(rate, 1000 / rate, 1500 / rate, p99_ms), SERVED) for rate in rates
+    ]
 
 
-def stream(level: Level, tokens: Sequence[float], model: str = "writes") -> list[Load]:
+def stream(level: Level, tokens: Sequence[float], model: str = "writes") -> list[LoadMeasurement]:
     """Return one repeat for each rate of tokens."""
     return [
-        Load(model, level, Seen(rate / 32, 320.0, 330.0, 340.0, Stream(20.0, 25.0, 9.0, 12.0, rate)), SERVED)
+        LoadMeasurement(
+            model,
+            level,
+            ClientFigures(rate / 32, 320.0, 330.0, 340.0, StreamLatency(20.0, 25.0, 9.0, 12.0, rate)),
+            SERVED,
+        )
         for rate in tokens
     ]

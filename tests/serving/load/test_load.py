@@ -13,12 +13,12 @@ from rich.console import Console
 
 from builder.common.errors import ServeError, SpecError
 from builder.serving.load import measure
-from builder.serving.load.compare import compare, comparison_table
-from builder.serving.load.noise import Estimate, change, change_by_turns
+from builder.serving.load.compare import compare_runs, comparison_table
+from builder.serving.load.noise import Estimate, compare_means, compare_pairs
 from builder.serving.load.page import page
 from builder.serving.load.profile import from_csv, from_export
-from builder.serving.load.record import Run, read, save, table
-from builder.serving.load.statistics import between
+from builder.serving.load.record import LoadTestRun, read, save, table
+from builder.serving.load.statistics import statistics_between
 from builder.serving.load.traffic import Level, concurrencies, rates, shares
 from tests.pages import shows_every_text, stands_alone
 from tests.serving.load.runs import encoder, run_of, stream
@@ -40,7 +40,7 @@ def test_what_is_not_a_level_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "1,nan", "1:inf:1", "1:2:inf", "1:1e15:1e-3", "1:1e300:1"])
-def test_what_is_no_rate_is_refused_before_a_level_is_made_of_it(text: str) -> None:
+def test_rates_refuse_values_that_are_not_rates(text: str) -> None:
     with pytest.raises(SpecError, match="is not a list of numbers such as"):
         rates(text)
 
@@ -102,7 +102,7 @@ def test_no_stream_that_ended_is_an_error() -> None:
         from_export(_export(_request(2900, 3010)))
 
 
-def test_what_triton_counted_between_two_moments() -> None:
+def test_statistics_between_two_snapshots() -> None:
     """The counts are JSON of Triton's gRPC: 64-bit numbers are strings, and zeros are left out."""
     before = {
         "name": "topics",
@@ -128,12 +128,12 @@ def test_what_triton_counted_between_two_moments() -> None:
             {"batch_size": "1", "compute_infer": {"count": "14"}},
         ],
     }
-    served = between(before, after)
+    served = statistics_between(before, after)
     assert (served.queue_ms, served.compute_ms, served.mean_batch, served.failures) == (2.0, 5.0, 3.0, 2)
     assert served.batches == {"1": 4, "4": 6}
 
 
-def test_an_interval_is_students() -> None:
+def test_estimate_uses_students_t_interval() -> None:
     """For 10, 12 and 14: s = 2, t = 4.303, so 4.303 * 2 / sqrt(3); one value says nothing of its noise."""
     estimate = Estimate.of([10.0, 12.0, 14.0])
     assert estimate.mean == 12.0
@@ -142,36 +142,36 @@ def test_an_interval_is_students() -> None:
     assert str(Estimate.of([523.46])) == "523"
 
 
-def test_a_change_is_sure_where_its_interval_leaves_out_zero() -> None:
-    measured = change([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
+def test_change_is_significant_if_its_interval_excludes_zero() -> None:
+    measured = compare_means([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
     assert measured is not None
     assert measured.share == pytest.approx(0.2)
     assert measured.half == pytest.approx(0.0227, abs=1e-3), "Welch with equal variances: t(4) * sqrt(2/3)"
     assert measured.sure
-    noisy = change([100.0, 140.0, 60.0], [120.0, 160.0, 80.0])
+    noisy = compare_means([100.0, 140.0, 60.0], [120.0, 160.0, 80.0])
     assert noisy is not None
     assert not noisy.sure
-    once = change([100.0], [200.0, 210.0])
+    once = compare_means([100.0], [200.0, 210.0])
     assert once is not None
     assert not once.sure
-    assert change([0.0, 0.0], [1.0, 1.0]) is None
+    assert compare_means([0.0, 0.0], [1.0, 1.0]) is None
 
 
-def test_what_was_measured_by_turns_is_judged_by_each_turn() -> None:
+def test_compare_pairs_judges_each_pair_of_rounds() -> None:
     """Three times as fast in each of two turns, between which the machine became ten times slower."""
-    measured = change_by_turns([100.0, 10.0], [300.0, 30.0])
+    measured = compare_pairs([100.0, 10.0], [300.0, 30.0])
     assert measured is not None
     assert measured.sure
     assert measured.share == pytest.approx(2.0)
-    slower = change_by_turns([100.0, 10.0, 50.0], [90.0, 9.1, 44.0])
+    slower = compare_pairs([100.0, 10.0, 50.0], [90.0, 9.1, 44.0])
     assert slower is not None
     assert slower.sure
     assert slower.share == pytest.approx(-0.103, abs=0.01)
-    assert not change([100.0, 10.0], [300.0, 30.0]).sure  # type: ignore[union-attr]
-    once = change_by_turns([100.0], [200.0])
+    assert not compare_means([100.0, 10.0], [300.0, 30.0]).sure  # type: ignore[union-attr]
+    once = compare_pairs([100.0], [200.0])
     assert once is not None
     assert not once.sure
-    assert change_by_turns([0.0, 1.0], [1.0, 1.0]) is None
+    assert compare_pairs([0.0, 1.0], [1.0, 1.0]) is None
 
 
 def test_a_run_is_kept_and_read_again(tmp_path: Path) -> None:
@@ -206,16 +206,16 @@ def test_the_table_has_the_figures_that_were_measured() -> None:
 def test_two_runs_are_compared_by_model_and_level() -> None:
     before = run_of(*encoder(EIGHT, [100.0, 101.0, 99.0]), *encoder(TWENTY, [20.0]))
     after = run_of(*encoder(EIGHT, [130.0, 131.0, 129.0]), *encoder(TWENTY, [21.0]))
-    rows = {(row.level, row.figure.title): row.verdict for row in compare(before, after)}
+    rows = {(row.level, row.figure.title): row.verdict for row in compare_runs(before, after)}
     assert rows[("8 at once", "requests/s")] == "better"
     assert rows[("8 at once", "p50 ms")] == "better"
     assert rows[("8 at once", "p99 ms")] == "within noise", "the same each time"
     assert rows[("20/s", "requests/s")] == "noise unknown"
-    back = {(row.level, row.figure.title): row.verdict for row in compare(after, before)}
+    back = {(row.level, row.figure.title): row.verdict for row in compare_runs(after, before)}
     assert back[("8 at once", "requests/s")] == "worse"
-    assert "+30.0%" in _shown(comparison_table(compare(before, after), before))
+    assert "+30.0%" in _shown(comparison_table(compare_runs(before, after), before))
     with pytest.raises(SpecError, match="no model and level in common with this one: it has topics at 20/s"):
-        compare(run_of(*encoder(TWENTY, [20.0])), run_of(*encoder(EIGHT, [20.0])))
+        compare_runs(run_of(*encoder(TWENTY, [20.0])), run_of(*encoder(EIGHT, [20.0])))
 
 
 def test_the_page_stands_alone_and_shows_every_figure() -> None:
@@ -223,7 +223,7 @@ def test_the_page_stands_alone_and_shows_every_figure() -> None:
     loads = [load for level in levels for load in encoder(level, [level.value * 10, level.value * 11], "<b>topics")]
     loads += [load for level in levels for load in stream(level, [level.value * 100])]
     run = run_of(*loads)
-    html = page(run, run, compare(run, run))
+    html = page(run, run, compare_runs(run, run))
     stands_alone(html)
     shows_every_text(html)
     assert "&lt;b&gt;topics" in html
@@ -235,7 +235,7 @@ def test_the_page_stands_alone_and_shows_every_figure() -> None:
 
 
 def test_a_page_of_single_measurements_says_that_their_noise_is_unknown() -> None:
-    run = Run(**{**vars(run_of(*encoder(EIGHT, [100.0]))), "stopped": "16 at once: p99 of topics is 80 ms"})
+    run = LoadTestRun(**{**vars(run_of(*encoder(EIGHT, [100.0]))), "stopped": "16 at once: p99 of topics is 80 ms"})
     html = page(run)
     assert "how noisy these figures are is not known" in html
     assert "Stopped at 16 at once" in html

@@ -23,9 +23,9 @@ from builder.repository.layout.encoder import lay_out, serving_document
 from builder.runtime.contract import LayerShape
 from builder.runtime.fields import Field
 from builder.serving.plan import machine
-from builder.serving.plan.gpu import plan_on_gpu, room
-from builder.serving.plan.lines import Plan
-from builder.serving.plan.needs import Needs, needs_of
+from builder.serving.plan.gpu import plan_on_gpu, usable_bytes
+from builder.serving.plan.lines import ModelPlan
+from builder.serving.plan.needs import ModelNeeds, needs_of
 from builder.serving.plan.pods import Pod, PodSize
 from builder.serving.plan.process import CONTEXT, SERVER_ON_CARD
 from tests.clusters.deploy.deployments import ON_GPU, WITH_GPU
@@ -33,9 +33,9 @@ from tests.golden.repositories import graph
 from tests.tiny_encoders import make_checkpoint
 
 GB = 1_000_000_000
-ENCODER = Needs("encoder", GB, 512, measured="not measured", activations=GB // 2, activated="2048 tokens")
+ENCODER = ModelNeeds("encoder", GB, 512, measured="not measured", activations=GB // 2, activated="2048 tokens")
 LAYERS = (LayerShape(8, 128),) * 32
-DECODER = Needs("generation", 8 * GB, 4096, LAYERS, cache="float16", activations=GB, activated="272 tokens")
+DECODER = ModelNeeds("generation", 8 * GB, 4096, LAYERS, cache="float16", activations=GB, activated="272 tokens")
 TWO = [{"name": "l4", "memory_gb": 24}, {"name": "t4"}]
 
 
@@ -56,18 +56,18 @@ def _spec(name: str = "it", gpus: Any = TWO, **options: Any) -> BuildSpec:
     return make_spec(model="org/it", name=name, machine=stated, load={"requests_per_s": 50}, **options)
 
 
-def _plan(needs: Needs, **options: Any) -> Plan:
+def _plan(needs: ModelNeeds, **options: Any) -> ModelPlan:
     spec = _spec(**options)
     assert spec.load is not None
     return plan_on_gpu(spec, spec.load, needs)
 
 
-def _lines(plan: Plan) -> dict[str, str]:
+def _lines(plan: ModelPlan) -> dict[str, str]:
     return {line.quantity: line.result for line in plan.lines}
 
 
 def test_a_card_has_nine_tenths_of_its_memory_less_what_the_server_takes() -> None:
-    assert room(Card(name="l4", memory_gb=24)) == pytest.approx(0.9 * 24e9 - SERVER_ON_CARD)
+    assert usable_bytes(Card(name="l4", memory_gb=24)) == pytest.approx(0.9 * 24e9 - SERVER_ON_CARD)
     assert Card(name="t4").memory == 16 << 30
 
 
@@ -83,7 +83,7 @@ def test_an_encoders_instances_on_each_card() -> None:
     assert "not measured" in plan.notes[0]
     (text,) = _plan(ENCODER, instances=fit + 1).lacking
     assert text.startswith("GPU 0 (l4) has room for")
-    assert "What would: a larger card" in text
+    assert "What helps: a larger card" in text
 
 
 def test_a_cache_in_blocks_is_as_large_as_it_is_asked_to_be() -> None:
@@ -142,7 +142,7 @@ def test_a_build_gets_the_numbers_of_the_plan() -> None:
     assert "  count: 2\n  kind: KIND_GPU\n  gpus: [ 0, 1 ]\n" in config
 
 
-def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.Machine:
+def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.MachinePlan:
     monkeypatch.setattr(machine, "needs_of", lambda spec: DECODER if spec.entry_name == "writes" else ENCODER)
     return machine.plan(specs)[1]
 
@@ -179,7 +179,7 @@ def test_a_replica_gets_as_many_cards_as_its_models_name(monkeypatch: pytest.Mon
 
 
 def test_a_pod_has_room_on_its_cards_or_none() -> None:
-    on_second = Pod((Plan("a", (), {}, GB, 0, gpu_memory={1: 10 * GB}),))
+    on_second = Pod((ModelPlan("a", (), {}, GB, 0, gpu_memory={1: 10 * GB}),))
     assert on_second.fits(PodSize(4, 64 * GB, None, (HEADROOM * 24 * GB, HEADROOM * 24 * GB)))
     assert not on_second.fits(PodSize(4, 64 * GB, None, (HEADROOM * 24 * GB, HEADROOM * 8 * GB)))
 

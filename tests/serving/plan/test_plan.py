@@ -17,16 +17,16 @@ from builder.runtime.contract import LayerShape
 from builder.serving.plan import machine
 from builder.serving.plan.encoder import plan_encoder
 from builder.serving.plan.generating import plan_generating
-from builder.serving.plan.lines import Plan, power_of_two
-from builder.serving.plan.needs import Needs
+from builder.serving.plan.lines import ModelPlan, power_of_two
+from builder.serving.plan.needs import ModelNeeds
 from builder.serving.plan.process import PROCESS
 from builder.serving.plan.speeds import decoding_cost, encoder_cost
 
 GRID = {f"{rows}x{tokens}": 2.0 + 0.01 * rows * tokens for rows in (1, 8) for tokens in (16, 64, 128)}
-ENCODER = Needs("encoder", 100_000_000, 256, latency=GRID, measured="int8", answer_bytes=1536)
+ENCODER = ModelNeeds("encoder", 100_000_000, 256, latency=GRID, measured="int8", answer_bytes=1536)
 LAYERS = (LayerShape(4, 64),) * 6
 STEPS = {"token, 1 rows": 6.0, "token, 8 rows": 13.0, "prompt of 128": 64.0}
-DECODER = Needs("generation", 500_000_000, 1024, LAYERS, latency=STEPS, measured="int8")
+DECODER = ModelNeeds("generation", 500_000_000, 1024, LAYERS, latency=STEPS, measured="int8")
 
 
 def _spec(load: dict[str, Any], **options: Any) -> BuildSpec:
@@ -34,17 +34,17 @@ def _spec(load: dict[str, Any], **options: Any) -> BuildSpec:
     return make_spec(model="org/it", load={"requests_per_s": 50, **load}, **options)
 
 
-def _lines(plan: Plan) -> dict[str, str]:
+def _lines(plan: ModelPlan) -> dict[str, str]:
     return {line.quantity: line.result for line in plan.lines}
 
 
-def _encoder(load: dict[str, Any], needs: Needs = ENCODER, **options: Any) -> Plan:
+def _encoder(load: dict[str, Any], needs: ModelNeeds = ENCODER, **options: Any) -> ModelPlan:
     spec = _spec(load, **options)
     assert spec.load is not None
     return plan_encoder(spec.capacity, spec.load, needs)
 
 
-def _decoder(load: dict[str, Any], needs: Needs = DECODER, **options: Any) -> Plan:
+def _decoder(load: dict[str, Any], needs: ModelNeeds = DECODER, **options: Any) -> ModelPlan:
     spec = _spec(load, **options)
     assert spec.load is not None
     return plan_generating(spec.capacity, spec.load, needs)
@@ -96,7 +96,7 @@ def test_batches_are_counted_in_texts_as_triton_and_the_front_count_them() -> No
     assert plan.shm == (1 << 20) + 64 * ((1 << 20) + 1536), "of 64 clients with a text each"
 
 
-def test_more_requests_wait_longer_long_before_they_fill_the_time() -> None:
+def test_waits_grow_long_before_full_utilisation() -> None:
     """Regression: p99 was the same for a twentieth, a third and two thirds of the time."""
     p99 = [float(_lines(_encoder({"requests_per_s": rate}))["p99"].split()[0]) for rate in (75, 500, 1000)]
     assert p99[0] < 0.7 * p99[1] < 0.7 * 0.7 * p99[2]
@@ -135,9 +135,9 @@ def test_more_texts_than_an_encoder_has_time_for() -> None:
 
 def test_a_limit_that_batches_do_not_keep() -> None:
     (text,) = _encoder({"requests_per_s": 500, "tokens": 64, "p99_ms": 6}).lacking
-    assert re.match(r"99 of 100 within \d\d ms, not 6 ms\. What would: fewer requests a second, more cores", text)
+    assert re.match(r"99 of 100 within \d\d ms, not 6 ms\. What helps: fewer requests a second, more cores", text)
     (text,) = _encoder({"requests_per_s": 1, "tokens": 200, "p99_ms": 4}).lacking
-    assert "What would: shorter texts" in text
+    assert "What helps: shorter texts" in text
 
 
 def test_a_response_cache_for_texts_that_come_again() -> None:
@@ -147,14 +147,14 @@ def test_a_response_cache_for_texts_that_come_again() -> None:
 
 
 def test_what_was_not_measured_is_planned_without_speed() -> None:
-    plan = _encoder({"p99_ms": 1}, Needs("encoder", 100_000_000, 256, measured="not measured: build it"))
+    plan = _encoder({"p99_ms": 1}, ModelNeeds("encoder", 100_000_000, 256, measured="not measured: build it"))
     assert plan.cores is None
     assert plan.lacking == ()
     assert "p99" not in _lines(plan)
     assert "not measured: build it" in plan.notes
 
 
-def test_a_build_that_measured_long_calls_no_slower_than_short_ones_is_planned() -> None:
+def test_plan_accepts_a_build_without_a_cost_per_token() -> None:
     """As happens to tiny models on a busy machine: a token then costs nothing, and any number of texts fits."""
     latency = {f"{rows}x{tokens}": 5.0 if tokens == 16 else 4.0 for rows in (1, 8) for tokens in (16, 64, 128)}
     plan = _encoder({"p99_ms": 60}, replace(ENCODER, latency=latency))
@@ -180,7 +180,7 @@ def test_slots_are_what_runs_at_once_and_some_more() -> None:
     assert plan.lacking == ()
 
 
-def test_an_answer_now_and_then_keeps_a_loop_busy_for_its_own_steps() -> None:
+def test_plan_counts_steps_of_answers_that_run_alone() -> None:
     """1/s x 8 tokens of 6 ms each, and 8 tokens of a prompt x 0.5 ms: 52 ms of each second, of 4 cores."""
     assert _decoder({"requests_per_s": 1, "tokens": 8, "answer_tokens": 8}).cores == pytest.approx(4 * 0.052)
 
@@ -191,12 +191,12 @@ def test_prefill_is_what_running_answers_may_wait_for() -> None:
     assert _decoder({**load, "between_tokens_ms": 27}).settings["serving.prefill_tokens"] == 32
     assert _decoder(load).settings["serving.prefill_tokens"] == 256
     (text,) = _decoder({**load, "between_tokens_ms": 20}).lacking
-    assert text.startswith("between tokens: 26.3 ms, not 20 ms. What would: fewer requests a second")
+    assert text.startswith("between tokens: 26.3 ms, not 20 ms. What helps: fewer requests a second")
     (text,) = _decoder({**load, "first_token_ms": 20}).lacking
-    assert text.startswith("first token: 35 ms, not 20 ms. What would: shorter prompts")
+    assert text.startswith("first token: 35 ms, not 20 ms. What helps: shorter prompts")
 
 
-def test_more_tokens_than_there_is_time_for_and_more_cache_than_memory() -> None:
+def test_plan_reports_too_many_tokens_and_too_large_a_cache() -> None:
     (text,) = _decoder({"requests_per_s": 50, "tokens": 20}).lacking
     assert "it holds 6.16 requests/s" in text, "850 / (20 x 0.5 + 128 x 1)"
     plan = _decoder({"requests_per_s": 5, "tokens": 20}, machine={"cores": 4, "memory_gb": 0.7})
@@ -215,7 +215,7 @@ def test_an_eight_bit_cache_and_one_of_blocks() -> None:
     assert "cache_gb" in shared.settings
 
 
-def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.Machine:
+def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.MachinePlan:
     needs = {"encoder": ENCODER, "writes": DECODER}
     monkeypatch.setattr(machine, "needs_of", lambda spec: needs[spec.entry_name])
     return machine.plan(specs)[1]

@@ -9,13 +9,13 @@ import pytest
 from builder.cli import main
 from builder.options import Capacity, Load, load_specs
 from builder.serving.plan import machine
-from builder.serving.plan.lines import Plan
-from builder.serving.plan.pods import Pod, PodSize, divided, pods_needed
+from builder.serving.plan.lines import ModelPlan
+from builder.serving.plan.pods import Pod, PodSize, divide_models, pods_needed
 from builder.serving.plan.process import SERVER
 
 GB = 1_000_000_000
 PLANS = [
-    Plan(name, (), {}, size * GB, 50 << 20, cores)
+    ModelPlan(name, (), {}, size * GB, 50 << 20, cores)
     for name, size, cores in (("a", 1, 0.5), ("b", 5, 1.0), ("c", 3, 3.0))
 ]
 TEXT = """
@@ -31,23 +31,23 @@ def test_each_pod_gets_its_share_of_the_requests() -> None:
     assert Load(requests_per_s=60, tokens=8).shared_by(3) == Load(requests_per_s=20, tokens=8)
 
 
-def test_models_are_divided_the_largest_first_by_memory_cores_and_shared_memory() -> None:
+def test_pods_take_the_largest_models_first() -> None:
     size = PodSize(cores=4, memory=7 * GB)
-    filled, left = divided(PLANS, 2, size)
+    filled, left = divide_models(PLANS, 2, size)
     assert [[plan.name for plan in pod.plans] for pod in filled] == [["b", "a"], ["c"]]
     assert left == ()
     assert filled[0].memory == SERVER + 6 * GB
     assert filled[0].cores == 1.5
     assert pods_needed(PLANS, size) == 2
-    by_cores, _ = divided(PLANS, 2, PodSize(cores=3.2, memory=20 * GB))
+    by_cores, _ = divide_models(PLANS, 2, PodSize(cores=3.2, memory=20 * GB))
     assert [[plan.name for plan in pod.plans] for pod in by_cores] == [["b", "a"], ["c"]]
-    large = [Plan(name, (), {}, GB, 200 << 20) for name in "xy"]
+    large = [ModelPlan(name, (), {}, GB, 200 << 20) for name in "xy"]
     assert pods_needed(large, PodSize(4, 20 * GB, 256 << 20)) == 2, "400 MiB of /dev/shm"
     assert pods_needed(large, PodSize(4, 20 * GB)) == 1
 
 
 def test_what_has_no_room_anywhere_is_said() -> None:
-    filled, left = divided(PLANS, 1, PodSize(4, 4 * GB))
+    filled, left = divide_models(PLANS, 1, PodSize(4, 4 * GB))
     assert [plan.name for plan in left] == ["b", "a"]
     assert [plan.name for plan in filled[0].plans] == ["c"]
     assert pods_needed(PLANS, PodSize(4, 4 * GB)) is None
@@ -59,10 +59,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the plans above, whose requests keep that many cores busy."""
     rates = {"a": 60.0, "b": 6.0, "c": 3.0}
 
-    def plan_of(capacity: Capacity, load: Load, needs: None) -> Plan:
+    def plan_of(capacity: Capacity, load: Load, needs: None) -> ModelPlan:
         (one,) = [plan for plan in PLANS if plan.name == capacity.name]
         share = load.requests_per_s / rates[one.name]
-        return Plan(one.name, (), {}, one.memory, one.shm, (one.cores or 0) * share)
+        return ModelPlan(one.name, (), {}, one.memory, one.shm, (one.cores or 0) * share)
 
     monkeypatch.setattr(machine, "needs_of", lambda spec: None)
     monkeypatch.setattr(machine, "_plan", plan_of)

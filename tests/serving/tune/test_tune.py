@@ -21,11 +21,11 @@ from builder.options import load_specs
 from builder.repository.config.render import parse
 from builder.repository.versions import served_number
 from builder.runtime.contract import dump, load_generation
-from builder.serving.load.record import Load
+from builder.serving.load.record import LoadMeasurement
 from builder.serving.load.traffic import Level
 from builder.serving.tune.search import Finding, search, verdict
 from builder.serving.tune.space import SHARED, choices, settings_of, space_of
-from builder.serving.tune.trials import Outcome, judge
+from builder.serving.tune.trials import TrialOutcome, best_outcome
 from builder.serving.tune.winner import write_settings
 from tests.serving.load.runs import encoder, stream
 from tests.servings import decoder_serving
@@ -35,17 +35,17 @@ HAS = {"instances": 1, "threads": 0, "max_batch_size": 64, "max_queue_delay_us":
 SPACE: Mapping[str, Sequence[object]] = {SHARED: ["1x1", "1x4", "2x2"], "max_batch_size": [16, 64]}
 
 
-def _loads(*figures: tuple[float, float]) -> list[Load]:
+def _loads(*figures: tuple[float, float]) -> list[LoadMeasurement]:
     """Return load tests of levels in order: (answers/s, p99)."""
     return [encoder(level, [rate], p99_ms=p99)[0] for level, (rate, p99) in zip(LEVELS, figures, strict=False)]
 
 
 def test_the_best_level_is_the_most_throughput_within_the_limit() -> None:
-    best = judge(_loads((50, 8), (180, 30), (210, 90)), 40)
+    best = best_outcome(_loads((50, 8), (180, 30), (210, 90)), 40)
     assert (best.level, best.throughput, best.score) == (LEVELS[1], 180, 180)
-    over = judge(_loads((50, 80), (180, 120)), 40)
+    over = best_outcome(_loads((50, 80), (180, 120)), 40)
     assert (over.level, over.score) == (LEVELS[0], -80)
-    streams = judge([*stream(LEVELS[0], [90.0]), *stream(LEVELS[1], [400.0])], 26)
+    streams = best_outcome([*stream(LEVELS[0], [90.0]), *stream(LEVELS[1], [400.0])], 26)
     assert streams.throughput == 400, "tokens, and the limit is about the first"
 
 
@@ -76,14 +76,14 @@ def _search(
     def share(settings: Mapping[str, int] | None) -> str:
         return "1x4" if settings is None else f"{settings['instances']}x{settings['threads']}"
 
-    def attempt(settings: Mapping[str, int] | None) -> Outcome:
+    def attempt(settings: Mapping[str, int] | None) -> TrialOutcome:
         attempts.append(settings)
         if share(settings) == refused:
             raise ServeError("it does not load")
         rate = rates[share(settings)]
-        return Outcome(LEVELS[1], rate, 30.0, rate)
+        return TrialOutcome(LEVELS[1], rate, 30.0, rate)
 
-    def again(settings: Mapping[str, int] | None, level: Level) -> Load:
+    def again(settings: Mapping[str, int] | None, level: Level) -> LoadMeasurement:
         turn[0] += 1
         return encoder(level, [rates[share(settings)] + noise * (turn[0] % 3)])[0]
 
@@ -120,8 +120,8 @@ def test_a_setting_that_does_not_load_is_passed_over() -> None:
     assert any(one.outcome is None for one in result.tried)
 
 
-def test_a_winner_must_keep_the_limit_when_it_is_repeated() -> None:
-    best, base = Outcome(LEVELS[1], 130, 39, 130), Outcome(LEVELS[1], 100, 30, 100)
+def test_tune_rejects_a_winner_that_misses_the_limit_on_repetition() -> None:
+    best, base = TrialOutcome(LEVELS[1], 130, 39, 130), TrialOutcome(LEVELS[1], 100, 30, 100)
     new = [encoder(LEVELS[1], [rate], p99_ms=45)[0] for rate in (130, 131, 132)]
     old = [encoder(LEVELS[1], [rate])[0] for rate in (100, 101, 102)]
     assert verdict({"instances": 2}, new, old, best, base, 40, ()).settings is None
@@ -133,8 +133,8 @@ def test_a_winner_must_keep_the_limit_when_it_is_repeated() -> None:
     assert "which it was not before" in finding.reason
 
 
-def test_a_machine_that_slows_for_both_does_not_hide_a_winner() -> None:
-    best, base = Outcome(LEVELS[1], 130, 30, 130), Outcome(LEVELS[1], 100, 30, 100)
+def test_tune_finds_a_winner_on_a_machine_that_slows_down() -> None:
+    best, base = TrialOutcome(LEVELS[1], 130, 30, 130), TrialOutcome(LEVELS[1], 100, 30, 100)
     rates = (110, 197, 119, 60)
     old = [encoder(LEVELS[1], [rate])[0] for rate in rates]
     new = [encoder(LEVELS[1], [rate * ahead])[0] for rate, ahead in zip(rates, (1.3, 1.25, 1.35, 1.3), strict=True)]
@@ -181,7 +181,7 @@ def test_a_tuned_decoder_is_what_a_build_by_the_file_that_tune_wrote_makes(
     pytest.importorskip("optuna", reason="of the extra tune")
     pytest.importorskip("ruamel.yaml", reason="of the extra tune")
     winner = Finding({"threads": 1, "slots": 2, "serving.prefill_tokens": 16}, "twice as many tokens/s", ())
-    for name, found in {"served": nullcontext("url"), "model_samples": [], "search": winner}.items():
+    for name, found in {"serve_copy": nullcontext("url"), "model_samples": [], "search": winner}.items():
         monkeypatch.setattr(command, name, lambda *_, found=found: found)
     mine, path = tmp_path / "model_repository", tmp_path / "models.yaml"
     shutil.copytree(built("writes"), mine, copy_function=os.link)
@@ -210,7 +210,7 @@ def _memory_and_rest(config: Path) -> tuple[int, object]:
     return memory, parsed
 
 
-def test_what_would_not_be_a_specification_is_not_written(tmp_path: Path) -> None:
+def test_tune_writes_no_invalid_specification(tmp_path: Path) -> None:
     pytest.importorskip("ruamel.yaml", reason="of the extra tune")
     path = tmp_path / "models.yaml"
     path.write_text(MODELS)

@@ -39,9 +39,9 @@ from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.errors import VerificationError
-from builder.common.memory import Memory
+from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage
-from builder.common.workplace import refuse_without_room
+from builder.common.workplace import require_disk_space
 from builder.engines.decoding import DecodingEngine, Lowered, is_mapped, judging, let_go
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.export.experts import cost_of_experts
@@ -63,13 +63,13 @@ class Decoder:
     checkpoint: Checkpoint
     folder: Path
     engine: DecodingEngine
-    memory: Memory
+    memory: ReservedMemory
     layers: tuple[LayerShape, ...]
     rows: tuple[tuple[int, ...], ...]
 
     def export(self) -> DecoderExport:
         """Return one graph for prefill and decode steps. Raises RepositoryError where the disk has no room for it."""
-        refuse_without_room(self.memory.weights, GRAPHS)
+        require_disk_space(self.memory.weights, GRAPHS)
         return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers)
 
     def reference(self, exported: DecoderExport) -> PyTorchDecoder:

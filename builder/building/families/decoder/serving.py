@@ -11,14 +11,14 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import total_length
 from builder.checkpoints.thinking import thinking
 from builder.checkpoints.tool_parser import tool_parser
-from builder.common.memory import Memory
+from builder.common.memory import ReservedMemory
 from builder.engines.decoding import DecodingEngine
 from builder.graphs.onnx.graph import Graph
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 
 
 def decoder_serving(
-    checkpoint: Checkpoint, engine: DecodingEngine, memory: Memory, graph: Graph, caches: Sequence[LayerShape]
+    checkpoint: Checkpoint, engine: DecodingEngine, memory: ReservedMemory, graph: Graph, caches: Sequence[LayerShape]
 ) -> GenerationServing:
     """Return what serving.json tells the emitted loop over `graph`."""
     spec, config = engine.spec, checkpoint.model.generation_config

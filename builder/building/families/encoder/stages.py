@@ -26,7 +26,7 @@ from builder.common.cpu import cpu
 from builder.common.errors import VerificationError
 from builder.common.memory import weights_bytes
 from builder.common.progress import Stage
-from builder.common.workplace import refuse_without_room
+from builder.common.workplace import require_disk_space
 from builder.engines import stays_in_file
 from builder.engines.encoding import Variant, encoding_engine
 from builder.engines.gpu import refuse_size
@@ -59,7 +59,7 @@ class Encoder:
         Raises RepositoryError where the disk has no room for the graph.
         """
         checkpoint = self.checkpoint
-        refuse_without_room(weights_bytes(checkpoint.model), GRAPHS)
+        require_disk_space(weights_bytes(checkpoint.model), GRAPHS)
         long = long_references(task_graph(checkpoint), rows_of(checkpoint), checkpoint.max_length)
         return ExportedEncoder(export(checkpoint, self.folder), long)
 

@@ -11,7 +11,7 @@ from builder.building.families.seq2seq.stages import Seq2Seq
 from builder.building.families.seq2seq.texts import texts_to_judge
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import refuse_other_text
-from builder.common.memory import Memory, cache_bytes, refuse_slots, weights_bytes
+from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.engines.onnxruntime import BACKEND
 from builder.engines.onnxruntime.decoding import refuse_head_sizes
@@ -54,9 +54,9 @@ def plan_memory(
     settings: Settings,
     own: Sequence[LayerShape],
     cross: Sequence[LayerShape],
-) -> Memory:
+) -> ReservedMemory:
     """Return the bytes of both caches and of the weights in fp32. Raises SpecError if they exceed the memory."""
     cache = cache_bytes(own, slots, settings.max_answer) + cache_bytes(cross, slots, checkpoint.max_length)
     holds = f"{slots} slots of {checkpoint.max_length} tokens read and {settings.max_answer} generated"
     refuse_slots(cache, usable, "the caches need", holds, "--slots, --max-length or --max-answer")
-    return Memory(cache, weights_bytes(checkpoint.model))
+    return ReservedMemory(cache, weights_bytes(checkpoint.model))

@@ -40,9 +40,9 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import end_ids
 from builder.checkpoints.metrics import score_texts
 from builder.checkpoints.tokenizer import tokenizer_json
-from builder.common.memory import Memory
+from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage
-from builder.common.workplace import refuse_without_room
+from builder.common.workplace import require_disk_space
 from builder.engines.onnxruntime import loop_session
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.quantised import Quantised
@@ -72,13 +72,13 @@ class Seq2Seq:
     folder: Path
     settings: Settings
     source: EncoderInput
-    memory: Memory
+    memory: ReservedMemory
     samples: tuple[Mapping[str, Any], ...]
 
     def export(self) -> Seq2SeqExport:
         """Export an encoder and a decoder step. Raises RepositoryError where the disk has no room for them."""
         words = self.checkpoint.model.get_input_embeddings().weight.numel() * 4  # each of the two graphs has them
-        refuse_without_room(self.memory.weights + words, GRAPHS)
+        require_disk_space(self.memory.weights + words, GRAPHS)
         return export_seq2seq(self.checkpoint.model, self.folder, self.settings.beams)
 
     def reference(self, exported: Seq2SeqExport) -> PyTorchSeq2Seq:

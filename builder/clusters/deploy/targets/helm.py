@@ -15,9 +15,9 @@ from typing import Any
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.image import image_files
 from builder.clusters.deploy.objects import objects
-from builder.clusters.deploy.pod import SINCE, image_steps
+from builder.clusters.deploy.pod import MIN_KUBERNETES, image_steps
 from builder.clusters.deploy.targets import Target
-from builder.clusters.deploy.yamls import HEAD, text
+from builder.clusters.deploy.yamls import HEADER, to_yaml
 from builder.common.distribution import own_version
 
 POD = "spec.template.spec"
@@ -53,21 +53,21 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "type": "application",
         "version": own_version(),
         "appVersion": deployment.release,
-        "kubeVersion": f">={SINCE}.0-0",
+        "kubeVersion": f">={MIN_KUBERNETES}.0-0",
     }
     return {
-        "Chart.yaml": text(chart),
-        "values.yaml": text(values),
+        "Chart.yaml": to_yaml(chart),
+        "values.yaml": to_yaml(values),
         "values.schema.json": json.dumps(_schema(values), indent=1) + "\n",
         **{f"templates/{name}.yaml": _template(document, values) for name, document in templates.items()},
         **image_files(deployment),
-        ".helmignore": f"{HEAD}image/\n",
+        ".helmignore": f"{HEADER}image/\n",
     }
 
 
 def _template(document: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Return `document` with the expressions of a chart instead of the placeholders."""
-    written = text(document)
+    written = to_yaml(document)
     if "{{" in written:
         raise AssertionError("a manifest contains text that Helm would take for a template expression")
     for key in values:

@@ -14,9 +14,9 @@ from builder.clusters.deploy.deployment import Deployment, Scaling
 from builder.clusters.deploy.image import image_files
 from builder.clusters.deploy.objects import disruption_budget, document, pod_monitor, trusted
 from builder.clusters.deploy.pod import Document, image_steps
-from builder.clusters.deploy.scaling import behavior, of_replicas, queries
+from builder.clusters.deploy.scaling import pods_pattern, scaling_behavior, wait_queries
 from builder.clusters.deploy.targets import Target
-from builder.clusters.deploy.yamls import text
+from builder.clusters.deploy.yamls import to_yaml
 from builder.common.errors import SpecError
 from builder.repository.config.arguments import EXIT_TIMEOUT_S, METRICS_PORT
 
@@ -43,12 +43,12 @@ def _files(deployment: Deployment) -> dict[str, str]:
     }
     if deployment.monitored:
         manifests["pod-monitor.yaml"] = pod_monitor(deployment)
-    return {**{name: text(manifest) for name, manifest in manifests.items()}, **image_files(deployment)}
+    return {**{name: to_yaml(manifest) for name, manifest in manifests.items()}, **image_files(deployment)}
 
 
 def _runtime(deployment: Deployment) -> Document:
     """Return Triton alone, as KServe's predictor container."""
-    leaving = {"preStop": {"sleep": {"seconds": pod.LEAVING_S}}}
+    leaving = {"preStop": {"sleep": {"seconds": pod.PRESTOP_SLEEP_S}}}
     container = {**pod.triton(deployment), "name": "kserve-container", "lifecycle": leaving}
     spec = {
         "supportedModelFormats": [{**FORMAT, "autoSelect": False}],
@@ -67,7 +67,7 @@ def _service(deployment: Deployment) -> Document:
         "minReplicas": deployment.replicas,
         "maxReplicas": deployment.replicas,
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": pod.LEAVING_S + EXIT_TIMEOUT_S + 10,
+        "terminationGracePeriodSeconds": pod.PRESTOP_SLEEP_S + EXIT_TIMEOUT_S + 10,
         "securityContext": pod.pod_security(),
         "topologySpreadConstraints": pod.spread(deployment),
         "initContainers": pod.pulls(deployment),
@@ -88,19 +88,19 @@ def _scaling(deployment: Deployment, scaling: Scaling) -> Document:
     KServe has KEDA divide by the number of replicas (keda_reconciler.go names no metricType), so that number is a
     factor here.
     """
-    triggers = queries(deployment, f"{deployment.name}-predictor", with_gateway=False)
+    triggers = wait_queries(deployment, f"{deployment.name}-predictor", with_gateway=False)
     return {
-        "maxReplicas": scaling.most,
+        "maxReplicas": scaling.max_replicas,
         "autoScaling": {
             "metrics": [_metric(scaling, f"{query} * {replicas_query(deployment)}") for query in triggers.values()],
-            "behavior": behavior(),
+            "behavior": scaling_behavior(),
         },
     }
 
 
 def replicas_query(deployment: Deployment) -> str:
     """Return PromQL for the number of replicas."""
-    of = f'namespace="{deployment.namespace}", pod=~"{of_replicas(f"{deployment.name}-predictor")}"'
+    of = f'namespace="{deployment.namespace}", pod=~"{pods_pattern(f"{deployment.name}-predictor")}"'
     return f"scalar(count(count by (pod) (nv_inference_request_success{{{of}}})))"
 
 

@@ -9,7 +9,7 @@ from builder.clusters.deploy.image import image_files
 from builder.clusters.deploy.objects import objects
 from builder.clusters.deploy.pod import image_steps
 from builder.clusters.deploy.targets import Target
-from builder.clusters.deploy.yamls import text
+from builder.clusters.deploy.yamls import to_yaml
 
 
 def _files(deployment: Deployment) -> dict[str, str]:
@@ -20,7 +20,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "namespace": deployment.namespace,
         "resources": list(manifests),
     }
-    written = {name: text(document) for name, document in {"kustomization.yaml": index, **manifests}.items()}
+    written = {name: to_yaml(document) for name, document in {"kustomization.yaml": index, **manifests}.items()}
     return {**written, **image_files(deployment)}
 
 

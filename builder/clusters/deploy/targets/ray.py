@@ -13,26 +13,26 @@ from pathlib import Path
 from builder.clusters.deploy import pod
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import trusted
-from builder.clusters.deploy.pod import NOBODY, Document
+from builder.clusters.deploy.pod import NOBODY_UID, Document
 from builder.clusters.deploy.targets import Target
-from builder.clusters.deploy.yamls import text
-from builder.clusters.ray.cluster import OBJECTS, PATIENCE, SETTINGS
-from builder.clusters.ray.options import Options
+from builder.clusters.deploy.yamls import to_yaml
+from builder.clusters.ray.cluster import OBJECT_STORE_BYTES, RAY_SETTINGS, RAY_TIMEOUTS
+from builder.clusters.ray.options import RayOptions
 from builder.common.distribution import own_version
 from builder.common.errors import SpecError
 from builder.common.telemetry import OFF
 
-RAY = "2.60.0"
+RAY_VERSION = "2.60.0"
 PORT = 8000  # Ray's proxies, on every node: KubeRay's service leads there
 SERVICE, CONFIG = "rayservice.yaml", "serve.yaml"
 KEYS = "/keys"
 HEAD_CORES, HEAD_MEMORY = 2, 4 << 30  # the head node has no replica: Ray's own processes, and a proxy
-OWN_CORES, OWN_MEMORY = 1, 2 << 30  # beside a replica: Ray's own processes, a proxy and a gateway
+RAY_CORES, RAY_MEMORY = 1, 2 << 30  # beside a replica: Ray's own processes, a proxy and a gateway
 
 
 def _files(deployment: Deployment) -> dict[str, str]:
     _refuse(deployment)
-    config = text(_config(deployment))
+    config = to_yaml(_config(deployment))
     if deployment.registry is None:
         return {CONFIG: config}
     service = {
@@ -41,8 +41,8 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "metadata": {"name": deployment.name, "namespace": deployment.namespace, "labels": pod.labels(deployment)},
         "spec": {"serveConfigV2": config, "rayClusterConfig": _cluster(deployment)},
     }
-    beside = {f"{name}.yaml": text(document) for name, document in trusted(deployment).items()}
-    return {CONFIG: config, SERVICE: text(service), **beside, "image/Containerfile": _containerfile()}
+    beside = {f"{name}.yaml": to_yaml(document) for name, document in trusted(deployment).items()}
+    return {CONFIG: config, SERVICE: to_yaml(service), **beside, "image/Containerfile": _containerfile()}
 
 
 def _refuse(deployment: Deployment) -> None:
@@ -76,14 +76,14 @@ def _config(deployment: Deployment) -> Document:
     }
 
 
-def _options(deployment: Deployment) -> Options:
+def _options(deployment: Deployment) -> RayOptions:
     """Return options by which a replica has memory for all models; Ray starts more replicas when they are busy."""
-    most = deployment.scaling.most if deployment.scaling else deployment.replicas
+    max_replicas = deployment.scaling.max_replicas if deployment.scaling else deployment.replicas
     repository = "/pulled/models" if deployment.stored else str(Path(deployment.repository).resolve())
-    return Options(
+    return RayOptions(
         repository=repository,
         min_replicas=deployment.replicas,
-        max_replicas=most,
+        max_replicas=max_replicas,
         models_per_replica=len(deployment.models),
         cores=deployment.size.cores,
         memory=deployment.size.memory,
@@ -91,18 +91,18 @@ def _options(deployment: Deployment) -> Options:
     )
 
 
-_OBJECTS = {"object-store-memory": str(OBJECTS)}
+_OBJECTS = {"object-store-memory": str(OBJECT_STORE_BYTES)}
 
 
 def _cluster(deployment: Deployment) -> Document:
     """Return a head node, and as many workers as there are replicas, one on each."""
     size, replicas = deployment.size, deployment.replicas
-    most = deployment.scaling.most if deployment.scaling else replicas
+    max_replicas = deployment.scaling.max_replicas if deployment.scaling else replicas
     head = {"cpu": HEAD_CORES, "memory": HEAD_MEMORY}
-    worker = {"cpu": size.cores + OWN_CORES, "memory": size.memory + size.shm + OBJECTS + OWN_MEMORY}
+    worker = {"cpu": size.cores + RAY_CORES, "memory": size.memory + size.shm + OBJECT_STORE_BYTES + RAY_MEMORY}
     return {
-        "rayVersion": RAY,
-        "enableInTreeAutoscaling": most > replicas,
+        "rayVersion": RAY_VERSION,
+        "enableInTreeAutoscaling": max_replicas > replicas,
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_OBJECTS},
             "template": _template(deployment, "head", head),
@@ -112,7 +112,7 @@ def _cluster(deployment: Deployment) -> Document:
                 "groupName": "triton",
                 "replicas": replicas,
                 "minReplicas": replicas,
-                "maxReplicas": most,
+                "maxReplicas": max_replicas,
                 "rayStartParams": {"num-cpus": str(size.cores), "memory": str(size.memory), **_OBJECTS},
                 "template": _template(deployment, "worker", worker),
             }
@@ -127,16 +127,17 @@ def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> D
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": "/tmp"},
     ]
-    volumes = pod.volumes(replace(deployment, size=replace(deployment.size, shm=deployment.size.shm + OBJECTS)))
+    size = replace(deployment.size, shm=deployment.size.shm + OBJECT_STORE_BYTES)
+    volumes = pod.volumes(replace(deployment, size=size))
     if deployment.secrets.keys is not None:
         mounts.append({"name": "keys", "mountPath": KEYS, "readOnly": True})
         volumes.append({"name": "keys", "secret": {"secretName": deployment.secrets.keys}})
-    variables = {**OFF, **SETTINGS, **PATIENCE, "HOME": "/tmp"}
+    variables = {**OFF, **RAY_SETTINGS, **RAY_TIMEOUTS, "HOME": "/tmp"}
     container = {
         "name": f"ray-{name}",
         "image": _image(deployment),
         "env": [{"name": key, "value": value} for key, value in variables.items()],
-        "securityContext": {**pod.container_security(NOBODY), "readOnlyRootFilesystem": False},
+        "securityContext": {**pod.container_security(NOBODY_UID), "readOnlyRootFilesystem": False},
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "volumeMounts": mounts,
     }
@@ -165,7 +166,7 @@ def _containerfile() -> str:
         "COPY . /opt/build-repo",
         "WORKDIR /opt/build-repo",
         "RUN pip install --no-cache-dir --constraint constraints.txt '.[ray,s3,gcs,azure]'",
-        f"USER {NOBODY}:{NOBODY}",
+        f"USER {NOBODY_UID}:{NOBODY_UID}",
     ]
     return "\n".join([*lines, ""])
 

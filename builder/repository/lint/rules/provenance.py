@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from builder.common.cpu import cpu
-from builder.common.releases import lacking
+from builder.common.releases import missing_fixes
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import Repository, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
@@ -111,7 +111,7 @@ def has_a_release_that_is_mended(repository: Repository) -> Iterator[Problem]:
         if model.release is not None and (is_front(model) or not model.recorded):
             releases.setdefault(model.release, []).append(model.name)
     for release, names in releases.items():
-        fixes = lacking(release)
+        fixes = missing_fixes(release)
         if fixes:
             reasons = "; ".join(f"{fix.what} ({fix.source})" for fix in fixes)
             yield Problem(

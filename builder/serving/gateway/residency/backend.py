@@ -71,8 +71,8 @@ class OnDemandBackend(Backend):
             await asyncio.gather(*map(self._pin, self.residents.budget.pins))
             for _ in range(DEATH_CHECKS_PER_INDEX):
                 await asyncio.sleep(DEATH_CHECK_INTERVAL_S)
-                for name, process in await asyncio.to_thread(self.processes.died):
-                    self.residents.handle_dead_process(name, process)
+                for stub in await asyncio.to_thread(self.processes.died):
+                    self.residents.handle_dead_process(stub.model, stub.pid)
 
     async def _check_loaded(self) -> None:
         started = time.monotonic()

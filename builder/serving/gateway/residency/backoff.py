@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.repository_models import Stamp
+from builder.serving.server.backoff import Backoff
 
 MAX_DELAY_S = 60.0
 MAX_WAIT_S = 2.0  # that requests wait for the next attempt at a model that died
@@ -17,20 +18,16 @@ STABLE_AFTER_S = 10.0  # a model that answered for this long before it died is r
 
 @dataclass(frozen=True)
 class Failure:
-    """`times` failures in a row, the last with `reason`; no retry before `until`, unless the model changes."""
+    """The last failure of a model; it is not retried before `backoff.due`, unless its `stamp` changes."""
 
     stamp: Stamp
-    times: int
-    until: float
+    backoff: Backoff
     reason: str
     died: bool
 
 
 class LoadBackoff:
-    """Exponential backoff: 1, 2, 4 seconds and so on after failed loads; after deaths one second less.
-
-    The first retry after a death is therefore immediate.
-    """
+    """Exponential backoff of each model after failed loads and deaths; the first retry after a death is immediate."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
@@ -55,7 +52,7 @@ class LoadBackoff:
 
     def _remaining(self, name: str, stamp: Stamp) -> float:
         known = self.failures.get(name)
-        return known.until - self.now() if known is not None and known.stamp == stamp else 0.0
+        return known.backoff.due - self.now() if known is not None and known.stamp == stamp else 0.0
 
     def record_death(self, name: str, stamp: Stamp, reason: str, answered_s: float) -> None:
         """Record that a model died after answering for `answered_s` seconds."""
@@ -66,10 +63,10 @@ class LoadBackoff:
     def record_failure(self, name: str, stamp: Stamp, reason: str, *, died: bool = False) -> float:
         """Record a failure. Returns the seconds until the next attempt."""
         known = self.failures.get(name)
-        is_repeated = known is not None and known.stamp == stamp and self.now() - known.until < FORGET_AFTER_S
-        times = known.times + 1 if known is not None and is_repeated else 1
-        delay = min(MAX_DELAY_S, 2.0 ** (times - 1) - died)
-        self.failures[name] = Failure(stamp, times, self.now() + delay, reason, died)
+        is_known = known is not None and known.stamp == stamp
+        backoff = known.backoff if known is not None and is_known else Backoff(MAX_DELAY_S, FORGET_AFTER_S)
+        delay = backoff.fail(self.now(), first_at_once=died)
+        self.failures[name] = Failure(stamp, backoff, reason, died)
         return delay
 
 

@@ -17,7 +17,7 @@ from builder.repository.signatures import VersionSelector, to_be_loaded, unsigne
 from builder.repository.versions import version_numbers
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.memory_estimate import MemoryEstimate, estimate_memory
-from builder.serving.gateway.residency.processes import TritonProcesses, alive, size_of
+from builder.serving.gateway.residency.processes import TritonProcesses, size_of
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import ResidentModel
 from builder.serving.server.control import Control
@@ -66,7 +66,8 @@ class TritonLoader:
     async def load(self, resident: ResidentModel, *, replace: bool) -> int | None:
         """Load a version; see ModelLoader. Raises ApiError."""
         name, version = resident.name, resident.version
-        resident.earlier = frozenset(await asyncio.to_thread(self.processes.of, [name, *resident.engines]))
+        stubs = await asyncio.to_thread(self.processes.of, [name, *resident.engines])
+        resident.earlier = frozenset(stub.pid for stub in stubs)
         try:
             await asyncio.to_thread(self._refuse_unsigned, name, version_numbers if replace else to_be_loaded)
             if replace and resident.engines:
@@ -94,13 +95,13 @@ class TritonLoader:
 
     async def unload(self, name: str) -> None:
         """Unload a model; see ModelLoader. Raises ApiError."""
-        processes = await asyncio.to_thread(self.processes.of, [name])
+        stubs = await asyncio.to_thread(self.processes.of, [name])
         await self.triton.unload(name)
         end = time.monotonic() + UNLOAD_TIMEOUT_S
         while time.monotonic() < end:
-            if not (alive(processes) if processes else name in await self.triton.models_in_memory()):
+            if not (any(stub.is_alive for stub in stubs) if stubs else name in await self.triton.models_in_memory()):
                 return
-            await asyncio.sleep(PROCESS_POLL_S if processes else INDEX_POLL_S)
+            await asyncio.sleep(PROCESS_POLL_S if stubs else INDEX_POLL_S)
         message = "%s still uses memory %.0f s after it was unloaded"
         logging.getLogger(__name__).warning(message, name, UNLOAD_TIMEOUT_S)
 
@@ -120,8 +121,8 @@ class TritonLoader:
             await self.triton.load(name)
 
     def _size(self, resident: ResidentModel) -> int | None:
-        processes = self.processes.of((resident.name, *resident.engines))
-        return sum(map(size_of, processes)) or None
+        stubs = self.processes.of((resident.name, *resident.engines))
+        return sum(size_of(stub.pid) for stub in stubs) or None
 
 
 def _switch(url: str, repository: Path, name: str) -> None:

@@ -1,0 +1,79 @@
+"""The processes of a Triton on this machine that run Python models.
+
+Each instance of a Python model is a child of tritonserver: Triton's Python stub, whose first argument is the model's
+file, MODEL/VERSION/FILE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class Stub:
+    """Process that runs a version of a Python model."""
+
+    process: psutil.Process
+    model: str
+    version: str
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    @property
+    def is_zombie(self) -> bool:
+        """True if the process has died and was not reaped."""
+        try:
+            return self.process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process has not ended."""
+        return self.process.is_running() and not self.is_zombie
+
+
+class Stubs:
+    """Stubs of the tritonserver process `server`."""
+
+    def __init__(self, server: int) -> None:
+        self.server = server
+        self._stubs: dict[psutil.Process, Stub] = {}
+        self._times_seen_dead: dict[Stub, int] = {}
+
+    def find(self) -> list[Stub]:
+        """Return the stubs now, zombies included that an earlier call found alive: a zombie has no arguments."""
+        try:
+            children = psutil.Process(self.server).children()
+        except psutil.NoSuchProcess:
+            children = []
+        self._stubs = {child: stub for child in children if (stub := self._stubs.get(child) or _stub(child))}
+        return list(self._stubs.values())
+
+    def died(self) -> list[Stub]:
+        """Return zombies among the stubs found last, each once: when this call and the one before see it dead.
+
+        Triton reaps the processes that it ended itself.
+        """
+        zombies = [stub for stub in self._stubs.values() if stub.is_zombie]
+        self._times_seen_dead = {stub: self._times_seen_dead.get(stub, 0) + 1 for stub in zombies}
+        return [stub for stub, times in self._times_seen_dead.items() if times == 2]
+
+
+def _stub(process: psutil.Process) -> Stub | None:
+    try:
+        arguments = process.cmdline()
+    except psutil.Error:
+        return None
+    if len(arguments) < 2 or not arguments[0].endswith(STUB):
+        return None
+    version = Path(arguments[1]).parent
+    return Stub(process, version.parent.name, version.name)
