@@ -23,6 +23,7 @@ from builder.building.pipeline import build
 from builder.building.stage_keys import EXACT, EXPORT, LAID_OUT, REFERENCE, SERVING_LAID_OUT, stage_keys
 from builder.building.stages import Reader
 from builder.checkpoints.resolve import resolve
+from builder.common.cache.entries import CacheEntries
 from builder.common.errors import VerificationError
 from builder.options import BuildSpec, Serving, make_spec
 from builder.repository.report.record import BuildReport
