@@ -147,7 +147,7 @@ def _tei(path: str, handler: Handler, schema: type[BaseModel]) -> ApiRoute:
 
 TEI_BODIES = (
     tei.TeiEmbedRequest,
-    tei.TeiEmbedSparseRequest,
+    tei.TeiTextsRequest,
     tei.TeiPredictRequest,
     tei.TeiRerankRequest,
     tei.TeiSimilarityRequest,
@@ -185,7 +185,7 @@ APIS = (
     ),
     _tei("/embed", tei.embed_texts, tei.TeiEmbedRequest),
     _tei("/embed_all", tei.embed_tokens, tei.TeiEmbedAllRequest),
-    _tei("/embed_sparse", tei.embed_sparse, tei.TeiEmbedSparseRequest),
+    _tei("/embed_sparse", tei.embed_sparse, tei.TeiTextsRequest),
     _tei("/similarity", tei.similarity, tei.TeiSimilarityRequest),
     ApiRoute("POST", "/", tei.default, tei.AnyJsonBody, (tei.tei_error,), TEI_BODIES),
     _tei("/predict", tei.predict, tei.TeiPredictRequest),

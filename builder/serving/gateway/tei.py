@@ -83,20 +83,25 @@ class TeiRequest(TruncationFields):
     model: str | None = None
 
 
-class TeiEmbedRequest(TeiRequest):
+class TeiTextsRequest(TeiRequest):
     inputs: str | Texts
+    prompt_name: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class TeiEmbedRequest(TeiTextsRequest):
     normalize: bool = True
     dimensions: int | None = Field(None, ge=1)
-    prompt_name: str | None = None
 
 
-class TeiEmbedAllRequest(TeiRequest):
+class TeiEmbedAllRequest(TeiTextsRequest):
     """Vectors of tokens are returned unchanged. Clients also send the fields of /embed, with its defaults."""
 
-    inputs: str | Texts
     normalize: bool | None = None
     dimensions: int | None = None
-    prompt_name: str | None = None
 
     def options(self, model: ServedModel) -> dict[str, Any]:
         requested = {
@@ -107,11 +112,6 @@ class TeiEmbedAllRequest(TeiRequest):
         for name in [name for name, value in requested.items() if value not in (None, False)]:
             raise bad_field(name, f"vectors of tokens have no {name}: leave it out")
         return super().options(model)
-
-
-class TeiEmbedSparseRequest(TeiRequest):
-    inputs: str | Texts
-    prompt_name: str | None = None
 
 
 class TeiPredictRequest(TeiRequest):
@@ -148,8 +148,7 @@ async def embed_texts(context: RequestContext) -> list[np.ndarray]:
     """Serve POST /embed: one vector per text."""
     body: TeiEmbedRequest = context.body
     model = await context.model_for("for embeddings", _embeds, body.model)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    vectors = await embed(context, model, texts, prompt_name=body.prompt_name, **body.options(model))
+    vectors = await embed(context, model, body.texts, prompt_name=body.prompt_name, **body.options(model))
     if body.dimensions is not None:
         vectors = truncate_vectors(vectors, body.dimensions)
     return [normalize(vector) if body.normalize else vector for vector in vectors]
@@ -159,8 +158,7 @@ async def embed_tokens(context: RequestContext) -> list[np.ndarray]:
     """Serve POST /embed_all: one vector per token, of a model that does not pool them and so has no prompts."""
     body: TeiEmbedAllRequest = context.body
     model = await context.model_for("for vectors of tokens", is_token_embedder, body.model)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    return await token_vectors(context, model, texts, body.options(model))
+    return await token_vectors(context, model, body.texts, body.options(model))
 
 
 async def token_vectors(
@@ -175,12 +173,11 @@ async def token_vectors(
 
 async def embed_sparse(context: RequestContext) -> list[list[dict[str, Any]]]:
     """Serve POST /embed_sparse: the tokens that matter in each text, with their weights."""
-    body: TeiEmbedSparseRequest = context.body
+    body: TeiTextsRequest = context.body
     model = await context.model_for("for sparse embeddings", is_sparse_embedder, body.model)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = {**body.options(model), **({} if body.prompt_name is None else {"prompt_name": body.prompt_name})}
     model.refuse_unknown_inputs(options)
-    rows = await infer_rows(context, model, [{"text_input": [text]} for text in texts], options)
+    rows = await infer_rows(context, model, [{"text_input": [text]} for text in body.texts], options)
     return [
         [
             {"index": int(index), "value": float(value)}
@@ -234,7 +231,7 @@ async def default(context: RequestContext) -> Any:
     if _embeds(model):
         return await embed_texts(replace(context, body=validate_body(TeiEmbedRequest, fields)))
     if is_sparse_embedder(model):
-        return await embed_sparse(replace(context, body=validate_body(TeiEmbedSparseRequest, fields)))
+        return await embed_sparse(replace(context, body=validate_body(TeiTextsRequest, fields)))
     if is_classifier(model):
         return await predict(replace(context, body=validate_body(TeiPredictRequest, fields)))
     return await rank(replace(context, body=validate_body(TeiRerankRequest, fields)))

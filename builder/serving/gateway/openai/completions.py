@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
@@ -18,13 +19,35 @@ from builder.serving.gateway.generation.pieces import IMPOSSIBLE, Completion, Pi
 from builder.serving.gateway.http_responses import DONE, EventStream, dumps, event
 from builder.serving.gateway.served_model import ServedModel
 
-Prompt = Mapping[str, Any]  # the model's input for it
-
 
 class CompletionRequest(fields.GenerationRequest):
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
+
+
+@dataclass(frozen=True)
+class PreparedCompletion:
+    """A completion that was read and validated: the model's inputs for each prompt. `usage` accumulates."""
+
+    context: RequestContext
+    model: ServedModel
+    body: CompletionRequest
+    prompts: Sequence[Mapping[str, Any]]
+    usage: TokenUsage = field(default_factory=TokenUsage)
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Yield the pieces of all prompts, each with the index of its choice."""
+        async with aclosing(generate_all(self.context, self.model, self.prompts)) as pieces:
+            async for number, piece in pieces:
+                self.usage.add(piece, number)
+                yield number * (self.body.n or 1) + piece.index, piece
+        self.context.record.prompt_tokens = self.usage.prompt
+
+    def head(self) -> dict[str, Any]:
+        """Return the first fields of a response or chunk."""
+        identity, created = f"cmpl-{self.context.record.id}", created_at(self.context)
+        return {"id": identity, "object": "text_completion", "created": created, "model": self.model.name}
 
 
 async def create_completion(context: RequestContext) -> Any:
@@ -37,14 +60,13 @@ async def create_completion(context: RequestContext) -> Any:
     if body.echo:
         if "echo" not in model.inputs:
             raise bad_field("echo", f"{model.name} answers a text, it does not continue it; leave echo out")
-        inputs["echo"] = True
-        inputs |= _prompt_logprobs(model, body)
+        inputs |= {"echo": True, **_prompt_logprobs(model, body)}
     if body.logprobs is not None:
         inputs["logprobs"] = body.logprobs
     if body.stream:
         inputs["stream"] = True
-        return EventStream(_events(context, model, prompts, inputs, body))
-    return await _whole(context, model, prompts, inputs, body.n or 1)
+    completion = PreparedCompletion(context, model, body, [{**inputs, **prompt} for prompt in prompts])
+    return EventStream(_events(completion)) if body.stream else await _whole(completion)
 
 
 def _prompt_input(model: ServedModel, prompt: str | list[int]) -> dict[str, Any]:
@@ -83,68 +105,39 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-async def _whole(
-    context: RequestContext, model: ServedModel, prompts: Sequence[Prompt], inputs: Mapping[str, Any], n: int
-) -> dict[str, Any]:
-    choices: dict[int, Completion] = {}
-    usage = TokenUsage()
-    async with aclosing(_pieces(context, model, prompts, inputs)) as pieces:
-        async for number, piece in pieces:
-            choices.setdefault(number * n + piece.index, Completion()).add(piece)
-            usage.add(piece, number)
-    context.record.prompt_tokens = usage.prompt
-    completed = [
+async def _whole(completion: PreparedCompletion) -> dict[str, Any]:
+    answers: dict[int, Completion] = {}
+    async with aclosing(completion.pieces()) as pieces:
+        async for index, piece in pieces:
+            answers.setdefault(index, Completion()).add(piece)
+    choices = [
         {
             "index": index,
-            "text": choice.text,
-            "logprobs": _logprobs(choice.logprobs) if "logprobs" in inputs else None,
-            "finish_reason": choice.finish_reason,
+            "text": answer.text,
+            "logprobs": None if completion.body.logprobs is None else _logprobs(answer.logprobs),
+            "finish_reason": answer.finish_reason,
         }
-        for index, choice in sorted(choices.items())
+        for index, answer in sorted(answers.items())
     ]
-    return {**_head(context, model), "choices": completed, "usage": usage.body}
+    return {**completion.head(), "choices": choices, "usage": completion.usage.body}
 
 
-async def _events(
-    context: RequestContext,
-    model: ServedModel,
-    prompts: Sequence[Prompt],
-    inputs: Mapping[str, Any],
-    body: CompletionRequest,
-) -> AsyncGenerator[bytes, None]:
-    usage, n, lengths = TokenUsage(), body.n or 1, Counter[int]()  # characters of each choice's tokens so far
-    head = f"data: {dumps(_head(context, model))[:-1]}," + '"choices":[{"index":'
-    async with aclosing(_pieces(context, model, prompts, inputs)) as pieces:
-        async for number, piece in pieces:
-            index = number * n + piece.index
+async def _events(completion: PreparedCompletion) -> AsyncGenerator[bytes, None]:
+    """Yield the chunks. Their common part is serialised once: a stream has a chunk per token."""
+    body, usage, lengths = completion.body, completion.usage, Counter[int]()  # characters of each choice's tokens
+    head = f"data: {dumps(completion.head())[:-1]}," + '"choices":[{"index":'
+    async with aclosing(completion.pieces()) as pieces:
+        async for index, piece in pieces:
             logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs, lengths[index]))
             lengths[index] += sum(len(token["text"]) for token in piece.logprobs or ())
             reason = f'"{piece.finish_reason}"' if piece.finish_reason else "null"
-            usage.add(piece, number)
             yield (
                 f'{head}{index},"text":{dumps(piece.text)},"logprobs":{logprobs},"finish_reason":{reason}}}]'
                 f"{usage_member(body, usage)}}}\n\n"
             ).encode()
-    context.record.prompt_tokens = usage.prompt
     if body.includes_usage:
-        yield event({**_head(context, model), "choices": [], "usage": usage.body})
+        yield event({**completion.head(), "choices": [], "usage": usage.body})
     yield DONE
-
-
-def _pieces(
-    context: RequestContext, model: ServedModel, prompts: Sequence[Prompt], inputs: Mapping[str, Any]
-) -> AsyncGenerator[tuple[int, Piece], None]:
-    """Yield the pieces of all prompts, with the prompt's number; sequence j of prompt i is choice i * n + j."""
-    return generate_all(context, model, [{**inputs, **prompt} for prompt in prompts])
-
-
-def _head(context: RequestContext, model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{context.record.id}",
-        "object": "text_completion",
-        "created": created_at(context),
-        "model": model.name,
-    }
 
 
 def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
@@ -164,12 +157,10 @@ def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
         logprobs.setdefault(token["text"], value(token))  # always includes the token itself
         return logprobs
 
-    begins = [
-        token["logprob"] is None and not token["top"] for token in tokens
-    ]  # a prompt's first token: nothing precedes it
+    firsts = [token["logprob"] is None and not token["top"] for token in tokens]  # a prompt's first token has none
     return {
         "tokens": [token["text"] for token in tokens],
-        "token_logprobs": [None if first else value(token) for first, token in zip(begins, tokens, strict=True)],
-        "top_logprobs": [None if first else alternatives(token) for first, token in zip(begins, tokens, strict=True)],
+        "token_logprobs": [None if first else value(token) for first, token in zip(firsts, tokens, strict=True)],
+        "top_logprobs": [None if first else alternatives(token) for first, token in zip(firsts, tokens, strict=True)],
         "text_offset": offsets,
     }
