@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.openai.embeddings import MAX_TEXTS, as_base64, embed, normalize, truncate_vectors
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.validation import StrictBody
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
@@ -27,23 +28,17 @@ PROMPTS: Mapping[str, tuple[str, ...]] = {  # prompt names of sentence-transform
 SIDES = {"START": "left", "END": "right"}
 
 
-class CohereTextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class CohereTextPart(StrictBody):
     type: Literal["text"]
     text: str
 
 
-class CohereInput(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class CohereInput(StrictBody):
     content: Annotated[list[CohereTextPart], Field(min_length=1)]
 
 
-class CohereEmbedRequest(BaseModel):
+class CohereEmbedRequest(StrictBody):
     """Body of either version. Models here read texts, and truncate them at their own limit."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     texts: Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)] | None = None

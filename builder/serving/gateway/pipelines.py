@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.classification import ALL_LABELS
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.openai.embeddings import normalize, truncate_vectors
 from builder.serving.gateway.rows import TOKENS, as_values
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.validation import StrictBody
 
 VECTORS = ("feature-extraction", "sentence-similarity")  # one model serves both
 RENAMED: Mapping[str, str] = {  # transformers' and TGI's name -> the model's input
@@ -31,10 +32,8 @@ TEXTS = {"translation": "translation_text", "summarization": "summary_text"}
 IN_JSON = {"token-classification": "entities", "fill-mask": "predictions"}  # outputs that are one JSON document
 
 
-class VectorOptions(BaseModel):
+class VectorOptions(StrictBody):
     """Parameters of vectors that the gateway applies itself."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     normalize: bool = False
     dimensions: int | None = Field(None, ge=1)

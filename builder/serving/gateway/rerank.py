@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.validation import StrictBody
 
 MAX_DOCUMENTS = 10_000
 AT_ONCE = 64  # documents per request to the model, so that other requests get a turn
 
 
-class RerankRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class RerankRequest(StrictBody):
     model: str | None = None
     query: str
     documents: Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=MAX_DOCUMENTS)]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.openai.embeddings import embed, normalize
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.validation import StrictBody
 
 MAX_SENTENCES = 4096
 
 
-class Sentences(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class Sentences(StrictBody):
     source_sentence: str
     sentences: Annotated[list[str], Field(min_length=1, max_length=MAX_SENTENCES)]
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from contextlib import aclosing
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.endpoint import validate_body
@@ -27,18 +27,17 @@ from builder.serving.gateway.pipelines import (
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.similarity import Sentences, similarities
+from builder.serving.gateway.validation import ExtensibleBody
 
 UNSUPPORTED_INPUTS = ("stream", "n", "logprobs")  # a single answer of text has no place for these
 
 
-class TaskRequest(BaseModel):
+class TaskRequest(ExtensibleBody):
     """Parameters may also be next to `inputs`, where feature-extraction's clients send them."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     inputs: str | dict[str, Any] | Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=4096)]
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field({})
 
 
 async def run(context: RequestContext) -> Any:

@@ -26,6 +26,7 @@ from builder.serving.gateway.openai.embeddings import embed, normalize, truncate
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.similarity import Sentences, similarities
+from builder.serving.gateway.validation import StrictBody
 
 KINDS: Mapping[int, str] = {
     400: "Validation",
@@ -62,10 +63,8 @@ def tei_errors() -> Iterator[None]:
         raise TeiError(error) from error
 
 
-class TruncationFields(BaseModel):
+class TruncationFields(StrictBody):
     """Fields for texts that are too long. The model decides which side is cut."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     truncate: bool | None = None
     truncation_direction: Literal["Left", "left", "Right", "right"] | None = None
@@ -130,9 +129,7 @@ class SimilarityParameters(TruncationFields):
     prompt_name: str | None = None
 
 
-class TeiSimilarityRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TeiSimilarityRequest(StrictBody):
     model: str | None = None
     inputs: Sentences
     parameters: SimilarityParameters | None = None

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.endpoint import validate_body
@@ -21,24 +21,21 @@ from builder.serving.gateway.http_responses import dumps, loads
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tei import tei_errors
+from builder.serving.gateway.validation import StrictBody
 
 TOKENIZE = "tokenize"
 Ids = Annotated[list[int], Field(min_length=1)]
 
 
-class TeiTokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class TeiTokenizeRequest(StrictBody):
     model: str | None = None
     inputs: str | Annotated[list[str], Field(min_length=1, max_length=4096)]
     add_special_tokens: bool = True
     prompt_name: str | None = None
 
 
-class TokenizeRequest(ChatTemplateFields):
+class TokenizeRequest(ChatTemplateFields, StrictBody):
     """vLLM's body. A chat is rendered with the checkpoint's template, as for an answer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | None = None
@@ -48,20 +45,16 @@ class TokenizeRequest(ChatTemplateFields):
     return_token_strs: bool | None = None
 
 
-class TeiDecodeRequest(BaseModel):
+class TeiDecodeRequest(StrictBody):
     """TEI's body."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=4096)]
     skip_special_tokens: bool = True
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(StrictBody):
     """vLLM's body."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     tokens: Ids

@@ -1,13 +1,25 @@
-"""Converts pydantic's errors to one sentence that tells a client which field of its JSON is wrong. Knows no route."""
+"""Bases of request bodies, and pydantic's errors as one sentence that names the wrong field. Knows no route."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 PREFIX = "Input should be "
+
+
+class StrictBody(BaseModel):
+    """JSON object that refuses unknown fields and converts no values."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ExtensibleBody(BaseModel):
+    """JSON object that keeps unknown fields and converts no values."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
 
 def first_fault(error: ValidationError, body: dict[str, Any]) -> tuple[str, str]:

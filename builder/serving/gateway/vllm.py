@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway import rerank
 from builder.serving.gateway.classification import is_classifier, label_scores, raw_scores
@@ -19,15 +19,14 @@ from builder.serving.gateway.openai.embeddings import as_base64, embed, normaliz
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tei import is_token_embedder, token_vectors
+from builder.serving.gateway.validation import StrictBody
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 Texts = str | Annotated[list[str], Field(min_length=1, max_length=rerank.MAX_DOCUMENTS)]
 
 
-class PoolingFields(BaseModel):
+class PoolingFields(StrictBody):
     """Fields of every route."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     user: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.anthropic.blocks import as_messages, system_text
 from builder.serving.gateway.endpoint import validate_body
@@ -14,16 +14,15 @@ from builder.serving.gateway.generation.chat import ChatCompletionRequest
 from builder.serving.gateway.generation.messages import MAX_MESSAGES
 from builder.serving.gateway.generation.reasoning import reasoning_marks
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.validation import ExtensibleBody
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SWITCHED_ON = "medium"  # reasoning effort of a request that turns thinking on without stating an effort
 HARMLESS = ("cache_control",)  # every prompt's prefix is cached anyway
 
 
-class CountTokensRequest(BaseModel):
+class CountTokensRequest(ExtensibleBody):
     """Fields of a token count. Extra ones are options of the model, such as repetition_penalty; others are refused."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)

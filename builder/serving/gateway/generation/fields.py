@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.generation.guide import GUIDE_FIELDS, guide_inputs
 from builder.serving.gateway.generation.pieces import TokenUsage
 from builder.serving.gateway.http_responses import dumps
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.validation import ExtensibleBody, StrictBody
 
 INPUT_NAMES: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "max_tokens": "max_tokens",
@@ -63,17 +64,13 @@ RESERVED_INPUTS = {  # inputs that no field sets under its own name
 }
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class StreamOptions(StrictBody):
     include_usage: bool = False
     continuous_usage_stats: bool = False  # vLLM's: usage with every chunk
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(ExtensibleBody):
     """Fields that chats and completions share; `option_inputs` checks the extra ones one by one."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     stream: bool | None = None

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.http_responses import dumps, loads
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.validation import ExtensibleBody
 
 MAX_MESSAGES = 4096
 
 
-class Message(BaseModel):
+class Message(ExtensibleBody):
     """One message. Extra keys, such as name or reasoning_content, go to the template unchanged."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     role: str
     content: str | list[dict[str, Any]] | None = None

@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from builder.checkpoints.tool_calls import PARSERS, Part, ToolCall
 from builder.checkpoints.tool_calls.members import member_texts
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.validation import ExtensibleBody
 
 OPEN_KEYWORDS = (
     "additionalProperties",
@@ -38,16 +39,12 @@ VALUE_KEYWORDS = ("const", "enum", "default", "examples")  # keywords whose valu
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # meaning of absent `parameters`
 
 
-class Function(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class Function(ExtensibleBody):
     name: str
     parameters: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class Tool(ExtensibleBody):
     type: str
     function: Function
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)

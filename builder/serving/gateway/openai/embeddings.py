@@ -6,20 +6,19 @@ import base64
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.token_ids import Vocabulary
+from builder.serving.gateway.validation import StrictBody
 
 MAX_TEXTS = 2048  # OpenAI's own limit
 
 
-class EmbeddingRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class EmbeddingRequest(StrictBody):
     model: str | None = None
     input: str | Annotated[list[Any], Field(min_length=1, max_length=MAX_TEXTS)]
     encoding_format: Literal["float", "base64"] = "float"

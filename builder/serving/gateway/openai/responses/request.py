@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.serving.gateway.endpoint import validate_body
 from builder.serving.gateway.errors import ApiError, bad_field
 from builder.serving.gateway.generation.chat import ChatCompletionRequest
 from builder.serving.gateway.generation.messages import MAX_MESSAGES
 from builder.serving.gateway.openai.responses.items import as_messages
+from builder.serving.gateway.validation import ExtensibleBody
 
 CHAT_NAMES = {  # field of a chat -> field of this route
     "messages": "input",
@@ -34,10 +35,8 @@ REFUSED = {  # field -> reason
 HARMLESS_INCLUDES = {"reasoning.encrypted_content"}  # reasoning is answered and accepted as text
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(ExtensibleBody):
     """Body of the route. Extra fields are those of a chat, such as top_k; others are refused by name."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
     input: str | list[dict[str, Any]]
