@@ -13,9 +13,10 @@ from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.openai.embeddings import MAX_TEXTS, as_base64, embed, normalize, truncate_vectors
+from builder.serving.gateway.openai.embeddings import MAX_TEXTS
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.validation import StrictBody
+from builder.serving.gateway.vectors import as_base64, embed, normalize, resize
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
@@ -84,9 +85,7 @@ async def _vectors(context: RequestContext, body: CohereEmbedRequest) -> tuple[l
     texts = body.all_texts()
     model = await context.model_for("for embeddings", lambda model: model.is_embedder, body.model)
     vectors = await embed(context, model, texts, **body.options(model))
-    if body.output_dimension is not None:
-        vectors = [normalize(vector) for vector in truncate_vectors(vectors, body.output_dimension, "output_dimension")]
-    return texts, vectors
+    return texts, resize(vectors, body.output_dimension, "output_dimension")
 
 
 def _by_type(

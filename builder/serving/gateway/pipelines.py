@@ -14,10 +14,10 @@ from pydantic import Field
 
 from builder.serving.gateway.classification import ALL_LABELS
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.openai.embeddings import normalize, truncate_vectors
 from builder.serving.gateway.rows import TOKENS, as_values
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.validation import StrictBody
+from builder.serving.gateway.vectors import resize
 
 VECTORS = ("feature-extraction", "sentence-similarity")  # one model serves both
 RENAMED: Mapping[str, str] = {  # transformers' and TGI's name -> the model's input
@@ -48,9 +48,7 @@ class VectorOptions(StrictBody):
             for name in ("normalize", "dimensions"):
                 if getattr(self, name):
                     raise bad_field(name, f"vectors of tokens are returned unchanged; leave {name} out")
-        if self.dimensions is not None:
-            vectors = truncate_vectors(vectors, self.dimensions)
-        return [normalize(vector) for vector in vectors] if self.normalize else vectors
+        return resize(vectors, self.dimensions, normalized=self.normalize)
 
 
 def can_run(model: ServedModel, task: str) -> bool:

@@ -26,8 +26,8 @@ from builder.serving.gateway.pipelines import (
 )
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
-from builder.serving.gateway.similarity import Sentences, similarities
 from builder.serving.gateway.validation import ExtensibleBody
+from builder.serving.gateway.vectors import Sentences, similarities
 
 UNSUPPORTED_INPUTS = ("stream", "n", "logprobs")  # a single answer of text has no place for these
 

@@ -22,11 +22,10 @@ from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.endpoint import validate_body
 from builder.serving.gateway.errors import ApiError, bad_field
 from builder.serving.gateway.model_registry import select_model
-from builder.serving.gateway.openai.embeddings import embed, normalize, truncate_vectors
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
-from builder.serving.gateway.similarity import Sentences, similarities
 from builder.serving.gateway.validation import StrictBody
+from builder.serving.gateway.vectors import Sentences, embed, resize, similarities
 
 KINDS: Mapping[int, str] = {
     400: "Validation",
@@ -146,9 +145,7 @@ async def embed_texts(context: RequestContext) -> list[np.ndarray]:
     body: TeiEmbedRequest = context.body
     model = await context.model_for("for embeddings", _embeds, body.model)
     vectors = await embed(context, model, body.texts, prompt_name=body.prompt_name, **body.options(model))
-    if body.dimensions is not None:
-        vectors = truncate_vectors(vectors, body.dimensions)
-    return [normalize(vector) if body.normalize else vector for vector in vectors]
+    return resize(vectors, body.dimensions, normalized=body.normalize)
 
 
 async def embed_tokens(context: RequestContext) -> list[np.ndarray]:

@@ -15,11 +15,11 @@ from builder.serving.gateway.classification import is_classifier, label_scores, 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.generation.generate import created_at
-from builder.serving.gateway.openai.embeddings import as_base64, embed, normalize, truncate_vectors
 from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tei import is_token_embedder, token_vectors
 from builder.serving.gateway.validation import StrictBody
+from builder.serving.gateway.vectors import as_base64, embed, normalize, resize
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 Texts = str | Annotated[list[str], Field(min_length=1, max_length=rerank.MAX_DOCUMENTS)]
@@ -147,9 +147,7 @@ async def _arrays(context: RequestContext, model: ServedModel, body: PoolingRequ
     texts = _texts(body)
     if model.is_embedder:
         vectors = await embed(context, model, texts, **body.vector_options(model))
-        return (
-            vectors if body.dimensions is None else [normalize(v) for v in truncate_vectors(vectors, body.dimensions)]
-        )
+        return resize(vectors, body.dimensions)
     if is_token_embedder(model):
         return await token_vectors(context, model, texts, body.vector_options(model))
     answers = await label_scores(context, model, texts, body.score_options(model))
