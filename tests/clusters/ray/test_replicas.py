@@ -210,7 +210,7 @@ def test_proxy_does_not_retry_for_a_disconnected_client() -> None:
             assert (await receive())["type"] == "http.disconnect"
 
     app = Left()
-    asyncio.run(ask(RetryMiddleware(app), "/v1/completions", {}, leave_after=0))
+    asyncio.run(ask(RetryMiddleware(app), "/v1/completions", {}, disconnect_after=0))
     assert len(app.bodies) == 1
 
 

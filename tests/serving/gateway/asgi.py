@@ -41,10 +41,10 @@ async def ask(
     *,
     headers: dict[str, str] | None = None,
     method: str | None = None,
-    leave_after: int | None = None,
+    disconnect_after: int | None = None,
 ) -> Answer:
-    """Send `body`, JSON unless it is bytes, and read the answer; disconnect after `leave_after` pieces (0: at once)."""
-    stated = {"content-type": "application/json", **(headers or {})}
+    """Send `body`, JSON unless bytes, and read the answer; disconnect after `disconnect_after` pieces (0: at once)."""
+    all_headers = {"content-type": "application/json", **(headers or {})}
     scope = {
         "type": "http",
         "method": method or ("GET" if body is None else "POST"),
@@ -52,19 +52,19 @@ async def ask(
         "root_path": "",
         "query_string": b"",
         "client": ("127.0.0.1", 1),
-        "headers": [(name.encode(), value.encode()) for name, value in stated.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in all_headers.items()],
     }
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    answer, sent, left = Answer(), False, asyncio.Event()
-    if leave_after == 0:
-        left.set()
+    answer, sent, disconnected = Answer(), False, asyncio.Event()
+    if disconnect_after == 0:
+        disconnected.set()
 
     async def receive() -> Message:
         nonlocal sent
         if not sent:
             sent = True
             return {"type": "http.request", "body": raw, "more_body": False}
-        await left.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -73,8 +73,8 @@ async def ask(
             answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         elif message["body"]:
             answer.pieces.append(message["body"])
-            if leave_after is not None and len(answer.pieces) >= leave_after:
-                left.set()
+            if disconnect_after is not None and len(answer.pieces) >= disconnect_after:
+                disconnected.set()
 
     await app(scope, receive, send)
     return answer

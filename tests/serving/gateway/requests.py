@@ -20,5 +20,5 @@ def gateway(triton: FakeTriton | None = None, log: TextIO | None = None, **setti
     return make_app(GatewaySettings(**settings), triton, log, models=Catalogue(triton))
 
 
-def asked(path: str, body: Any = None, app: AccessLog | None = None, **options: Any) -> Answer:
+def fetch(path: str, body: Any = None, app: AccessLog | None = None, **options: Any) -> Answer:
     return asyncio.run(ask(app or gateway(), path, body, **options))

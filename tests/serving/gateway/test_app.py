@@ -14,7 +14,7 @@ import pytest
 from builder.serving.gateway.triton import stream_error
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_triton import FakeTriton
-from tests.serving.gateway.requests import CHAT, asked, gateway
+from tests.serving.gateway.requests import CHAT, fetch, gateway
 
 
 def test_gateway_process_imports_no_torch() -> None:
@@ -26,14 +26,14 @@ def test_gateway_process_imports_no_torch() -> None:
 
 
 def test_models_lists_models_with_a_task() -> None:
-    models = asked("/v1/models").json["data"]
+    models = fetch("/v1/models").json["data"]
     names = ["embeds", "features", "guided", "ranks", "sparse", "thinks", "topics", "writes"]
     assert [model["id"] for model in models] == names
-    shown = asked("/v1/models/writes").json
+    shown = fetch("/v1/models/writes").json
     assert (shown["task"], shown["max_model_len"], shown["chat"]) == ("text-generation", 64, True)
     assert shown["report"] is None
-    assert asked("/v1/models/embeds").json["report"]["speed_up"] == 3.12
-    missing = asked("/v1/models/other")
+    assert fetch("/v1/models/embeds").json["report"]["speed_up"] == 3.12
+    missing = fetch("/v1/models/other")
     assert missing.status == 404
     assert (
         "available models: embeds, features, guided, ranks, sparse, thinks, topics, writes" in missing.error["message"]
@@ -55,17 +55,17 @@ def test_models_lists_models_with_a_task() -> None:
 )
 def test_gateway_refuses_malformed_bodies(body: bytes, status: int) -> None:
     limit = 1000 if status == 413 else 1 << 20
-    assert asked("/v1/embeddings", body, gateway(max_body=limit)).status == status
+    assert fetch("/v1/embeddings", body, gateway(max_body=limit)).status == status
 
 
 def test_gateway_refuses_other_paths_methods_and_media_types() -> None:
-    assert asked("/v1/other").status == 404
-    assert asked("/v1/embeddings").status == 405
-    assert asked("/v1/embeddings", {}, headers={"content-type": "text/plain"}).status == 415
+    assert fetch("/v1/other").status == 404
+    assert fetch("/v1/embeddings").status == 405
+    assert fetch("/v1/embeddings", {}, headers={"content-type": "text/plain"}).status == 415
 
 
 def test_openapi_describes_every_route() -> None:
-    document = asked("/openapi.json").json
+    document = fetch("/openapi.json").json
     paths = document["paths"]
     assert {"/v1/chat/completions", "/v1/tasks/{task}", "/rerank", "/openapi.json"} <= set(paths)
     assert "/embed_sparse" in paths
@@ -81,12 +81,12 @@ def test_openapi_describes_every_route() -> None:
     assert references == set(document["components"]["schemas"])
 
 
-@pytest.mark.parametrize(("stream", "leave_after"), [(True, 1), (True, 0), (False, 0)])
-def test_gateway_ends_request_when_client_disconnects(stream: bool, leave_after: int) -> None:
+@pytest.mark.parametrize(("stream", "disconnect_after"), [(True, 1), (True, 0), (False, 0)])
+def test_gateway_ends_request_when_client_disconnects(stream: bool, disconnect_after: int) -> None:
     triton = FakeTriton(step_s=0.001)
     log = io.StringIO()
     body = {**CHAT, "max_tokens": 64, "stream": stream}
-    asked("/v1/chat/completions", body, gateway(triton, log), leave_after=leave_after)
+    fetch("/v1/chat/completions", body, gateway(triton, log), disconnect_after=disconnect_after)
     assert triton.running == 0
     assert json.loads(log.getvalue())["status"] == 499
 
@@ -97,7 +97,7 @@ def test_disconnect_during_model_lookup_keeps_other_requests() -> None:
     app = gateway(triton)
 
     async def both() -> tuple[Answer, Answer]:
-        first = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT, leave_after=0))
+        first = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT, disconnect_after=0))
         second = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT))
         return await asyncio.gather(first, second)
 
@@ -107,11 +107,11 @@ def test_disconnect_during_model_lookup_keeps_other_requests() -> None:
 def test_request_timeout_ends_the_answer() -> None:
     triton, body = FakeTriton(), {**CHAT, "max_tokens": 64}
     triton.may_answer = asyncio.Event()  # but for the first token
-    whole = asked("/v1/chat/completions", body, gateway(triton, timeout_s=0.1))
+    whole = fetch("/v1/chat/completions", body, gateway(triton, timeout_s=0.1))
     assert (whole.status, whole.error["code"]) == (504, "timeout")
     assert triton.running == 0
     triton.may_answer = asyncio.Event()
-    streamed = asked("/v1/chat/completions", {**body, "stream": True}, gateway(triton, timeout_s=2))
+    streamed = fetch("/v1/chat/completions", {**body, "stream": True}, gateway(triton, timeout_s=2))
     assert streamed.status == 200, "its first token came before"
     assert streamed.events[-1]["error"]["code"] == "timeout"
     assert triton.running == 0
@@ -140,25 +140,25 @@ def test_draining_gateway_refuses_new_and_finishes_running() -> None:
 
 def test_health_ready_follows_triton() -> None:
     triton = FakeTriton()
-    assert asked("/health/ready", app=gateway(triton)).status == 200
+    assert fetch("/health/ready", app=gateway(triton)).status == 200
     triton.up = False
-    assert asked("/health/ready", app=gateway(triton)).status == 503
+    assert fetch("/health/ready", app=gateway(triton)).status == 503
 
 
 def test_traceparent_is_forwarded_when_enabled() -> None:
     headers = {"traceparent": "00-1-2-01"}
     for forwards, expected in ((True, (("traceparent", "00-1-2-01"),)), (False, ())):
         triton = FakeTriton()
-        asked("/v1/chat/completions", CHAT, gateway(triton, forward_traces=forwards), headers=headers)
+        fetch("/v1/chat/completions", CHAT, gateway(triton, forward_traces=forwards), headers=headers)
         assert tuple(triton.metadata[0]) == expected
 
 
 def test_cors_allows_configured_origins() -> None:
     origin = {"origin": "https://a.example", "access-control-request-method": "POST"}
     headers = {**origin, "access-control-request-headers": "content-type"}
-    allowed = asked("/v1/embeddings", headers=headers, method="OPTIONS", app=gateway(cors=("https://a.example",)))
+    allowed = fetch("/v1/embeddings", headers=headers, method="OPTIONS", app=gateway(cors=("https://a.example",)))
     assert allowed.headers["access-control-allow-origin"] == "https://a.example"
-    assert "access-control-allow-origin" not in asked("/v1/embeddings", headers=headers, method="OPTIONS").headers
+    assert "access-control-allow-origin" not in fetch("/v1/embeddings", headers=headers, method="OPTIONS").headers
 
 
 @pytest.mark.parametrize(

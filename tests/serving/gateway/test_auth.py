@@ -12,7 +12,7 @@ from builder.serving.gateway.auth import RateLimiter, read_keys
 from builder.serving.gateway.errors import ApiError
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_triton import FakeTriton
-from tests.serving.gateway.requests import CHAT, asked, gateway
+from tests.serving.gateway.requests import CHAT, fetch, gateway
 
 
 def test_encoder_requests_beyond_the_limit_are_refused() -> None:
@@ -23,7 +23,7 @@ def test_encoder_requests_beyond_the_limit_are_refused() -> None:
     async def several() -> list[Answer]:
         embeds = [asyncio.ensure_future(ask(app, "/v1/embeddings", body)) for _ in range(3)]
         others = [ask(app, "/v1/chat/completions", CHAT), ask(app, "/predict", {"inputs": "a"})]
-        left = ask(app, "/v1/embeddings", body, leave_after=0)
+        left = ask(app, "/v1/embeddings", body, disconnect_after=0)
         rest = asyncio.gather(*embeds[:2], *others, left)
         refused = await embeds[2]
         may_answer.set()
@@ -32,11 +32,11 @@ def test_encoder_requests_beyond_the_limit_are_refused() -> None:
     refused, first, second, chat, other, _ = asyncio.run(several())
     assert [first.status, second.status, chat.status, other.status] == [200] * 4
     assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (429, "queue_full", "1")
-    assert asked("/v1/embeddings", body, app).status == 200, "those that are over count no more"
+    assert fetch("/v1/embeddings", body, app).status == 200, "those that are over count no more"
 
 
 def test_full_queue_sets_retry_after() -> None:
-    refused = asked("/v1/chat/completions", {**CHAT, "stream": True}, gateway(FakeTriton(slots=0)))
+    refused = fetch("/v1/chat/completions", {**CHAT, "stream": True}, gateway(FakeTriton(slots=0)))
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")
     assert refused.error["code"] == "queue_full"
 
@@ -44,19 +44,19 @@ def test_full_queue_sets_retry_after() -> None:
 def test_keys_and_request_limits() -> None:
     keys = (("ann", "sk-1"), ("bob", "sk-2"))
     app = gateway(keys=keys, requests_per_minute=2)
-    assert asked("/v1/models", app=app).status == 401
-    assert asked("/v1/models", app=app, headers={"authorization": "Basic sk-1"}).status == 401
-    assert asked("/health", app=app).status == 200
+    assert fetch("/v1/models", app=app).status == 401
+    assert fetch("/v1/models", app=app, headers={"authorization": "Basic sk-1"}).status == 401
+    assert fetch("/health", app=app).status == 200
     ann, bob = ({"authorization": f"Bearer {secret}"} for _, secret in keys)
-    assert [asked("/v1/models", app=app, headers=ann).status for _ in range(3)] == [200, 200, 429]
-    assert asked("/v1/models", app=app, headers=bob).status == 200
+    assert [fetch("/v1/models", app=app, headers=ann).status for _ in range(3)] == [200, 200, 429]
+    assert fetch("/v1/models", app=app, headers=bob).status == 200
 
 
 def test_token_limit_counts_after_the_answer() -> None:
     app = gateway(tokens_per_minute=5)
     body = {"model": "embeds", "input": "x" * 20}
-    assert asked("/v1/embeddings", body, app).status == 200
-    refused = asked("/v1/embeddings", body, app)
+    assert fetch("/v1/embeddings", body, app).status == 200
+    refused = fetch("/v1/embeddings", body, app)
     assert refused.status == 429
     assert int(refused.headers["retry-after"]) > 60
 

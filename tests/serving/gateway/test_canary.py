@@ -84,13 +84,13 @@ def gateway(triton: FakeTriton, **settings: Any) -> AccessLog:
     return make_app(GatewaySettings(**{"admin_key": "secret", **settings}), triton, None, models=Catalogue(triton))
 
 
-def asked(app: AccessLog, path: str, body: Any = None, **options: Any) -> Answer:
+def fetch(app: AccessLog, path: str, body: Any = None, **options: Any) -> Answer:
     return asyncio.run(ask(app, path, body, **options))
 
 
 def ordered(app: AccessLog, share: float, model: str = "embeds", **options: Any) -> Answer:
     body = {"model": model, "candidate": f"{model}-candidate", "versions": [1, 2], "share": share}
-    return asked(app, "/admin/canary", body, **{"headers": SECRET, **options})
+    return fetch(app, "/admin/canary", body, **{"headers": SECRET, **options})
 
 
 def test_canary_share_is_stable_per_request_id() -> None:
@@ -100,7 +100,7 @@ def test_canary_share_is_stable_per_request_id() -> None:
     ids = [f"request-{number}" for number in range(200)]
     for _ in range(2):
         for one in ids:
-            assert asked(app, "/v1/embeddings", EMBED, headers={"x-request-id": one}).json["model"] == "embeds"
+            assert fetch(app, "/v1/embeddings", EMBED, headers={"x-request-id": one}).json["model"] == "embeds"
     assert triton.names[:200] == triton.names[200:]
     share = triton.names.count("embeds-candidate") / len(triton.names)
     assert 0.15 < share < 0.35
@@ -109,11 +109,11 @@ def test_canary_share_is_stable_per_request_id() -> None:
     assert figures["running"]["answers"] == triton.names.count("embeds")
     assert (figures["running"]["version"], figures["candidate"]["version"]) == (1, 2)
     assert figures["candidate"]["first_ms"]["p50"] > 0
-    metrics = b"".join(asked(app, "/metrics").pieces).decode()
+    metrics = b"".join(fetch(app, "/metrics").pieces).decode()
     assert 'build_repo_gateway_canary_seconds_count{model_name="embeds",version="2"}' in metrics
     triton.names.clear()
     for one in ids:
-        asked(app, "/v1/embeddings", EMBED, headers={"x-request-id": one})
+        fetch(app, "/v1/embeddings", EMBED, headers={"x-request-id": one})
     assert set(triton.names) == {"embeds"}, "it is over"
 
 
@@ -122,8 +122,8 @@ def test_canary_falls_back_to_the_running_version(status: int) -> None:
     app = gateway(WithCandidates(fails_after=0, status=status))
     ordered(app, 1.0)
     ordered(app, 1.0, "writes")
-    assert asked(app, "/v1/embeddings", EMBED).status == 200
-    answer = asked(app, "/v1/chat/completions", {**CHAT, "stream": True})
+    assert fetch(app, "/v1/embeddings", EMBED).status == 200
+    answer = fetch(app, "/v1/chat/completions", {**CHAT, "stream": True})
     assert answer.status == 200
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in answer.events[:-1]) == "0 1 2 "
     for model in ("embeds", "writes"):
@@ -136,7 +136,7 @@ def test_canary_falls_back_to_the_running_version(status: int) -> None:
 def test_canary_ignores_bad_requests() -> None:
     app = gateway(WithCandidates())
     ordered(app, 1.0)
-    assert asked(app, "/v1/embeddings", {**EMBED, "input": " "}).status == 400
+    assert fetch(app, "/v1/embeddings", {**EMBED, "input": " "}).status == 400
     figures = ordered(app, 0.0).json
     assert [figures[side][count] for side in figures for count in ("answers", "failures")] == [0, 0, 0, 0]
 
@@ -145,7 +145,7 @@ def test_canary_counts_a_stream_that_breaks_off() -> None:
     triton = WithCandidates(fails_after=1)
     app = gateway(triton)
     ordered(app, 1.0, "writes")
-    answer = asked(app, "/v1/chat/completions", {**CHAT, "stream": True})
+    answer = fetch(app, "/v1/chat/completions", {**CHAT, "stream": True})
     assert answer.events[-1]["error"]["message"] == "the candidate has no memory"
     figures = ordered(app, 0.0, "writes").json
     assert (figures["candidate"]["answers"], figures["candidate"]["failures"]) == (1, 1)
@@ -170,22 +170,22 @@ def test_admin_api_needs_its_own_key() -> None:
     assert ordered(app, 0.1, headers={}).status == 401
     assert ordered(app, 0.1, headers={"authorization": "Bearer sk-1"}).status == 401, "a client is not who gives orders"
     assert ordered(app, 0.1).status == 200
-    assert asked(app, "/v1/models", headers=SECRET).status == 401, "nor the other way round"
+    assert fetch(app, "/v1/models", headers=SECRET).status == 401, "nor the other way round"
 
 
 def test_canary_needs_a_candidate_that_clients_cannot_name() -> None:
     app = gateway(WithCandidates())
     body = {"model": "embeds", "candidate": "writes-candidate", "versions": [1, 2], "share": 0.5}
-    refused = asked(app, "/admin/canary", body, headers=SECRET)
+    refused = fetch(app, "/admin/canary", body, headers=SECRET)
     assert (refused.status, refused.error["message"]) == (
         404,
         "writes-candidate is not a candidate to replace embeds",
     )
     assert ordered(app, 0.1, "absent").status == 404
     assert ordered(app, 1.5).status == 400
-    models = [model["id"] for model in asked(app, "/v1/models").json["data"]]
+    models = [model["id"] for model in fetch(app, "/v1/models").json["data"]]
     assert models == sorted(MODELS)
-    assert asked(app, "/embed", {"inputs": "Hello"}).status == 200, "the only model for vectors is still the only one"
+    assert fetch(app, "/embed", {"inputs": "Hello"}).status == 200, "the only model for vectors is still the only one"
 
 
 TOO_FEW = "10 requests came to it in 0 s, and 50 are needed to judge by: watch longer (--watch), or with a larger share"

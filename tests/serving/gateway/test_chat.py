@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.serving.gateway.fake_triton import FakeTriton
-from tests.serving.gateway.requests import CHAT, asked, gateway
+from tests.serving.gateway.requests import CHAT, fetch, gateway
 
 
 def test_chat_whole_and_streamed_agree() -> None:
-    whole = asked("/v1/chat/completions", {**CHAT, "n": 2}).json
+    whole = fetch("/v1/chat/completions", {**CHAT, "n": 2}).json
     assert [choice["message"]["content"] for choice in whole["choices"]] == ["0 1 2 "] * 2
     assert whole["usage"]["completion_tokens"] == 6
-    streamed = asked("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": {"include_usage": True}})
+    streamed = fetch("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": {"include_usage": True}})
     assert streamed.headers["content-type"].startswith("text/event-stream")
     *chunks, usage, done = streamed.events
     assert done == "[DONE]"
@@ -48,19 +48,19 @@ def test_chat_whole_and_streamed_agree() -> None:
 def test_continuous_usage_stats_count_in_every_chunk(path: str, body: dict[str, Any]) -> None:
     """Serve vLLM's continuous_usage_stats, which guidellm asks for."""
     body = {**body, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    *chunks, usage, _done = asked(path, body).events
+    *chunks, usage, _done = fetch(path, body).events
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks][-1] == usage["usage"]["completion_tokens"] == 3
     assert chunks[0]["usage"]["completion_tokens"] == 1
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {usage["usage"]["prompt_tokens"]} != {0}
     older = {"model": "writes", "prompt": "a", "stream": True, "stream_options": body["stream_options"]}
-    assert asked("/v1/completions", older).error["param"] == "stream_options"
+    assert fetch("/v1/completions", older).error["param"] == "stream_options"
 
 
 def test_sampling_options_become_model_inputs() -> None:
     triton = FakeTriton()
     options = {"seed": 5, "stop": "x", "logit_bias": {"42": -5}, "top_k": 3, "max_completion_tokens": 2, "user": "me"}
     body = {"model": "writes", "messages": CHAT["messages"], **options}
-    assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+    assert fetch("/v1/chat/completions", body, gateway(triton)).status == 200
     (inputs,) = triton.requests
     assert inputs["random_seed"] == [5]
     assert inputs["stop_words"] == ["x"]
@@ -75,28 +75,28 @@ def test_chat_template_options_reach_the_model() -> None:
     says = {"chat_template_kwargs": {"enable_thinking": False}, "continue_final_message": True}
     for path, more in (("/v1/chat/completions", {"reasoning_effort": "low"}), ("/tokenize", {})):
         body = {"model": "guided", "messages": messages, "add_generation_prompt": False, **says, **more}
-        assert asked(path, body, gateway(triton)).status == 200
+        assert fetch(path, body, gateway(triton)).status == 200
         sent = triton.requests[-1]
         assert json.loads(sent["chat_template_kwargs"][0]) == {"enable_thinking": False}
         assert sent["continue_final_message"] == [True]
         assert "add_generation_prompt" not in sent
         for wrong in ({"add_generation_prompt": True}, {"continue_final_message": False}):
-            assert asked(path, {**body, **wrong}).error["param"] == "add_generation_prompt"
-        older = asked("/v1/chat/completions", {**CHAT, **says})
+            assert fetch(path, {**body, **wrong}).error["param"] == "add_generation_prompt"
+        older = fetch("/v1/chat/completions", {**CHAT, **says})
         assert (older.status, older.error["param"]) == (400, "chat_template_kwargs")
     assert triton.requests[0]["reasoning_effort"] == ["low"]
 
 
 def test_logprobs_have_openai_shape() -> None:
     body = {**CHAT, "max_tokens": 1, "logprobs": True, "top_logprobs": 1}
-    (token,) = asked("/v1/chat/completions", body).json["choices"][0]["logprobs"]["content"]
+    (token,) = fetch("/v1/chat/completions", body).json["choices"][0]["logprobs"]["content"]
     assert token == {
         "token": "a",
         "logprob": -0.5,
         "bytes": [97],
         "top_logprobs": [{"token": "x", "logprob": -9999.0, "bytes": [120]}],
     }
-    completion = asked("/v1/completions", {"model": "writes", "prompt": "a", "max_tokens": 1, "logprobs": 1}).json
+    completion = fetch("/v1/completions", {"model": "writes", "prompt": "a", "max_tokens": 1, "logprobs": 1}).json
     assert completion["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
     assert completion["choices"][0]["logprobs"]["top_logprobs"] == [{"x": -9999.0, "a": -0.5}], "the token's own too"
 
@@ -126,7 +126,7 @@ def test_logprobs_have_openai_shape() -> None:
     ],
 )
 def test_chat_refusal_names_the_field(more: dict[str, Any], param: str) -> None:
-    refused = asked("/v1/chat/completions", {**CHAT, **more})
+    refused = fetch("/v1/chat/completions", {**CHAT, **more})
     assert (refused.status, refused.error["param"]) == (400, param), refused.error
     assert refused.error["type"] == "invalid_request_error"
 
@@ -142,7 +142,7 @@ def test_chat_accepts_options_without_effect() -> None:
         "seed": None,
         "stop": [],
     }
-    assert asked("/v1/chat/completions", body).status == 200
+    assert fetch("/v1/chat/completions", body).status == 200
 
 
 def test_message_parts_are_joined_for_templates_without_parts() -> None:
@@ -150,9 +150,9 @@ def test_message_parts_are_joined_for_templates_without_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     for model, wanted in (("writes", "a\nb"), ("guided", parts)):
         body = {"model": model, "messages": [{"role": "user", "content": parts}]}
-        assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+        assert fetch("/v1/chat/completions", body, gateway(triton)).status == 200
         assert json.loads(triton.requests[-1]["messages"][0])[0]["content"] == wanted
-    tokens = asked("/tokenize", {"model": "guided", "messages": body["messages"]}, gateway(triton))
+    tokens = fetch("/tokenize", {"model": "guided", "messages": body["messages"]}, gateway(triton))
     assert tokens.status == 200
     assert json.loads(triton.requests[-1]["messages"][0])[0]["content"] == parts
 
@@ -162,7 +162,7 @@ def test_message_parts_are_joined_for_roles_without_parts() -> None:
     triton = FakeTriton()
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"model": "guided", "messages": [{"role": role, "content": parts} for role in ("developer", "user", "tool")]}
-    assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+    assert fetch("/v1/chat/completions", body, gateway(triton)).status == 200
     sent = json.loads(triton.requests[-1]["messages"][0])
     assert sent == [
         {"role": "system", "content": "a\nb"},

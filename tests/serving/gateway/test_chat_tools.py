@@ -9,7 +9,7 @@ import pytest
 
 from builder.serving.gateway.http_responses import dumps
 from tests.serving.gateway.fake_triton import FakeTriton
-from tests.serving.gateway.requests import CHAT, asked, gateway
+from tests.serving.gateway.requests import CHAT, fetch, gateway
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"type": "string"}}}
 
@@ -30,7 +30,7 @@ CALLS: dict[str, Any] = {
 
 def test_required_tool_call_is_guided_and_parsed() -> None:
     triton = FakeTriton()
-    (choice,) = asked("/v1/chat/completions", CALLS, gateway(triton)).json["choices"]
+    (choice,) = fetch("/v1/chat/completions", CALLS, gateway(triton)).json["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "look_up", "arguments": '{"city":"Oslo"}'}
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
@@ -40,7 +40,7 @@ def test_required_tool_call_is_guided_and_parsed() -> None:
     assert schema["properties"]["name"] == {"const": "look_up"}
     assert schema["properties"]["arguments"]["$defs"] == CITY["$defs"]
     assert schema["properties"]["arguments"]["additionalProperties"] is False, "it has the arguments that it names"
-    first, *chunks, done = asked("/v1/chat/completions", {**CALLS, "stream": True}).events
+    first, *chunks, done = fetch("/v1/chat/completions", {**CALLS, "stream": True}).events
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     (delta,) = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert [(c["index"], c["function"]) for c in delta["tool_calls"]] == [(0, call["function"])]
@@ -50,7 +50,7 @@ def test_required_tool_call_is_guided_and_parsed() -> None:
 def test_tool_choice_required_accepts_any_tool_and_cut_calls() -> None:
     triton = FakeTriton()
     body = {**CALLS, "tool_choice": "required", "max_tokens": 1}
-    (choice,) = asked("/v1/chat/completions", body, gateway(triton)).json["choices"]
+    (choice,) = fetch("/v1/chat/completions", body, gateway(triton)).json["choices"]
     assert choice["finish_reason"] == "length"
     assert "tool_calls" not in choice["message"]
     _look_up, stop = json.loads(triton.requests[0]["guide"][0])["json_schema"]["anyOf"]
@@ -68,7 +68,7 @@ def test_tool_schema_references_stay_within_the_tool() -> None:
     }
     triton = FakeTriton()
     tools = [{"type": "function", "function": {"name": "look_up", "parameters": parameters}}]
-    assert asked("/v1/chat/completions", {**CALLS, "tools": tools}, gateway(triton)).status == 200
+    assert fetch("/v1/chat/completions", {**CALLS, "tools": tools}, gateway(triton)).status == 200
     schema = json.loads(triton.requests[0]["guide"][0])["json_schema"]
     here = "#/properties/arguments"
     arguments = schema["properties"]["arguments"]
@@ -91,7 +91,7 @@ def test_tools_may_define_the_same_schema_name_differently() -> None:
     ]
     tools = [{"type": "function", "function": function} for function in functions]
     body = {**CALLS, "tools": tools, "tool_choice": "required"}
-    assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+    assert fetch("/v1/chat/completions", body, gateway(triton)).status == 200
     calls = json.loads(triton.requests[0]["guide"][0])["json_schema"]["anyOf"]
     for number, call in enumerate(calls):
         here, arguments = f"#/anyOf/{number}/properties/arguments", call["properties"]["arguments"]
@@ -112,9 +112,9 @@ def test_tools_may_define_the_same_schema_name_differently() -> None:
     ],
 )
 def test_invalid_tool_choices_are_refused(more: dict[str, Any], param: str) -> None:
-    refused = asked("/v1/chat/completions", {**CALLS, **more})
+    refused = fetch("/v1/chat/completions", {**CALLS, **more})
     assert (refused.status, refused.error["param"]) == (400, param), refused.error
-    assert asked("/v1/chat/completions", {**CALLS, "tool_choice": "none"}).json["choices"][0]["message"]["content"]
+    assert fetch("/v1/chat/completions", {**CALLS, "tool_choice": "none"}).json["choices"][0]["message"]["content"]
 
 
 AUTO = {**CALLS, "tool_choice": "auto", "max_tokens": 64}
@@ -126,7 +126,7 @@ LOOK_UP = {"name": "look_up", "arguments": '{"city": "Oslo"}'}
 def test_automatic_tool_calls_whole_and_streamed() -> None:
     triton = FakeTriton()
     app = gateway(triton)
-    (choice,) = asked("/v1/chat/completions", AUTO, app).json["choices"]
+    (choice,) = fetch("/v1/chat/completions", AUTO, app).json["choices"]
     message = choice["message"]
     assert (message["content"], choice["finish_reason"]) == ("I look. ", "tool_calls")
     assert [call["function"] for call in message["tool_calls"]] == [LOOK_UP, LOOK_UP]
@@ -135,7 +135,7 @@ def test_automatic_tool_calls_whole_and_streamed() -> None:
     assert "guide" not in inputs
     assert inputs["skip_special_tokens"] == [False], "the marks of a call may be special tokens"
     usage = {"stream_options": {"include_usage": True}, "logprobs": True}
-    *chunks, last, used, _ = asked("/v1/chat/completions", {**AUTO, **usage, "stream": True}, app).events
+    *chunks, last, used, _ = fetch("/v1/chat/completions", {**AUTO, **usage, "stream": True}, app).events
     choices = [chunk["choices"][0] for chunk in (*chunks, last)]
     assert choices[0]["delta"]["role"] == "assistant"
     assert "".join(c["delta"].get("content", "") for c in choices) == "I look. "
@@ -148,17 +148,17 @@ def test_automatic_tool_calls_whole_and_streamed() -> None:
 
 
 def test_parallel_tool_calls_false_and_cut_calls() -> None:
-    (one,) = asked("/v1/chat/completions", {**AUTO, "parallel_tool_calls": False}).json["choices"]
+    (one,) = fetch("/v1/chat/completions", {**AUTO, "parallel_tool_calls": False}).json["choices"]
     assert len(one["message"]["tool_calls"]) == 1
-    (cut,) = asked("/v1/chat/completions", {**AUTO, "max_tokens": 7}).json["choices"]
+    (cut,) = fetch("/v1/chat/completions", {**AUTO, "max_tokens": 7}).json["choices"]
     assert cut["message"]["content"].startswith("I look. <tool_call>"), "what is not a call is text"
     assert (cut["finish_reason"], "tool_calls" in cut["message"]) == ("length", False)
-    (second,) = asked("/v1/chat/completions", {**AUTO, "max_tokens": 16}).json["choices"]
+    (second,) = fetch("/v1/chat/completions", {**AUTO, "max_tokens": 16}).json["choices"]
     assert (second["finish_reason"], len(second["message"]["tool_calls"])) == ("length", 1)
 
 
 def test_tool_choice_auto_needs_a_tool_parser() -> None:
-    refused = asked("/v1/chat/completions", {**AUTO, "model": "writes"}).error
+    refused = fetch("/v1/chat/completions", {**AUTO, "model": "writes"}).error
     assert "it names no tool_parser" in refused["message"]
 
 
@@ -167,7 +167,7 @@ def test_earlier_tool_calls_reach_the_template_as_objects() -> None:
     call = {"id": "abc", "type": "function", "function": LOOK_UP}
     answered = {"role": "tool", "tool_call_id": "abc", "content": "rain"}
     messages = [*CALLS["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}, answered]
-    assert asked("/v1/chat/completions", {**CHAT, "messages": messages}, gateway(triton)).status == 200
+    assert fetch("/v1/chat/completions", {**CHAT, "messages": messages}, gateway(triton)).status == 200
     sent = json.loads(triton.requests[0]["messages"][0])
     assert sent[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
     assert sent[2] == answered
@@ -179,5 +179,5 @@ def test_earlier_tool_calls_reach_the_template_as_objects() -> None:
 )
 def test_earlier_tool_calls_without_arguments_are_refused(call: dict[str, Any]) -> None:
     messages = [*CALLS["messages"], {"role": "assistant", "tool_calls": [call]}]
-    refused = asked("/v1/chat/completions", {**CHAT, "messages": messages})
+    refused = fetch("/v1/chat/completions", {**CHAT, "messages": messages})
     assert (refused.status, refused.error["param"]) == (400, "messages")

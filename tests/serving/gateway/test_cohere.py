@@ -10,26 +10,26 @@ import pytest
 
 from builder.serving.gateway.cohere import CONVERTED
 from tests.serving.gateway.fake_triton import MODELS, FakeTriton
-from tests.serving.gateway.requests import asked, gateway
+from tests.serving.gateway.requests import fetch, gateway
 
 
 def test_cohere_embed_v1_and_v2_shapes() -> None:
     """Regression: neither route was there."""
-    first = asked("/v1/embed", {"model": "embeds", "texts": ["xxxx", "x"]}).json
+    first = fetch("/v1/embed", {"model": "embeds", "texts": ["xxxx", "x"]}).json
     assert (first["response_type"], first["embeddings"][0]) == ("embeddings_floats", [4, 3, 0, 1])
     assert (first["texts"], first["meta"]["billed_units"]) == (["xxxx", "x"], {"input_tokens": 5})
-    typed = asked("/v1/embed", {"texts": ["xxxx"], "embedding_types": ["float"]}).json
+    typed = fetch("/v1/embed", {"texts": ["xxxx"], "embedding_types": ["float"]}).json
     assert (typed["response_type"], typed["embeddings"]) == ("embeddings_by_type", {"float": [[4, 3, 0, 1]]})
-    second = asked("/v2/embed", {"model": "embeds", "texts": ["xxxx"], "input_type": "clustering"}).json
+    second = fetch("/v2/embed", {"model": "embeds", "texts": ["xxxx"], "input_type": "clustering"}).json
     assert second["embeddings"] == {"float": [[4, 3, 0, 1]]}
     parts = {"content": [{"type": "text", "text": "xx"}, {"type": "text", "text": "x"}]}
-    assert asked("/v2/embed", {"model": "embeds", "inputs": [parts]}).json["texts"] == ["xx\nx"]
+    assert fetch("/v2/embed", {"model": "embeds", "inputs": [parts]}).json["texts"] == ["xx\nx"]
 
 
 def test_cohere_truncates_vectors_to_output_dimension() -> None:
     body = {"texts": ["xxxx"], "output_dimension": 2}
-    assert asked("/v2/embed", body).json["embeddings"]["float"] == [pytest.approx([0.8, 0.6])]
-    assert asked("/v2/embed", {**body, "output_dimension": 5}).error["param"] == "output_dimension"
+    assert fetch("/v2/embed", body).json["embeddings"]["float"] == [pytest.approx([0.8, 0.6])]
+    assert fetch("/v2/embed", {**body, "output_dimension": 5}).error["param"] == "output_dimension"
 
 
 def test_cohere_embedding_types_agree() -> None:
@@ -46,7 +46,7 @@ def test_cohere_embedding_types_agree() -> None:
 
 def test_cohere_serialises_every_number_type() -> None:
     types = ["int8", "uint8", "base64"]
-    answer = asked("/v2/embed", {"texts": ["xxxx"], "embedding_types": types}).json["embeddings"]
+    answer = fetch("/v2/embed", {"texts": ["xxxx"], "embedding_types": types}).json["embeddings"]
     assert answer["int8"] == [[100, 75, 0, 25]]
     assert answer["uint8"] == [[228, 203, 128, 153]]
     assert isinstance(answer["base64"][0], str)
@@ -60,7 +60,7 @@ def test_cohere_input_type_selects_the_prompt(monkeypatch: pytest.MonkeyPatch) -
     triton = FakeTriton()
     app = gateway(triton)
     for input_type in ("search_query", "search_document", "clustering"):
-        assert asked("/v2/embed", {"texts": ["x"], "input_type": input_type}, app).status == 200
+        assert fetch("/v2/embed", {"texts": ["x"], "input_type": input_type}, app).status == 200
     names = [request.get("prompt_name") for request in triton.requests]
     assert names == [[["query"]], [["passage"]], None]
 
@@ -68,7 +68,7 @@ def test_cohere_input_type_selects_the_prompt(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("truncate", "sent"), [(None, True), ("END", True), ("NONE", False)])
 def test_cohere_truncates_unless_told_otherwise(truncate: str | None, sent: bool) -> None:
     triton = FakeTriton()
-    assert asked("/v2/embed", {"texts": ["x"], "truncate": truncate}, gateway(triton)).status == 200
+    assert fetch("/v2/embed", {"texts": ["x"], "truncate": truncate}, gateway(triton)).status == 200
     assert triton.requests[0]["truncate"] == [[sent]]
 
 
@@ -89,5 +89,5 @@ def test_cohere_truncates_unless_told_otherwise(truncate: str | None, sent: bool
     ],
 )
 def test_cohere_refuses_unsupported_fields(body: dict[str, Any], param: str) -> None:
-    refused = asked("/v2/embed", body)
+    refused = fetch("/v2/embed", body)
     assert (refused.status, refused.error["param"]) == (400, param), refused.error

@@ -30,7 +30,7 @@ def test_malformed_requests_are_refused_without_residue(sent: list[Sent], leaves
     app = make_app(GatewaySettings(), triton, None, models=Catalogue(triton))
 
     async def run() -> list[Answer]:
-        calls = [ask(app, s.path, s.body, leave_after=0 if at < leaves else None) for at, s in enumerate(sent)]
+        calls = [ask(app, s.path, s.body, disconnect_after=0 if at < leaves else None) for at, s in enumerate(sent)]
         return await asyncio.gather(*calls)
 
     for one, answer in zip(sent[leaves:], asyncio.run(run())[leaves:], strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.serving.gateway.fake_triton import FakeTriton
-from tests.serving.gateway.requests import asked, gateway
+from tests.serving.gateway.requests import fetch, gateway
 
 SCHEMA = {"type": "object"}
 
@@ -47,7 +47,7 @@ NAMED = {"type": "object", "properties": {"a": {"type": "string"}}}
 )
 def test_guides_are_sent_in_the_model_format(asked_for: dict[str, Any], guide: dict[str, Any]) -> None:
     triton = FakeTriton()
-    assert asked("/v1/completions", {"model": "guided", "prompt": "a", **asked_for}, gateway(triton)).status == 200
+    assert fetch("/v1/completions", {"model": "guided", "prompt": "a", **asked_for}, gateway(triton)).status == 200
     assert json.loads(triton.requests[0]["guide"][0]) == guide
 
 
@@ -70,5 +70,5 @@ def test_guides_are_sent_in_the_model_format(asked_for: dict[str, Any], guide: d
     ],
 )
 def test_invalid_guides_are_refused(asked_for: dict[str, Any], param: str) -> None:
-    refused = asked("/v1/completions", {"model": "guided", "prompt": "a", **asked_for})
+    refused = fetch("/v1/completions", {"model": "guided", "prompt": "a", **asked_for})
     assert (refused.status, refused.error["param"]) == (400, param)

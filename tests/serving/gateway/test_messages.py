@@ -11,7 +11,7 @@ import pytest
 
 from builder.serving.gateway.errors import ApiError
 from tests.serving.gateway.fake_triton import THOUGHT, FakeTriton
-from tests.serving.gateway.requests import asked
+from tests.serving.gateway.requests import fetch
 from tests.serving.gateway.serving import served
 from tests.serving.gateway.test_chat_tools import CITY
 
@@ -64,7 +64,7 @@ def test_messages_events_follow_anthropic_order(api: anthropic.Anthropic) -> Non
     assert [part.type for part in final.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert (final.content[0].thinking, final.content[1].text) == (THOUGHT, "I look. ")
     assert final.content[2].input == {"city": "Oslo"}
-    raw = b"".join(asked("/v1/messages", {**ASKS, "stream": True}).pieces).decode()
+    raw = b"".join(fetch("/v1/messages", {**ASKS, "stream": True}).pieces).decode()
     assert "event: ping\n" in raw
 
 
@@ -124,7 +124,7 @@ def test_messages_count_tokens(api: anthropic.Anthropic) -> None:
     counted = api.messages.count_tokens(model="guided", messages=HELLO, system="Be brief.")
     shorter = api.messages.count_tokens(model="guided", messages=HELLO)
     assert counted.input_tokens > shorter.input_tokens > 5
-    assert asked("/v1/messages/count_tokens", {"model": "writes", "messages": HELLO}).status == 400
+    assert fetch("/v1/messages/count_tokens", {"model": "writes", "messages": HELLO}).status == 400
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_messages_count_tokens(api: anthropic.Anthropic) -> None:
     ],
 )
 def test_messages_refusals_have_anthropic_shape(more: dict[str, Any], says: str) -> None:
-    refused = asked("/v1/messages", {**ASKS, **more})
+    refused = fetch("/v1/messages", {**ASKS, **more})
     assert (refused.status, refused.json["type"]) == (400, "error")
     assert refused.json["error"]["type"] == "invalid_request_error"
     assert says in refused.json["error"]["message"]

@@ -12,15 +12,15 @@ from typing import Any
 
 from builder.serving.gateway.cache_usage import cache_usage
 from tests.serving.gateway.fake_triton import FakeTriton
-from tests.serving.gateway.requests import CHAT, asked, gateway
+from tests.serving.gateway.requests import CHAT, fetch, gateway
 
 
 def test_access_log_has_no_content() -> None:
     log = io.StringIO()
     app = gateway(log=log)
     secret = {**CHAT, "messages": [{"role": "user", "content": "my secret"}]}
-    assert asked("/v1/chat/completions", secret, app, headers={"x-request-id": "r-1"}).headers["x-request-id"] == "r-1"
-    asked("/v1/chat/completions", {**secret, "top_k": "my secret"}, app)
+    assert fetch("/v1/chat/completions", secret, app, headers={"x-request-id": "r-1"}).headers["x-request-id"] == "r-1"
+    fetch("/v1/chat/completions", {**secret, "top_k": "my secret"}, app)
     first, second = map(json.loads, log.getvalue().splitlines())
     assert (first["id"], first["model"], first["completion_tokens"]) == ("r-1", "writes", 3)
     assert (second["status"], second["error"]) == (400, "top_k")
@@ -29,9 +29,9 @@ def test_access_log_has_no_content() -> None:
 
 def test_metrics_have_the_names_of_vllm_and_tei() -> None:
     app = gateway()
-    asked("/v1/chat/completions", {**CHAT, "stream": True}, app)
-    asked("/v1/embeddings", {"model": "embeds", "input": "abc"}, app)
-    text = b"".join(asked("/metrics", app=app).pieces).decode()
+    fetch("/v1/chat/completions", {**CHAT, "stream": True}, app)
+    fetch("/v1/embeddings", {"model": "embeds", "input": "abc"}, app)
+    text = b"".join(fetch("/metrics", app=app).pieces).decode()
     for line in (
         'vllm:time_to_first_token_seconds_count{model_name="writes"} 1.0',
         'vllm:inter_token_latency_seconds_count{model_name="writes"} 2.0',
@@ -60,18 +60,18 @@ def test_running_gauge_counts_by_model() -> None:
             return await super().infer(*arguments)
 
     app = gateway(Noting())
-    assert b"vllm:num_requests_running{" not in b"".join(asked("/metrics", app=app).pieces), "none has been asked for"
-    asked("/info", app=app)
-    asked("/v1/embeddings", {"model": "embeds", "input": "abc"}, app)
+    assert b"vllm:num_requests_running{" not in b"".join(fetch("/metrics", app=app).pieces), "none has been asked for"
+    fetch("/info", app=app)
+    fetch("/v1/embeddings", {"model": "embeds", "input": "abc"}, app)
     assert seen == [(1, None)]
-    assert asked("/v1/embeddings", {"model": "embeds", "input": "abc", "prompt_name": "x"}, app).status == 400
-    assert asked("/v1/chat/completions", {**CHAT, "stream": True}, app, leave_after=1).status == 200
+    assert fetch("/v1/embeddings", {"model": "embeds", "input": "abc", "prompt_name": "x"}, app).status == 400
+    assert fetch("/v1/chat/completions", {**CHAT, "stream": True}, app, disconnect_after=1).status == 200
     assert (running("embeds"), running("writes")) == (0, 0)
 
 
 def test_metrics_omit_cache_usage_when_triton_does_not_answer() -> None:
     app = gateway(triton_metrics="http://127.0.0.1:1/metrics")
-    answer = asked("/metrics", app=app)
+    answer = fetch("/metrics", app=app)
     text = b"".join(answer.pieces).decode()
     assert answer.status == 200
     assert "kv_cache_usage" not in text
@@ -105,8 +105,8 @@ def test_unanswered_gauge_counts_until_first_token() -> None:
                 seen.append(app.metrics.registry.get_sample_value("build_repo_gateway_unanswered"))
 
     app = gateway(Noting())
-    asked("/v1/chat/completions", {**CHAT, "stream": True}, app)
+    fetch("/v1/chat/completions", {**CHAT, "stream": True}, app)
     assert seen[0] == 1
     assert set(seen[1:]) == {0}
-    assert asked("/v1/chat/completions", {**CHAT, "temperature": -1}, app).status == 400
+    assert fetch("/v1/chat/completions", {**CHAT, "temperature": -1}, app).status == 400
     assert app.metrics.registry.get_sample_value("build_repo_gateway_unanswered") == 0

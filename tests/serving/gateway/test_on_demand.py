@@ -184,7 +184,7 @@ def test_disconnect_during_a_load_keeps_other_requests(tmp_path: Path) -> None:
     async def run() -> None:
         stays = asyncio.ensure_future(case.embed("embeds-a"))
         for name in ("embeds-a", "embeds-b"):
-            assert (await case.embed(name, leave_after=0)).status == 0
+            assert (await case.embed(name, disconnect_after=0)).status == 0
         assert not case.triton.loaded
         may_load.set()
         assert (await stays).status == 200

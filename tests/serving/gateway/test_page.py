@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from tests.serving.gateway.requests import asked
+from tests.serving.gateway.requests import fetch
 
 VOID = ("meta", "input")
 
@@ -36,11 +36,11 @@ class Elements(HTMLParser):
 
 
 def page() -> str:
-    return b"".join(asked("/").pieces).decode()
+    return b"".join(fetch("/").pieces).decode()
 
 
 def test_page_loads_nothing_from_other_origins() -> None:
-    answer = asked("/")
+    answer = fetch("/")
     assert answer.status == 200
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     html = b"".join(answer.pieces).decode()

@@ -9,7 +9,7 @@ import pytest
 
 from builder.serving.gateway.generation.reasoning import ReasoningMarks, ReasoningParser, ReasoningText
 from tests.serving.gateway.fake_triton import THOUGHT, FakeTriton
-from tests.serving.gateway.requests import asked, gateway
+from tests.serving.gateway.requests import fetch, gateway
 from tests.serving.gateway.test_chat_tools import LOOK_UP, TOOLS
 
 MARKS = ReasoningMarks("<think>", "</think>", special=False)
@@ -55,12 +55,12 @@ def test_reasoning_parser_splits_the_beginning_only(
 def test_chat_separates_reasoning_from_the_answer(effort: str) -> None:
     triton = FakeTriton()
     body = {**CHAT, "reasoning_effort": effort, "n": 2}
-    for choice in asked("/v1/chat/completions", body, gateway(triton)).json["choices"]:
+    for choice in fetch("/v1/chat/completions", body, gateway(triton)).json["choices"]:
         message = choice["message"]
         assert (message["content"], message["reasoning_content"]) == ("It is not.", THOUGHT)
         assert message["reasoning"] == THOUGHT, "vLLM's name"
     assert triton.requests[0]["skip_special_tokens"] == [False], "the marks of this model are special tokens"
-    *chunks, _done = asked("/v1/chat/completions", {**body, "stream": True}).events
+    *chunks, _done = fetch("/v1/chat/completions", {**body, "stream": True}).events
     choices = [chunk["choices"][0] for chunk in chunks]
     for index in (0, 1):
         deltas = [choice["delta"] for choice in choices if choice["index"] == index]
@@ -71,18 +71,18 @@ def test_chat_separates_reasoning_from_the_answer(effort: str) -> None:
 
 
 def test_answer_cut_in_its_reasoning_has_no_content() -> None:
-    (choice,) = asked("/v1/chat/completions", {**CHAT, "max_tokens": 2}).json["choices"]
+    (choice,) = fetch("/v1/chat/completions", {**CHAT, "max_tokens": 2}).json["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
     assert THOUGHT.startswith(choice["message"]["reasoning"])
 
 
 def test_tool_calls_follow_the_reasoning() -> None:
     body = {**CHAT, "tools": TOOLS}
-    (choice,) = asked("/v1/chat/completions", body).json["choices"]
+    (choice,) = fetch("/v1/chat/completions", body).json["choices"]
     message = choice["message"]
     assert [call["function"] for call in message["tool_calls"]] == [LOOK_UP, LOOK_UP]
     assert (message["reasoning_content"], message["content"]) == (THOUGHT, "I look. ")
-    *chunks, _done = asked("/v1/chat/completions", {**body, "stream": True}).events
+    *chunks, _done = fetch("/v1/chat/completions", {**body, "stream": True}).events
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert sum(len(delta.get("tool_calls", [])) for delta in deltas) == 2
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
@@ -92,5 +92,5 @@ def test_earlier_reasoning_reaches_the_template() -> None:
     triton = FakeTriton()
     said = {"role": "assistant", "content": "No.", "reasoning_content": "hm"}
     body = {**CHAT, "messages": [*CHAT["messages"], said, *CHAT["messages"]]}
-    assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+    assert fetch("/v1/chat/completions", body, gateway(triton)).status == 200
     assert json.loads(triton.requests[0]["messages"][0])[1] == said

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from builder.serving.gateway.errors import ApiError
 from tests.serving.gateway.fake_triton import THOUGHT, FakeTriton
-from tests.serving.gateway.requests import asked, gateway
+from tests.serving.gateway.requests import fetch, gateway
 from tests.serving.gateway.serving import served
 from tests.serving.gateway.test_chat_tools import CITY
 
@@ -138,7 +138,7 @@ def test_responses_text_format_guides_the_answer(
     ],
 )
 def test_responses_refusal_names_the_field(more: dict[str, Any], param: str) -> None:
-    refused = asked("/v1/responses", {**ASKS, **more})
+    refused = fetch("/v1/responses", {**ASKS, **more})
     assert refused.status == 400
     assert refused.error["param"] in (param, "input" if param == "messages" else param), refused.error
 
@@ -146,9 +146,9 @@ def test_responses_refusal_names_the_field(more: dict[str, Any], param: str) -> 
 def test_responses_accept_options_without_effect() -> None:
     body = {**ASKS, "store": None, "truncation": "disabled", "background": False, "text": {"format": {"type": "text"}}}
     more = {"stream_options": {"include_obfuscation": False}, "user": "me", "tools": [], "tool_choice": "auto"}
-    assert asked("/v1/responses", {**body, **more}).status == 200
+    assert fetch("/v1/responses", {**body, **more}).status == 200
     triton = FakeTriton()
-    assert asked("/v1/responses", {**ASKS, "top_k": 5}, gateway(triton)).status == 200
+    assert fetch("/v1/responses", {**ASKS, "top_k": 5}, gateway(triton)).status == 200
     assert triton.requests[0]["top_k"] == [5]
 
 
@@ -159,7 +159,7 @@ def test_responses_stream_that_breaks_off_has_failed() -> None:
                 yield outputs
                 raise ApiError(503, "the model is gone")
 
-    lines = b"".join(asked("/v1/responses", {**ASKS, "stream": True}, gateway(Breaking())).pieces).decode()
+    lines = b"".join(fetch("/v1/responses", {**ASKS, "stream": True}, gateway(Breaking())).pieces).decode()
     last = json.loads(lines.strip().split("data: ")[-1])
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["message"] == "the model is gone"

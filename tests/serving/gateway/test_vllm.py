@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.serving.gateway.fake_triton import FakeTriton
-from tests.serving.gateway.requests import asked, gateway
+from tests.serving.gateway.requests import fetch, gateway
 
 
 def _scores(path: str, body: dict[str, Any]) -> list[float]:
-    answer = asked(path, body).json
+    answer = fetch(path, body).json
     assert answer["object"] == "list"
     assert [(one["index"], one["object"]) for one in answer["data"]] == [
         (i, "score") for i in range(len(answer["data"]))
@@ -36,7 +36,7 @@ def test_score_accepts_every_pair_of_names(path: str, first: str, second: str) -
 def test_score_truncation_and_usage() -> None:
     triton = FakeTriton()
     body = {"model": "ranks", "text_1": "q", "text_2": "xx", "truncate_prompt_tokens": -1, "use_activation": False}
-    answer = asked("/score", body, gateway(triton)).json
+    answer = fetch("/score", body, gateway(triton)).json
     assert answer["data"][0]["score"] == 9
     assert answer["usage"] == {"prompt_tokens": 2, "total_tokens": 2, "completion_tokens": 0}
     assert (triton.requests[0]["truncate"], triton.requests[0]["function_to_apply"]) == ([[True]], [["none"]])
@@ -49,16 +49,16 @@ def test_score_of_an_embedder_is_the_cosine() -> None:
 
 
 def test_classify_probabilities_keep_the_label_order() -> None:
-    answer = asked("/classify", {"model": "topics", "input": ["x", "y"]}).json
+    answer = fetch("/classify", {"model": "topics", "input": ["x", "y"]}).json
     expected = {"label": "a", "probs": [0.75, 0.25], "num_classes": 2}
     assert answer["data"] == [{"index": 0, **expected}, {"index": 1, **expected}]
-    raw = asked("/classify", {"input": "x", "use_activation": False}).json
+    raw = fetch("/classify", {"input": "x", "use_activation": False}).json
     assert raw["data"][0]["probs"] == [1.5, -0.5]
 
 
 def test_pooling_answers_vectors_or_probabilities() -> None:
     def data(body: dict[str, Any]) -> Any:
-        return asked("/pooling", body).json["data"][0]["data"]
+        return fetch("/pooling", body).json["data"][0]["data"]
 
     assert data({"model": "embeds", "input": "xxxx"}) == [4, 3, 0, 1]
     assert data({"model": "embeds", "input": "xxxx", "task": "embed", "dimensions": 2}) == pytest.approx([0.8, 0.6])
@@ -96,5 +96,5 @@ def test_pooling_answers_vectors_or_probabilities() -> None:
     ],
 )
 def test_pooling_refusal_names_the_field(path: str, body: dict[str, Any], param: str) -> None:
-    refused = asked(path, body)
+    refused = fetch(path, body)
     assert (refused.status, refused.error["param"]) == (400, param), refused.error

@@ -29,13 +29,13 @@ def as_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
             raise bad_field("messages", f"the content of {where} is neither text nor a list of blocks")
         elif role == "user":
-            read += _of_user(where, content)
+            read += _user_messages(where, content)
         else:
-            read.append(_of_assistant(where, content))
+            read.append(_assistant_message(where, content))
     return read
 
 
-def _of_user(where: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _user_messages(where: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for block in blocks:
         if block.get("type") == "tool_result":
@@ -51,7 +51,7 @@ def _of_user(where: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _of_assistant(where: str, blocks: list[dict[str, Any]]) -> dict[str, Any]:
+def _assistant_message(where: str, blocks: list[dict[str, Any]]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": None}
     for block in blocks:
         kind = block.get("type")
