@@ -170,7 +170,7 @@ def test_a_smaller_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> No
     for cache in types:
         executor = executor_of(exported, graph, 2, cache)
         held = sum(array.nbytes for array in executor.caches)
-        assert held == executor.blocks.count * block_bytes(exported.caches, cache)
+        assert held == executor.blocks.num_blocks * block_bytes(exported.caches, cache)
         assert executor.caches[0].dtype == np.dtype(cache)
     reference = make_reference(make_decoder("llama"), [prompt for prompt in prompts() if len(prompt) > 9])
     assert measure(opened(graph, 1), exported.caches, VOCABULARY, reference, "uint8").mean > 0.9
@@ -196,7 +196,7 @@ def test_rows_that_guess_say_what_they_say_without(cache: CacheType, tmp_path: P
 
 
 def test_rows_over_keys_that_are_rounded_together_guess_nothing(tmp_path: Path) -> None:
-    assert not executor_of(*paged("llama", tmp_path), 2, "uint8").guesses
+    assert not executor_of(*paged("llama", tmp_path), 2, "uint8").can_speculate
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_a_built_repository_answers_more_at_once_than_its_memory_holds(built: Pa
     service = Service(built / "writes" / "1")
     count = service.loop.cache.blocks
     assert count is not None
-    assert 4 <= count.count < 8, "a text of 128 tokens, and less than two"
+    assert 4 <= count.num_blocks < 8, "a text of 128 tokens, and less than two"
     alone = [answers(built / "writes" / "1", [text])[0] for text in texts[:2]]
     assert answers(built / "writes" / "1", texts)[:2] == alone
 
