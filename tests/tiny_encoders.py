@@ -1,6 +1,6 @@
 """Checkpoints made by code, from fixed seeds: tiny, random weights large enough that answers differ.
 
-The support table of the README is generated from `ARCHITECTURES`, and the export tests enumerate it.
+The table in docs/reference/architectures.md is generated from `ARCHITECTURES`, and the export tests enumerate it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,10 @@ class EngineFacts:
 def _facts(file: Path) -> EngineFacts:
     table = tomllib.loads(file.read_text("utf-8"))
     lists = {key: tuple(value) for key, value in table.items() if isinstance(value, list)}
-    return EngineFacts(file.parent.name.replace("_", "-"), **{**table, **lists})
+    try:
+        return EngineFacts(file.parent.name.replace("_", "-"), **{**table, **lists})
+    except TypeError as error:
+        raise TypeError(f"{file} does not have the fields of EngineFacts: {error}") from None
 
 
 _FACTS = sorted(map(_facts, (PACKAGE / "engines").glob("*/engine.toml")), key=lambda facts: (facts.order, facts.name))

@@ -1,8 +1,8 @@
 """Inference engines: one package each, named as `--engine` and Triton's `backend` name it.
 
-A package is all that an engine is: facts in engine.toml, and an instance of `Engine`, `ENGINE` in engine.py, which
-knows the other modules of the package. A front runs it in process if builder/runtime/encoder/executors has a module of
-its name.
+A package has facts in engine.toml, and an instance of `Engine`, `ENGINE` in engine.py, which knows the other modules of
+the package. An engine that runs inside an emitted model also has a module of its name in
+builder/runtime/encoder/executors or builder/runtime/generation/executors.
 """
 
 from __future__ import annotations
@@ -62,11 +62,17 @@ class GraphEngine(Engine, ABC):
 
     @abstractmethod
     def place(self, options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
-        """Return how Triton runs `graph` on `options.target`. Raises SpecError for options that it lacks."""
+        """Return how Triton's backend runs `graph` on `options.target`.
+
+        Raises SpecError for options that the backend lacks, and where Triton has no backend for the engine.
+        """
 
     @abstractmethod
     def session(self, graph: Graph, threads: int, spinning: bool) -> Session | OpenVinoSession:
-        """Return how a front opens `graph` in process. Raises SpecError where it cannot."""
+        """Return how an emitted model opens `graph` in process: its executor reads this in serving.json.
+
+        Raises SpecError where it cannot.
+        """
 
     @abstractmethod
     def served_version(self, triton: str, in_process: bool) -> str:
