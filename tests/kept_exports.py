@@ -30,7 +30,15 @@ from builder.graphs.export.program import to_onnx
 from builder.graphs.onnx.weights import computing, take_in
 from tests.code_hash import PROJECT, digest_of
 
-TRACED = ("attention", "cached_attention", "experts", "masks", "rotary")  # of builder/graphs/export: code in graphs
+# Modules of builder/graphs/export whose code is in graphs.
+TRACED = (
+    "attention",
+    "cached_attention",
+    "caches",
+    "experts",
+    "masks",
+    "rotary",
+)  # of builder/graphs/export: code in graphs
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
 SMALL = 4 << 20  # bytes of a graph that is kept for the next run
 STALE_S = 2 * 24 * 3600  # since a folder was last used

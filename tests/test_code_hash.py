@@ -120,7 +120,7 @@ def test_what_is_traced_reaches_the_rewrites_after_it() -> None:
     reached = code_hash.places_of("builder.graphs.export.program", "to_onnx")
     assert ("builder.graphs.onnx.cleanup", "clean") in reached
     assert ("builder.graphs.export.once", "_promoted") in reached
-    assert ("builder.graphs.export.cached_attention", "ExportCache") in code_hash.places_of(
+    assert ("builder.graphs.export.caches", "ExportCache") in code_hash.places_of(
         "builder.graphs.export.decoder", "DecoderGraph"
     )
     assert ("builder.checkpoints.resolve", "resolve") not in reached

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from builder.common.errors import ExportError
-from builder.graphs.export.cached_attention import ExportCache, exporting, group_query_attention
+from builder.graphs.export.cached_attention import group_query_attention
+from builder.graphs.export.caches import ExportCache, exporting
 
 
 def _cache(key_heads: int) -> ExportCache:

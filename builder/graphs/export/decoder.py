@@ -28,7 +28,8 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from builder.checkpoints.model import POSITION_TABLES
 from builder.common.errors import ExportError
 from builder.graphs.export.architectures import fused_attention
-from builder.graphs.export.cached_attention import CACHED, ExportCache, exporting
+from builder.graphs.export.cached_attention import CACHED
+from builder.graphs.export.caches import ExportCache, exporting
 from builder.graphs.export.experts import every_expert
 from builder.graphs.export.failure import reason
 from builder.graphs.export.program import export_graph

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.common.errors import ExportError
-from builder.graphs.export.cached_attention import running_cache
+from builder.graphs.export.caches import running_cache
 
 FUNCTION = "apply_rotary_pos_emb"
 

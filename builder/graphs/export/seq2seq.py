@@ -33,7 +33,8 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from builder.common.errors import ExportError
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.attention import ONNXRUNTIME
-from builder.graphs.export.cached_attention import CACHED, CrossCache, ExportCache, exporting
+from builder.graphs.export.cached_attention import CACHED
+from builder.graphs.export.caches import CrossCache, ExportCache, exporting
 from builder.graphs.export.decoder import STEP_INPUTS, only_wanted, past_names, refused_by_name
 from builder.graphs.export.program import export_graph
 from builder.graphs.onnx.graph import ENCODER_FILE, MODEL_FILE, Graph

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from builder.graphs.export.architectures import replaced_method
-from builder.graphs.export.cached_attention import is_exporting, running_cache
+from builder.graphs.export.caches import is_exporting, running_cache
 
 Buckets = Callable[[Any, torch.Tensor], torch.Tensor]
 

@@ -1,0 +1,161 @@
+"""Caches that transformers gets while a decoder is exported: each layer's past tensors in, its present tensors out.
+
+They store nothing. A layer's call of `update`, or its reading of cross-attention keys, says which layer runs, so that
+the attention function (cached_attention.py) knows the tensors of its operator. Knows tensors; knows no architecture and
+no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import torch
+from transformers.cache_utils import Cache
+
+from builder.common.errors import ExportError
+
+
+class _NoStates(list[Any]):
+    """Layers of a cache that stores nothing."""
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise ExportError(
+            "its layers keep a state beside keys and values in the cache, which a decode loop has no place for"
+        )
+
+
+class ExportCache(Cache):  # type: ignore[misc]
+    """Cache of a decoder's own keys and values; `past`: past_key_0, past_value_0, past_key_1, ..."""
+
+    def __init__(self, past: Sequence[torch.Tensor], seqlens_k: torch.Tensor, total: torch.Tensor) -> None:
+        self.layers: list[Any] = _NoStates()
+        self.past = list(past)
+        self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.seqlens_k = seqlens_k
+        self.total = total
+        self.layer: int | None = None
+        self.bias: torch.Tensor | None = None
+        self.rotations: dict[int, tuple[torch.Tensor, ...]] = {}
+        self.positions: torch.Tensor | None = None  # (batch, sequence), for decoders that take them from the cache
+        self.cross: CrossCache | None = None
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int, *rest: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.layer = layer
+        return key, value
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Return present_key_0, present_value_0, present_key_1, ..."""
+        layers = len(self.past) // 2
+        missing = [layer for layer in range(layers) if layer not in self.present]
+        if missing:
+            raise ExportError(f"layer {missing[0]} of {layers} has an attention that does not use the cache")
+        return tuple(tensor for layer in range(layers) for tensor in self.present[layer])
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return 0 if self.positions is None else self.positions[:, :1]
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[Any, int]:
+        return query_length, 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return -1
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * (len(self.past) // 2)
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self.past) // 2
+
+
+class CrossCache(Cache):  # type: ignore[misc]
+    """transformers' cross-attention cache, full already: each layer's keys and values are the graph's inputs.
+
+    A model reads a layer's keys right before it attends to them; reading them sets `layer`, by which the attention
+    function knows that it is called for cross-attention, and for which layer.
+    `rows`: (places, beams), the row that is a place's n-th query; `places`: (rows,), where among those a row is;
+    `last`: (places, 1, both kinds of all layers), the keys and values of each text's last token.
+    """
+
+    def __init__(
+        self,
+        past: Sequence[torch.Tensor],
+        seqlens_k: torch.Tensor,
+        total: torch.Tensor,
+        rows: torch.Tensor,
+        places: torch.Tensor,
+        last: torch.Tensor,
+    ) -> None:
+        self.layers: list[Any] = [
+            _CrossLayer(self, index, *past[2 * index : 2 * index + 2]) for index in range(len(past) // 2)
+        ]
+        self.seqlens_k, self.total, self.rows, self.places = seqlens_k, total, rows, places
+        sizes = [int(tensor.shape[1]) * int(tensor.shape[3]) for tensor in past]
+        self.last = torch.split(last, sizes, dim=-1)
+        self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.layer: int | None = None
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Return present_cross_key_0, present_cross_value_0, ..."""
+        missing = [layer for layer in range(len(self.layers)) if layer not in self.present]
+        if missing:
+            raise ExportError(f"layer {missing[0]} of {len(self.layers)} has a cross-attention that is not fused")
+        return tuple(tensor for layer in range(len(self.layers)) for tensor in self.present[layer])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 1
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class _CrossLayer:
+    def __init__(self, cache: CrossCache, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.cache, self.index, self.past = cache, index, (keys, values)
+
+    @property
+    def keys(self) -> torch.Tensor:
+        self.cache.layer = self.index
+        return self.past[0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.past[1]
+
+
+_running: ContextVar[ExportCache | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def exporting(cache: ExportCache) -> Iterator[None]:
+    """Run with attention functions that write to `cache`."""
+    token = _running.set(cache)
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def is_exporting() -> bool:
+    """Return True while a decoder's forward over caches as tensors runs."""
+    return _running.get() is not None
+
+
+def running_cache() -> ExportCache:
+    """Return the cache of the forward that runs now."""
+    cache = _running.get()
+    assert cache is not None
+    return cache
