@@ -96,7 +96,7 @@ class DecodingEngine(ABC):
     def opened(cls, graph: Graph, threads: int) -> Executors:
         """Return a function that creates emitted executors over `graph`, on this machine's CPU.
 
-        Where each opens the graph anew, `let_go` comes first.
+        Where each opens the graph anew, `free_executors` comes first.
         """
 
     @classmethod
@@ -171,7 +171,7 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
 
 def opened(graph: Graph, threads: int) -> Executors:
     """Return a function that creates emitted executors over `graph`, in the engine that the graph is for."""
-    let_go(graph)
+    free_executors(graph)
     return _decoding(graph.engine).opened(graph, threads)
 
 
@@ -184,11 +184,11 @@ def judging(graph: Graph, threads: int, mapped: bool) -> Executors:
     """Return what creates emitted executors over `graph`, with its weights left in their file if `mapped`."""
     if not mapped:
         return opened(graph, threads)
-    let_go(graph)
+    free_executors(graph)
     return _decoding(graph.engine).opened_mapped(graph, threads)
 
 
-def let_go(graph: Graph) -> None:
+def free_executors(graph: Graph) -> None:
     """Free the memory of executors that are no longer used, where `graph` is large.
 
     Their objects refer to each other, so that their weights stay in memory until the garbage is collected.

@@ -15,7 +15,7 @@ from builder.engines.profiles import Calls, buckets
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec, Gpu
 
-OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 Shapes = Mapping[str, tuple[int, int]]  # by input: (rows, its second axis)
 
@@ -79,7 +79,7 @@ def graph_buckets(gpu: Gpu, graph: Graph, calls: Calls) -> tuple[tuple[int, int]
     """
     if not gpu.cuda_graphs:
         return ()
-    others = sorted(set(graph.inputs) - set(OF_TOKENS))
+    others = sorted(set(graph.inputs) - set(TOKEN_INPUTS))
     if others:
         raise SpecError(
             f"gpu.cuda_graphs: this task's graph has the input {others[0]}, whose length changes from call to call, "

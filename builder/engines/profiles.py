@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from builder.options import Profile
 
-SHORT = 128  # tokens; if texts may be longer, those up to this length get a profile of their own
-LEAST_BUCKET = 16  # tokens; shorter calls cost a GPU as much
+SHORT_TEXT_TOKENS = 128  # tokens; if texts may be longer, those up to this length get a profile of their own
+MIN_BUCKET_TOKENS = 16  # tokens; shorter calls cost a GPU as much
 
 Shape = tuple[int, int]
 
@@ -36,9 +36,9 @@ def default_profiles(calls: Calls) -> tuple[Profile, ...]:
 
     Each is tuned for texts of half the length it ends at, as many as the token budget allows.
     """
-    if calls.length <= SHORT:
+    if calls.length <= SHORT_TEXT_TOKENS:
         return (_profile(calls, 1, calls.length),)
-    return _profile(calls, 1, SHORT), _profile(calls, SHORT + 1, calls.length)
+    return _profile(calls, 1, SHORT_TEXT_TOKENS), _profile(calls, SHORT_TEXT_TOKENS + 1, calls.length)
 
 
 def covering_profile(calls: Calls) -> Profile:
@@ -67,7 +67,7 @@ def buckets(calls: Calls) -> tuple[Shape, ...]:
     Sorted by tokens, so that the first that fits a call is the smallest.
     """
     rows = [*_doublings(1, calls.rows), calls.rows]
-    lengths = [*_doublings(min(LEAST_BUCKET, calls.length), calls.length), calls.length]
+    lengths = [*_doublings(min(MIN_BUCKET_TOKENS, calls.length), calls.length), calls.length]
     shapes = {(row, length) for row in rows for length in lengths}
     return tuple(sorted(filter(calls.include, shapes), key=lambda shape: (shape[0] * shape[1], shape)))
 

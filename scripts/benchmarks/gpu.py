@@ -39,7 +39,7 @@ from builder.engines.gpu import gpus
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.half_precision import to_half
 from builder.engines.optimise.weights import quantise_weights
-from builder.engines.placement import OF_TOKENS
+from builder.engines.placement import TOKEN_INPUTS
 from builder.engines.profiles import Calls, covering_profile, input_shapes
 from builder.graphs.export.decoder import export_decoder
 from builder.graphs.export.encoder import export
@@ -126,7 +126,7 @@ def encode_tensorrt(folder: Path) -> Times:
     graph = maker.make(Variant("fp16", "tensorrt", target="tensorrt")).graph
     profile = Profile()  # one runner has one profile: the one that takes every shape that is measured
     every = covering_profile(Calls(maker.spec.max_batch_size, 512, 32 * 512))
-    for name, sides in input_shapes(every, graph.inputs, OF_TOKENS).items():
+    for name, sides in input_shapes(every, graph.inputs, TOKEN_INPUTS).items():
         profile.add(name, sides["min"], sides["opt"], sides["max"])
     network = network_from_onnx_path(str(graph.path), strongly_typed=True)
     engine = engine_from_network(network, config=CreateConfig(profiles=[profile], tf32=False))

@@ -30,7 +30,7 @@ def built(folder: Path, model_type: str = "llama", **options: Any) -> tuple[Buil
     return report, load_generation(folder / "repository" / "writes" / str(report.version))
 
 
-def test_the_faster_engine_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_serves_the_faster_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures are those of a machine on which OpenVINO is faster."""
     monkeypatch.setattr("builder.building.families.decoder.fastest_engine.measure", lambda *_: RATES)
     report, serving = built(tmp_path)
@@ -45,14 +45,14 @@ def test_the_faster_engine_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(answers(tmp_path / "repository" / "writes" / "1", ["The museum in Oslo", "The museum of Bergen"]))
 
 
-def test_an_engine_that_cannot_is_left_out_by_name(tmp_path: Path) -> None:
+def test_auto_names_an_engine_that_cannot_run_the_model(tmp_path: Path) -> None:
     """OpenVINO's attention does not cap scores; the other engine is measured all the same."""
     report, serving = built(tmp_path, "gemma2")
     assert serving.session.engine == "onnxruntime"
     assert "not possible: OpenVINO (its attention caps scores" in (report.choice or "")
 
 
-def test_both_are_measured_and_another_option_chooses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_measures_both_engines_again_for_other_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of a build with two engines does not serve a build with one engine, nor the other way round."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     both, serving = built(tmp_path)
@@ -69,7 +69,7 @@ def test_both_are_measured_and_another_option_chooses_anew(tmp_path: Path, monke
     assert "not possible: ONNX Runtime (--cache-gb is for --engine openvino" in (report.choice or "")
 
 
-def test_options_that_no_engine_has_are_refused(tmp_path: Path) -> None:
+def test_auto_refuses_options_that_no_engine_has(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"no engine can serve .*: ONNX Runtime \(--cache-gb .*\), OpenVINO \(--executor bls"
     ):
@@ -85,7 +85,7 @@ def test_options_that_no_engine_has_are_refused(tmp_path: Path) -> None:
         ({"onnxruntime": "one"}, [ExportError("other")], BuilderError),
     ],
 )
-def test_that_no_engine_is_left_is_an_error_of_all_their_reasons(
+def test_auto_reports_the_reason_of_every_engine_that_failed(
     refused: dict[str, str], errors: list[BuilderError], kind: type[BuilderError]
 ) -> None:
     """The error is not of a type that belongs to only one of them."""

@@ -19,7 +19,7 @@ from builder.building.verify.long_rows import ask_long_row, refuse_wrong_long_ro
 from builder.common.errors import ExportError, SpecError
 from builder.engines import decoding
 from builder.engines.decoding import opened
-from builder.engines.openvino import decoding as room
+from builder.engines.openvino import decoding as openvino_decoding
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import DecoderExport, export_decoder
@@ -75,13 +75,13 @@ def test_greedy_text_is_transformers_in_every_architecture(model_type: str, tmp_
     says_what_transformers_says(model_type, tmp_path)
 
 
-def test_no_thread_is_bound_to_a_core_that_the_server_needs(tmp_path: Path) -> None:
+def test_decode_loop_of_openvino_pins_no_threads(tmp_path: Path) -> None:
     exported, graph = paged("gpt2", tmp_path)
     compiled = executor_of(exported, graph, 1).request.get_compiled_model()
     assert compiled.get_property("ENABLE_CPU_PINNING") is False
 
 
-def test_a_step_like_the_one_before_sets_nothing_anew(tmp_path: Path) -> None:
+def test_openvino_step_reuses_the_tensors_of_an_equal_step(tmp_path: Path) -> None:
     """A step fills its inputs in place, and they are still its own: two rows, then one of them alone."""
     exported, graph = paged("gpt2", tmp_path)
     executor, other = (executor_of(exported, graph, 2) for _ in range(2))
@@ -113,9 +113,7 @@ def test_a_step_like_the_one_before_sets_nothing_anew(tmp_path: Path) -> None:
             np.testing.assert_allclose(said[step][wanted.tolist().index(slot)], logits[step], atol=1e-4)
 
 
-def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executor_is_freed_before_its_graph_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has all weights; the loop over it refers to itself, so that only the garbage collector frees it."""
     monkeypatch.setattr(decoding, "has_many", lambda weights: True)
     exported, graph = paged("gpt2", tmp_path)
@@ -133,7 +131,7 @@ def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_aga
         executor.loop = executor  # type: ignore[attr-defined]
         before = weakref.ref(executor)
         del executor
-        monkeypatch.setattr(room, "OpenVinoExecutor", Compiled)
+        monkeypatch.setattr(openvino_decoding, "OpenVinoExecutor", Compiled)
         executors(geometry_of(exported.caches, 2, 128, VOCABULARY))
     finally:
         gc.enable()
@@ -141,13 +139,13 @@ def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_aga
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
-def test_what_the_operator_cannot_do_is_refused_by_name(model_type: str, tmp_path: Path) -> None:
+def test_page_attention_refuses_unsupported_attention_by_name(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=REFUSED[model_type]):
         paged(model_type, tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4-weights"])
-def test_smaller_weights_keep_most_of_what_was_said(precision: str, tmp_path: Path) -> None:
+def test_openvino_decoder_of_smaller_weights_keeps_most_tokens(precision: str, tmp_path: Path) -> None:
     """Tied weights are stored once; every product is small, and none is missed."""
     exported, graph = paged("gpt2", tmp_path)
     quantised = quantise_weights(graph, precision, WeightOptions(32, symmetric=True), tmp_path)
@@ -164,7 +162,7 @@ def test_smaller_weights_keep_most_of_what_was_said(precision: str, tmp_path: Pa
     assert agreement.same_alone == 1, "a row's answer does not depend on the rows beside it"
 
 
-def test_a_smaller_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> None:
+def test_smaller_cache_takes_the_planned_memory(tmp_path: Path) -> None:
     exported, graph = paged("llama", tmp_path)
     types: tuple[CacheType, ...] = ("float32", "float16", "uint8")
     for cache in types:
@@ -178,7 +176,7 @@ def test_a_smaller_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("cache", ["float32", "float16"])
-def test_rows_that_guess_say_what_they_say_without(cache: CacheType, tmp_path: Path) -> None:
+def test_speculating_rows_answer_as_without_speculation(cache: CacheType, tmp_path: Path) -> None:
     """Random weights soon repeat themselves."""
     exported, graph = paged("llama", tmp_path)
     beginnings = [np.random.default_rng(seed).integers(5, VOCABULARY, 12).tolist() * 2 for seed in range(3)]
@@ -195,7 +193,7 @@ def test_rows_that_guess_say_what_they_say_without(cache: CacheType, tmp_path: P
     assert texts[0] == texts[1]
 
 
-def test_rows_over_keys_that_are_rounded_together_guess_nothing(tmp_path: Path) -> None:
+def test_rows_over_an_int8_cache_do_not_speculate(tmp_path: Path) -> None:
     assert not executor_of(*paged("llama", tmp_path), 2, "uint8").can_speculate
 
 
@@ -212,7 +210,7 @@ def built(module_folder: Callable[[str], Path]) -> Path:
     return folder / "repository"
 
 
-def test_a_built_repository_answers_more_at_once_than_its_memory_holds(built: Path) -> None:
+def test_built_repository_answers_more_rows_than_fit_into_its_cache(built: Path) -> None:
     texts = [f"The museum in Oslo {number} " * 4 for number in range(5)]
     service = Service(built / "writes" / "1")
     count = service.loop.cache.blocks
@@ -222,7 +220,7 @@ def test_a_built_repository_answers_more_at_once_than_its_memory_holds(built: Pa
     assert answers(built / "writes" / "1", texts)[:2] == alone
 
 
-def test_what_was_built_says_how_it_was_judged(built: Path) -> None:
+def test_report_says_how_an_openvino_decoder_was_judged(built: Path) -> None:
     assert check(built) == []
     report = read_report(built, "writes")
     assert [measured.name for measured in report.variants] == ["PyTorch fp32", "fp32", "int8", "int8, int8 cache"]
@@ -242,7 +240,7 @@ def test_what_was_built_says_how_it_was_judged(built: Path) -> None:
     assert (only.engine, only.version, only.verified) == ("openvino", version("openvino"), True)
 
 
-def test_a_request_that_an_empty_cache_could_not_hold_is_an_error(built: Path) -> None:
+def test_request_larger_than_the_whole_cache_is_an_error(built: Path) -> None:
     service = Service(built / "writes" / "1")
     text = {"text_input": np.array(["The museum in Oslo"], object)}
     with pytest.raises(InputError, match=r"4 beams of up to \d+ tokens need \d+ blocks .* larger --cache-gb"):
@@ -259,7 +257,7 @@ def test_a_request_that_an_empty_cache_could_not_hold_is_an_error(built: Path) -
         ({"engine": "openvino", "cache_gb": 5, "machine": {"memory_gb": 4}}, "takes 5.0 GB and 4.0 GB may be used"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_work_begins(options: dict[str, Any], message: str, built: Path) -> None:
+def test_openvino_decoder_refuses_options_before_the_export(options: dict[str, Any], message: str, built: Path) -> None:
     spec = make_spec(model=str(built.parent / "checkpoint"), output=built.parent / "no", max_length=128, **options)
     with pytest.raises(SpecError, match=message):
         build(spec)

@@ -130,7 +130,7 @@ def _request(rows: int) -> Any:
 
 
 @pytest.mark.parametrize("backend", FILES)
-def test_what_is_right_is_loaded_and_answered(backend: str, load: Callable[..., Any]) -> None:
+def test_stand_in_loads_and_answers_a_valid_model(backend: str, load: Callable[..., Any]) -> None:
     """The configuration has every parameter that this project writes for it."""
     (answer,) = load(backend, CONFIG + AS_WRITTEN[backend], "24.10").execute([_request(3)])
     assert answer.error is None
@@ -138,7 +138,7 @@ def test_what_is_right_is_loaded_and_answered(backend: str, load: Callable[..., 
 
 
 @pytest.mark.parametrize("rule", LIMITED, ids=lambda rule: rule.name)
-def test_every_limited_parameter(rule: Parameter, load: Callable[..., Any]) -> None:
+def test_stand_in_checks_every_limited_parameter(rule: Parameter, load: Callable[..., Any]) -> None:
     text = CONFIG.replace("KIND_CPU", rule.kind or "KIND_CPU") + parameter(rule.name, "no-such-value")
     message = rf"unable to load model 'm_model': the parameter {re.escape(rule.name)} is 'no-such-value'; Triton's"
     with pytest.raises(RuntimeError, match=message):
@@ -146,7 +146,7 @@ def test_every_limited_parameter(rule: Parameter, load: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize("name", ABSENT)
-def test_what_the_stand_in_has_not_itself_is_named(name: str, load: Callable[..., Any]) -> None:
+def test_stand_in_names_what_it_does_not_implement(name: str, load: Callable[..., Any]) -> None:
     text = CONFIG + AS_WRITTEN["openvino"] + parameter(name, "1")
     with pytest.raises(RuntimeError, match=f"the embedded server's openvino backend has no {name}: serve it in the"):
         load("openvino", text, NEWEST)
@@ -165,12 +165,12 @@ def test_what_the_stand_in_has_not_itself_is_named(name: str, load: Callable[...
         ),
     ],
 )
-def test_every_accelerator(added: str, release: str, message: str, load: Callable[..., Any]) -> None:
+def test_stand_in_checks_every_accelerator(added: str, release: str, message: str, load: Callable[..., Any]) -> None:
     with pytest.raises(RuntimeError, match=message):
         load("onnxruntime", CONFIG.replace("KIND_CPU", "KIND_GPU") + added, release)
 
 
-def test_the_accelerator_cuda_is_what_onnx_runtime_is_told(load: Callable[..., Any]) -> None:
+def test_stand_in_passes_the_cuda_accelerator_on(load: Callable[..., Any]) -> None:
     load("onnxruntime", CONFIG)  # its module can be imported now
     config = {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [TF32_OFF]}}}
     arguments = {"model_instance_kind": "GPU", "model_instance_device_id": "0"}
@@ -190,7 +190,7 @@ def test_the_accelerator_cuda_is_what_onnx_runtime_is_told(load: Callable[..., A
         ("max_batch_size: 0", "max_batch_size: 8", r"declares input_ids as \[-1, -1, -1\], the graph has"),
     ],
 )
-def test_a_configuration_that_is_not_the_graph_s(
+def test_stand_in_refuses_a_configuration_unlike_the_graph(
     backend: str, right: str, wrong: str, message: str, load: Callable[..., Any]
 ) -> None:
     assert right in CONFIG
@@ -198,17 +198,17 @@ def test_a_configuration_that_is_not_the_graph_s(
         load(backend, CONFIG.replace(right, wrong, 1) + AS_WRITTEN[backend])
 
 
-def test_types_are_compared_by_onnx_runtime_alone(load: Callable[..., Any]) -> None:
+def test_stand_in_compares_types_for_onnx_runtime_alone(load: Callable[..., Any]) -> None:
     with pytest.raises(RuntimeError, match="declares features as TYPE_FP16, the graph has TYPE_FP32"):
         load("onnxruntime", CONFIG.replace("TYPE_FP32", "TYPE_FP16"))
 
 
-def test_openvino_has_instances_on_the_cpu_alone(load: Callable[..., Any]) -> None:
+def test_stand_in_refuses_openvino_instances_on_a_gpu(load: Callable[..., Any]) -> None:
     with pytest.raises(RuntimeError, match="Triton's openvino backend has instances of KIND_CPU only"):
         load("openvino", CONFIG.replace("KIND_CPU", "KIND_GPU") + AS_WRITTEN["openvino"])
 
 
-def test_openvino_runs_calls_of_exactly_its_batch(load: Callable[..., Any]) -> None:
+def test_stand_in_of_openvino_runs_full_batches_only(load: Callable[..., Any]) -> None:
     text = CONFIG.replace("max_batch_size: 0", "max_batch_size: 3").replace("[-1, -1]", "[-1]")
     model = load("openvino", text + AS_WRITTEN["openvino"])
     right, wrong = model.execute([_request(3), _request(2)])
@@ -217,12 +217,12 @@ def test_openvino_runs_calls_of_exactly_its_batch(load: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize("backend", FILES)
-def test_a_file_that_is_not_there(backend: str, load: Callable[..., Any]) -> None:
+def test_stand_in_refuses_a_missing_file(backend: str, load: Callable[..., Any]) -> None:
     with pytest.raises(RuntimeError, match=r"unable to find .*1/other\.file' for model 'm_model'"):
         load(backend, CONFIG + 'default_model_filename: "other.file"')
 
 
-def test_a_graph_that_is_newer_than_the_release(load: Callable[..., Any], files: Path) -> None:
+def test_stand_in_refuses_a_graph_newer_than_the_release(load: Callable[..., Any], files: Path) -> None:
     """The graph is of opset 20 and IR version 10, which 24.04 does not read."""
     with pytest.raises(ExportError, match=r"needs opset 20 and IR version 10; Triton 24\.04 .* reads up to 20 and 9"):
         load("onnxruntime", CONFIG, "24.04")

@@ -33,7 +33,7 @@ def config(backend: str = "openvino", parameters: dict[str, str] | None = None, 
     }
 
 
-def test_every_rule_names_its_source_and_a_pattern_that_can_be_read() -> None:
+def test_stock_rules_name_their_source_and_a_lower_case_pattern() -> None:
     for rule in (rule for backend in stock.STOCK_BACKENDS.values() for rule in backend.parameters):
         assert "src/" in rule.source
         assert rule.values is None or rule.values == rule.values.lower()
@@ -52,13 +52,13 @@ def test_every_rule_names_its_source_and_a_pattern_that_can_be_read() -> None:
         ("onnxruntime", "enable_mem_arena", "yes", "on"),
     ],
 )
-def test_a_value_that_the_backend_refuses_is_refused(backend: str, name: str, value: str, right: str) -> None:
+def test_stock_refuses_a_value_that_the_backend_refuses(backend: str, name: str, value: str, right: str) -> None:
     (refused,) = stock.refusals(config(backend, {name: value}), "24.10")
     assert refused.startswith(f"the parameter {name} is {value!r}; Triton's {backend} backend takes ")
     assert not list(stock.refusals(config(backend, {name: right}), "24.10"))
 
 
-def test_what_a_release_does_not_read_has_no_effect_there() -> None:
+def test_stock_lists_parameters_that_a_release_does_not_read() -> None:
     spinning = config("onnxruntime", {"session.intra_op.allow_spinning": "0"})
     assert stock.without_effect(spinning, None) == ["session.intra_op.allow_spinning"]
     entry = config("onnxruntime", {"session.use_device_allocator_for_initializers": "1"})
@@ -68,7 +68,7 @@ def test_what_a_release_does_not_read_has_no_effect_there() -> None:
     assert stock.without_effect(on_gpu_only, None) == ["gpu_mem_limit"]
 
 
-def test_accelerators_that_a_release_does_not_know_are_refused() -> None:
+def test_stock_refuses_accelerators_unknown_to_the_release() -> None:
     def with_accelerator(name: str, **parameters: str) -> dict[str, Any]:
         accelerators = {"gpu_execution_accelerator": [{"name": name, "parameters": parameters}]}
         return config("onnxruntime", optimization={"execution_accelerators": accelerators})
@@ -79,7 +79,7 @@ def test_accelerators_that_a_release_does_not_know_are_refused() -> None:
     assert not list(stock.refusals(with_accelerator("tensorrt", precision_mode="FP16"), None))
 
 
-def test_shapes_and_types_are_compared_as_the_backends_compare_them() -> None:
+def test_stock_compares_shapes_and_types_as_the_backends_do() -> None:
     assert not list(stock.mismatches(config(), GRAPH))
     batched = config(max_batch_size=8, output=[{"name": "features", "data_type": "TYPE_FP32", "dims": [384]}])
     (refused,) = stock.mismatches(batched, GRAPH)
@@ -91,7 +91,7 @@ def test_shapes_and_types_are_compared_as_the_backends_compare_them() -> None:
     assert list(stock.mismatches(config(input=[]), GRAPH))
 
 
-def test_openvino_takes_exactly_its_batch_or_any_number_of_rows() -> None:
+def test_openvino_backend_takes_full_batches_or_no_batch_at_all() -> None:
     assert stock.wrong_batch(config(), 3) is None
     assert stock.wrong_batch(config(max_batch_size=8), 8) is None
     assert "expected requests with batch size '8', got '3'" in str(stock.wrong_batch(config(max_batch_size=8), 3))
@@ -100,7 +100,7 @@ def test_openvino_takes_exactly_its_batch_or_any_number_of_rows() -> None:
 
 @pytest.mark.parametrize("arithmetic", ["fp32", "bf16"])
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_what_an_engine_is_told_is_read_and_taken_by_every_release(engine: str, arithmetic: str) -> None:
+def test_engine_parameters_are_read_by_every_release(engine: str, arithmetic: str) -> None:
     served: Graph = graph(engine)
     object.__setattr__(served, "arithmetic", arithmetic)
     parameters = {"onnxruntime": onnxruntime, "openvino": openvino}[engine].parameters(served, 2, 3)
@@ -113,13 +113,13 @@ def test_what_an_engine_is_told_is_read_and_taken_by_every_release(engine: str, 
         )
 
 
-def test_spinning_is_refused_where_no_backend_could_be_told() -> None:
+def test_place_refuses_spinning_in_triton_s_own_backends() -> None:
     spec = make_spec(model="m", threads=2, machine={"cores": 2}, serving={"spinning": False})
     with pytest.raises(SpecError, match="is for engines in process"):
         place(spec, graph("onnxruntime"), 2048, 128)
 
 
-def test_a_model_is_held_to_the_release_that_it_was_built_for(tmp_path: Path) -> None:
+def test_stock_applies_the_rules_of_the_model_s_release(tmp_path: Path) -> None:
     model = tmp_path / "encoder_model" / "1" / "model.xml"
     model.parent.mkdir(parents=True)
     with pytest.raises(RuntimeError, match=r"unable to find .*1/model\.xml"):
@@ -132,7 +132,7 @@ def test_a_model_is_held_to_the_release_that_it_was_built_for(tmp_path: Path) ->
         stock.refuse(config(parameters={"HINT_BF16": "NO"}), GRAPH, model)
 
 
-def test_an_emitted_encoder_refuses_a_cpu_that_would_round(tmp_path: Path) -> None:
+def test_emitted_encoder_refuses_a_cpu_that_multiplies_in_bf16(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nflags : fpu avx512f avx512_bf16\n")
     with pytest.raises(RuntimeError, match="this CPU has avx512_bf16: OpenVINO would multiply in bf16"):

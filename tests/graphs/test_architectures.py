@@ -19,7 +19,7 @@ from tests.tiny_encoders import ARCHITECTURES, make_checkpoint
 
 @pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
+def test_encoder_is_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
     """Batches of 3 to 300 tokens: longer than ModernBERT's window of 16 here."""
     folder = make_checkpoint(tmp_path / "checkpoint", model_type, "fill-mask")
     spec = make_spec(model=str(folder), name="model")
@@ -38,7 +38,7 @@ def test_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
     assert error < TOLERANCE
 
 
-def test_a_sliding_window_changes_the_answer(tmp_path: Path) -> None:
+def test_sliding_window_changes_the_answer(tmp_path: Path) -> None:
     """The window is in the graph: the same weights with a window wider than the text answer otherwise."""
     outputs = []
     for window in (16, 600):
@@ -52,7 +52,7 @@ def test_a_sliding_window_changes_the_answer(tmp_path: Path) -> None:
     assert error > 100 * TOLERANCE
 
 
-def test_a_shortfall_of_fused_attention_says_what_it_costs(tmp_path: Path) -> None:
+def test_missing_fused_attention_is_reported_with_its_cost(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", "convbert", "fill-mask")
     spec = make_spec(model=str(folder), name="model")
     exported = export(resolve(spec), tmp_path)

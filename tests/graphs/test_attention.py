@@ -12,7 +12,7 @@ from builder.common.errors import ExportError
 from builder.graphs.export.attention import ONNXRUNTIME, multi_head_attention
 
 
-def test_a_bias_that_is_the_same_for_every_query_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bias_is_expanded_to_every_query(monkeypatch: pytest.MonkeyPatch) -> None:
     """LayoutLM adds its padding as (batch, 1, 1, keys); ONNX Runtime refuses a bias of one query for many."""
     biases = []
 
@@ -27,7 +27,7 @@ def test_a_bias_that_is_the_same_for_every_query_has_all_of_them(monkeypatch: py
     assert [tuple(bias.shape) for bias in biases if bias is not None] == [(2, 4, 7, 7), (2, 4, 7, 7)]
 
 
-def test_what_an_attention_is_given_beside_and_no_operator_takes_is_refused() -> None:
+def test_attention_refuses_arguments_without_an_operator() -> None:
     """Regression: A.X-K2 passes its chosen keys to its attention, not in the mask: the graph attended to all."""
     states = torch.zeros(2, 4, 7, 8)
     attention = AttentionInterface()[ONNXRUNTIME]

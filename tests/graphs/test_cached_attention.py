@@ -15,7 +15,7 @@ def _cache(key_heads: int) -> ExportCache:
     return ExportCache(past, torch.tensor([6, 6], dtype=torch.int32), torch.tensor([7], dtype=torch.int32))
 
 
-def test_key_heads_that_the_model_repeats_itself_are_refused() -> None:
+def test_key_heads_repeated_by_the_model_are_refused() -> None:
     """Regression: JetMoE repeats them between cache and attention: the graph ended in an error of ONNX Runtime."""
     cache, states = _cache(key_heads=2), torch.zeros(2, 4, 7, 8)
     cache.update(states[:, :2], states[:, :2], 0)
@@ -23,7 +23,7 @@ def test_key_heads_that_the_model_repeats_itself_are_refused() -> None:
         group_query_attention(states, states, states, 1.0)
 
 
-def test_layers_that_keep_another_state_are_refused() -> None:
+def test_layers_with_another_state_are_refused() -> None:
     """Regression: Falcon-H1, Zaya, Inkling and DeepSeek-V4 keep convolutions and compressed keys: an IndexError."""
     with pytest.raises(ExportError, match="keep a state beside keys and values in the cache"):
         _cache(key_heads=2).get_conv_state(0)

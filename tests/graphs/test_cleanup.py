@@ -25,7 +25,7 @@ def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     return session.run(None, {"x": x})[0]
 
 
-def test_reshapes_that_undo_one_another_go_and_others_stay() -> None:
+def test_clean_removes_only_reshapes_that_undo_each_other() -> None:
     nodes = [
         helper.make_node("Reshape", ["x", "split"], ["a"]),
         helper.make_node("Reshape", ["a", "merge"], ["b"]),
@@ -42,7 +42,7 @@ def test_reshapes_that_undo_one_another_go_and_others_stay() -> None:
     np.testing.assert_array_equal(_run(model, x), expected)
 
 
-def test_reshapes_of_unknown_shape_stay() -> None:
+def test_clean_keeps_reshapes_of_unknown_shape() -> None:
     nodes = [
         helper.make_node("Reshape", ["x", "flat"], ["a"]),
         helper.make_node("Relu", ["a"], ["y"]),
@@ -52,7 +52,7 @@ def test_reshapes_of_unknown_shape_stay() -> None:
     assert [node.op_type for node in model.graph.node] == ["Reshape", "Relu"]
 
 
-def test_a_normalisation_without_bias_gets_zeros() -> None:
+def test_clean_gives_a_normalisation_without_bias_zeros() -> None:
     nodes = [helper.make_node("LayerNormalization", ["x", "scale"], ["y"])]
     model = _model(nodes, {"scale": np.linspace(1, 2, 6, dtype=np.float32)}, {})
     x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
@@ -62,7 +62,7 @@ def test_a_normalisation_without_bias_gets_zeros() -> None:
     np.testing.assert_array_equal(_run(model, x), expected)
 
 
-def test_unused_weights_and_nodes_go() -> None:
+def test_clean_removes_unused_weights_and_nodes() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["nobody"])]
     model = _model(nodes, {"unused": np.zeros(3, np.float32)}, {})
     clean(model)
@@ -70,7 +70,7 @@ def test_unused_weights_and_nodes_go() -> None:
     assert not model.graph.initializer
 
 
-def test_a_squeeze_leaves_a_batch_of_one_row() -> None:
+def test_clean_keeps_the_batch_axis_of_a_squeeze() -> None:
     """Regression: mBART's token shift squeezes an axis of 1; ONNX's Squeeze also removed the batch of a single text."""
     nodes = [
         helper.make_node("ReduceMax", ["x", "last"], ["a"]),

@@ -89,7 +89,7 @@ def test_variants_of_an_architecture(model_type: str, options: dict[str, object]
     assert actual == expected
 
 
-def test_experts_are_two_products_a_layer_whatever_a_token_needs(tmp_path: Path) -> None:
+def test_experts_are_two_products_a_layer(tmp_path: Path) -> None:
     """Rows of a batch choose experts of their own; PyTorch runs those alone, the graph runs all of them."""
     graph, actual, expected = exported("mixtral", tmp_path)
     layers = int(SIZES["num_hidden_layers"])
@@ -99,7 +99,7 @@ def test_experts_are_two_products_a_layer_whatever_a_token_needs(tmp_path: Path)
     assert quantised.matmuls == 5 * layers + 1
 
 
-def test_experts_are_transformers_own_again_after_an_export() -> None:
+def test_export_restores_the_experts_of_transformers() -> None:
     model = make_decoder("qwen2_moe", num_hidden_layers=1)
     before = (model.get_experts_implementation(), set(model.state_dict()))
     with every_expert(model):
@@ -120,7 +120,7 @@ def test_experts_are_transformers_own_again_after_an_export() -> None:
         ),
     ],
 )
-def test_what_an_architecture_adds_is_in_its_graph_and_shows(
+def test_graph_contains_what_an_architecture_adds(
     model_type: str, additions: list[dict[str, object]], tmp_path: Path
 ) -> None:
     """Compare probabilities on a row past the window: the same weights without an addition are another model.
@@ -136,7 +136,7 @@ def test_what_an_architecture_adds_is_in_its_graph_and_shows(
             refuse_wrong_long_row(ask_long_row(make_decoder(model_type, **without), 128), executor)
 
 
-def test_a_window_that_only_the_mask_knows_reaches_the_operator(tmp_path: Path) -> None:
+def test_window_of_the_mask_reaches_the_operator(tmp_path: Path) -> None:
     """qwen2_moe hands its attention no sliding_window; the mask has it, and that is what transformers answers with."""
     options = {"use_sliding_window": True, "max_window_layers": 1, "mlp_only_layers": [0, 1], "num_experts": 4}
     torch.manual_seed(0)
@@ -191,7 +191,7 @@ def test_projections_and_rotations_are_merged(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_right_is_refused_by_name(
+def test_export_refuses_unsupported_models_by_name(
     model_type: str, options: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     config = AutoConfig.for_model(model_type, **{**SIZES, **options})
@@ -199,7 +199,7 @@ def test_what_cannot_be_right_is_refused_by_name(
         export_decoder(AutoModelForCausalLM.from_config(config).eval(), tmp_path, 64)
 
 
-def test_scaling_that_changes_with_the_length_is_refused_beyond_it(tmp_path: Path) -> None:
+def test_dynamic_rope_scaling_is_refused_beyond_its_length(tmp_path: Path) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = make_decoder("llama", rope_parameters=scaling)
     with pytest.raises(ExportError, match="--max-length 256 or less"):
@@ -207,7 +207,7 @@ def test_scaling_that_changes_with_the_length_is_refused_beyond_it(tmp_path: Pat
     assert export_decoder(model, tmp_path, 256).graph.operators["GroupQueryAttention"] == model.config.num_hidden_layers
 
 
-def test_scaling_of_one_type_of_layers_is_refused_like_that_of_all() -> None:
+def test_rope_scaling_of_one_layer_type_is_refused_too() -> None:
     changing = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     scaling = {"full_attention": changing, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
     model = make_decoder("gemma3_text", rope_parameters=scaling)
@@ -220,7 +220,7 @@ def test_scaling_of_one_type_of_layers_is_refused_like_that_of_all() -> None:
     assert rotary.rope_type["full_attention"] == "dynamic"
 
 
-def test_a_rotation_that_is_left_unfused_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfused_rotation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that does something else stays as it is, and is named, so that a build can say it."""
     model = make_decoder("llama")
     with fused_rotary(model) as left:
@@ -230,7 +230,7 @@ def test_a_rotation_that_is_left_unfused_is_said(monkeypatch: pytest.MonkeyPatch
         assert left == ("modeling_llama.apply_rotary_pos_emb",)
 
 
-def test_a_build_refuses_by_name_before_anything_is_measured(tmp_path: Path) -> None:
+def test_build_refuses_unsupported_options_before_measuring(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **SIZES))
     model.save_pretrained(tmp_path / "checkpoint")
     make_tokenizer("bpe", type_ids=False).save_pretrained(tmp_path / "checkpoint")
@@ -298,7 +298,7 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
     assert [[one.tokens for one in answers] for answers in again] == [[one.tokens for one in two] for two in found]
 
 
-def test_a_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> None:
+def test_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> None:
     """Beside a greedy row; one of log-probabilities, biases or all tokens needs all logits of the steps they share."""
     result = export_decoder(make_decoder("gpt2"), tmp_path, 128)
     graph = finding_likeliest(fuse(result.graph, tmp_path))
@@ -324,7 +324,7 @@ def test_a_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> No
         assert (read["likeliest"] > 1) == few, beside  # once for its prompt, which is a call of its own
 
 
-def test_the_most_probable_tokens_of_a_decoder_are_those_of_its_logits(tmp_path: Path) -> None:
+def test_likeliest_tokens_of_a_decoder_are_those_of_its_logits(tmp_path: Path) -> None:
     """Read them after a piece of a prompt, and in a step of three rows of which one belongs to no request."""
     result = export_decoder(make_decoder("llama"), tmp_path, 64)
     plain = fuse(result.graph, tmp_path / "plain")

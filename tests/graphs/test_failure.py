@@ -48,13 +48,13 @@ class Refusing(torch.nn.Module):
         (Refusing(), "this attention does not update the cache before it runs"),
     ],
 )
-def test_the_cause_is_said_in_one_line(module: torch.nn.Module, message: str) -> None:
+def test_reason_is_the_cause_in_one_line(module: torch.nn.Module, message: str) -> None:
     with pytest.raises(ExportError) as raised:
         to_onnx(module, [torch.eye(4)], [{}], ["values"], ["out"])
     assert str(raised.value) == message
 
 
-def test_where_in_the_models_code_is_said() -> None:
+def test_reason_names_the_line_of_the_model_s_code() -> None:
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bart", **SIZES, d_model=32)).eval()
     with pytest.raises(ValueError, match="<eos>") as raised:
         model(input_ids=torch.tensor([[5, 6, 7]]))
@@ -73,7 +73,7 @@ def test_where_in_the_models_code_is_said() -> None:
         ("qwen3_next", "layer 0 keeps a recurrent state"),
     ],
 )
-def test_states_that_the_decode_loop_cannot_keep_are_refused(model_type: str, message: str) -> None:
+def test_caches_with_other_states_are_refused(model_type: str, message: str) -> None:
     """Regression: the first two failed verification as "a bug worth reporting"; others named a class as the reason."""
     with pytest.raises(ExportError, match=message) as refused:
         cache_shapes(tiny_model("CAUSAL_LM", model_type))
@@ -81,7 +81,7 @@ def test_states_that_the_decode_loop_cannot_keep_are_refused(model_type: str, me
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "modernbert-decoder"])
-def test_caches_are_seen_without_weights_whatever_a_model_pads_with(model_type: str) -> None:
+def test_cache_shapes_are_read_without_weights_for_any_padding(model_type: str) -> None:
     """The first looks for padding among ids that have no values there; the second must have a token to pad with."""
     model = tiny_model("CAUSAL_LM", model_type)
     model.config.pad_token_id = 3
@@ -95,7 +95,7 @@ def test_caches_are_seen_without_weights_whatever_a_model_pads_with(model_type: 
     ("model_type", "missing"),
     [("modernvbert", "num_hidden_layers"), ("canine", "vocab_size"), ("t5gemma", "num_hidden")],
 )
-def test_models_of_several_parts_and_of_bytes_are_refused(model_type: str, missing: str, tmp_path: Path) -> None:
+def test_models_of_several_parts_or_of_bytes_are_refused(model_type: str, missing: str, tmp_path: Path) -> None:
     """Regression: each ended in an AttributeError."""
     folder = make_checkpoint("SEQUENCE_CLASSIFICATION", model_type, tmp_path / "checkpoint")
     spec = make_spec(model=str(folder), task="text-classification", output=tmp_path / "out", max_length=64)

@@ -46,7 +46,9 @@ def encoders(checkpoint: Callable[[str], Path], module_folder: Callable[[str], P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS)
-def test_weights_beside_the_graph(name: str, encoders: Path, checkpoint: Callable[[str], Path]) -> None:
+def test_large_encoder_has_its_weights_beside_the_graph(
+    name: str, encoders: Path, checkpoint: Callable[[str], Path]
+) -> None:
     """Both files are published and hashed."""
     files = json.loads((encoders / name / "build.json").read_text())["files"][name]
     assert {"1/model.onnx", "1/model.onnx.data"} <= set(files)
@@ -56,7 +58,7 @@ def test_weights_beside_the_graph(name: str, encoders: Path, checkpoint: Callabl
 
 
 @pytest.mark.slow
-def test_a_real_triton_answers_from_weights_beside_the_graph(encoders: Path) -> None:
+def test_triton_answers_from_weights_beside_the_graph(encoders: Path) -> None:
     assert check(encoders) == []
     with running(encoders) as server:
         for name in ENCODERS:
@@ -71,7 +73,9 @@ def gpt2(module_folder: Callable[[str], Path]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4-weights"])
-def test_weights_beside_a_decoder(precision: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_decoder_has_its_weights_beside_the_graph(
+    precision: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The graph and its weights both lie in the generating model, and the emitted code runs from there."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 10_000)
     version = _built(gpt2, tmp_path / "model_repository", precision=precision, slots=2)
@@ -86,11 +90,11 @@ def t5(module_folder: Callable[[str], Path]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_an_encoder_and_a_decoder_read_one_table(
+def test_encoder_and_decoder_read_one_table(
     precision: str, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lies beside both graphs of the generating model, and the emitted code runs from there."""
-    monkeypatch.setattr("builder.graphs.onnx.shared_tables.LEAST", 1_000)
+    monkeypatch.setattr("builder.graphs.onnx.shared_tables.MIN_TABLE_BYTES", 1_000)
     options = {"task": "summarization", "slots": 4, "max_length": 96, "max_answer": 40}
     version = _built(t5, tmp_path / "model_repository", precision=precision, **options)
     assert {"model.onnx", "encoder.onnx", "shared.data"} <= {path.name for path in version.iterdir()}

@@ -26,9 +26,7 @@ def session() -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("count", [1, 5, VOCABULARY + 3])
-def test_logits_choose_where_log_probabilities_are_rounded_alike(
-    session: onnxruntime.InferenceSession, count: int
-) -> None:
+def test_likeliest_breaks_rounding_ties_by_logits(session: onnxruntime.InferenceSession, count: int) -> None:
     """Rows beside a search say the highest logit, as they do alone; of equal ones the lower token."""
     logits = np.random.default_rng(0).uniform(1e-9, 2e-9, (3, VOCABULARY)).astype(np.float32)
     logits[:, 30:] = logits[:, :10]
@@ -37,12 +35,12 @@ def test_logits_choose_where_log_probabilities_are_rounded_alike(
 
 
 @pytest.mark.parametrize("shift", [-1000, 0, 1000])
-def test_totals_make_logits_probabilities(session: onnxruntime.InferenceSession, shift: float) -> None:
+def test_likeliest_totals_normalise_the_logits(session: onnxruntime.InferenceSession, shift: float) -> None:
     logits = np.random.default_rng(1).normal(size=(4, VOCABULARY)).astype(np.float32) + np.float32(shift)
     found, _, totals = session.run([*OUTPUTS], {"x": logits, TOP_COUNT: np.array([VOCABULARY])})
     np.testing.assert_allclose(np.exp(found - totals).sum(axis=-1), 1, rtol=1e-3)
 
 
-def test_nothing_is_found_where_nothing_is_wanted(session: onnxruntime.InferenceSession) -> None:
+def test_likeliest_computes_nothing_for_a_count_of_zero(session: onnxruntime.InferenceSession) -> None:
     found = session.run([*OUTPUTS], {"x": np.zeros((2, VOCABULARY), np.float32), TOP_COUNT: np.zeros(1, np.int64)})
     assert [len(values) for values in found] == [0, 0, 0]

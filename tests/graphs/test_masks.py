@@ -12,12 +12,12 @@ from builder.common.errors import ExportError
 from builder.graphs.export.masks import Causal, describe, window_of
 
 
-def test_a_causal_mask_has_no_window() -> None:
+def test_causal_mask_has_no_window() -> None:
     assert describe(mask_function=masks.causal_mask_function, batch_size=2, q_length=7) == Causal()
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 4096, 131072])
-def test_the_window_is_the_masks(window: int) -> None:
+def test_window_is_read_from_the_mask(window: int) -> None:
     function = masks.sliding_window_causal_mask_function(window)
     assert describe(mask_function=function, local_size=window) == Causal(window)
 
@@ -33,18 +33,18 @@ def test_the_window_is_the_masks(window: int) -> None:
         (masks.and_masks(masks.causal_mask_function, masks.padding_mask_function(torch.ones(1, 4).bool())), 4),
     ],
 )
-def test_any_other_mask_is_refused(function: Any, size: int | None) -> None:
+def test_mask_of_another_kind_is_refused(function: Any, size: int | None) -> None:
     with pytest.raises(ExportError, match="neither causal nor a sliding window"):
         describe(mask_function=function, local_size=size)
 
 
 @pytest.mark.parametrize("change", [lambda m: m[:, :, :, :4], lambda m: m + 1.0, lambda m: m.to(torch.bool)])
-def test_a_mask_that_the_attention_changes_is_refused(change: Any) -> None:
+def test_changed_mask_is_refused(change: Any) -> None:
     with pytest.raises(ExportError, match="changes the mask"):
         change(Causal(16))
 
 
-def test_an_attention_without_the_mask_is_refused() -> None:
+def test_attention_without_a_mask_is_refused() -> None:
     assert window_of(Causal(5), 0) == 5
     with pytest.raises(ExportError, match="layer 3 gets no causal mask"):
         window_of(None, 3)

@@ -23,7 +23,7 @@ from tests.tiny_encoders import make_checkpoint
 
 
 @pytest.mark.parametrize("model_type", ["bert", "mpnet", "deberta-v2", "modernbert", "albert", "eurobert"])
-def test_the_same_answers_without_operators_of_onnx_runtime(model_type: str, tmp_path: Path) -> None:
+def test_plain_graph_answers_like_the_fused_one(model_type: str, tmp_path: Path) -> None:
     """With a padding mask, position biases, windows, shared layers, grouped queries; for OpenVINO and TensorRT too."""
     folder = make_checkpoint(tmp_path / "checkpoint", model_type, "feature-extraction")
     spec = make_spec(model=str(folder))
@@ -59,7 +59,7 @@ def _exactly(graph: Graph) -> Infer:
     return lambda feed: {name: model(feed)[name] for name in graph.outputs}
 
 
-def test_an_operator_that_has_no_standard_form_is_named(tmp_path: Path) -> None:
+def test_spell_out_attention_names_an_unknown_operator(tmp_path: Path) -> None:
     node = onnx.helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
     tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     graph = onnx.helper.make_graph([node], "g", tensors[:1], tensors[1:])
@@ -69,7 +69,7 @@ def test_an_operator_that_has_no_standard_form_is_named(tmp_path: Path) -> None:
         spell_out_attention(saved, tmp_path)
 
 
-def test_what_tensorrt_has_no_operator_for_is_named(tmp_path: Path) -> None:
+def test_for_tensorrt_names_an_unknown_operator(tmp_path: Path) -> None:
     node = onnx.helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
     tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
@@ -79,7 +79,7 @@ def test_what_tensorrt_has_no_operator_for_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_is_spelled_out_exactly(approximate: str, tmp_path: Path) -> None:
+def test_for_tensorrt_spells_gelu_out_exactly(approximate: str, tmp_path: Path) -> None:
     node = onnx.helper.make_node("Gelu", ["x"], ["y"], approximate=approximate)
     tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n"]) for name in "xy"]
     graph = onnx.helper.make_graph([node], "g", tensors[:1], tensors[1:])

@@ -101,7 +101,7 @@ class Joins(torch.nn.Module):
     [(Casts(), 0), (Returns(), 1), (Squares(), 1), (Writes(), 0), (Shares(), 1), (Widens(), 1)],
     ids=lambda value: type(value).__name__,
 )
-def test_a_program_is_traced_again_where_it_must_be(
+def test_program_is_traced_again_only_if_needed(
     module: torch.nn.Module, traced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = []
@@ -123,14 +123,14 @@ def test_a_program_is_traced_again_where_it_must_be(
         np.testing.assert_array_equal(actual, expected.numpy())
 
 
-def test_an_axis_that_keeps_the_examples_size_is_refused() -> None:
+def test_axis_fixed_to_the_size_of_the_example_is_refused() -> None:
     """Regression: the graph was made, and the first batch of another size failed in the engine."""
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
     with pytest.raises(ExportError, match=r"sizes of its input into numbers.*axis 0 of ids \(2\), axis 0 of out \(2\)"):
         to_onnx(Fixes(), [torch.arange(6).reshape(2, 3)], axes, ["ids"], ["out"])
 
 
-def test_axes_that_became_one_are_refused() -> None:
+def test_joined_axes_are_refused() -> None:
     """Regression: BigBird-Pegasus's encoder was exported, and its first call failed in the engine."""
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
     with pytest.raises(ExportError, match="its code takes batch and sequence for one size, so that the graph is for"):
@@ -146,7 +146,7 @@ class Mixes(torch.nn.Module):
         return (torch.where(ids > 2, real, ids).reshape(ids.shape) ** 2,)
 
 
-def test_exporting_without_repetition_gives_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_without_repeated_work_gives_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal torch.onnx's own output byte for byte, but for the source lines of nodes.
 
     Nothing of torch or onnxscript stays replaced.
@@ -173,7 +173,7 @@ def _without_source(model: onnx.ModelProto) -> bytes:
     return copy.SerializeToString()
 
 
-def test_the_table_without_signatures_has_the_same_operators() -> None:
+def test_operator_table_without_signatures_is_complete() -> None:
     """An operator whose signature cannot be made is left out of torch's own table."""
     kept, own = once._operators(OPSET), ONNXRegistry.from_torchlib(opset_version=OPSET)
     assert _implementations(kept) == _implementations(own)
@@ -197,7 +197,7 @@ class Changes(torch.nn.Module):
         return (self.child(tensors[0].to(torch.float32)),)
 
 
-def test_a_module_is_what_it_was_before_its_export() -> None:
+def test_export_leaves_the_module_unchanged() -> None:
     module = Changes()
     to_onnx(module, [torch.arange(6).reshape(2, 3)], [{0: torch.export.Dim("batch")}], ["ids"], ["out"])
     assert (type(module.child), module.changed) == (torch.nn.Identity, False)

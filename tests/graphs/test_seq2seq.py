@@ -72,7 +72,7 @@ def expected(model: PreTrainedModel, source: tuple[int, ...], options: dict[str,
 
 @pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", SEQ2SEQS)
-def test_answers_are_transformers(model_type: str, tmp_path: Path) -> None:
+def test_seq2seq_answers_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     """Greedy rows and searches of 2, 3 and 4 beams, over texts of unequal length, together in 8 slots."""
     model = make_seq2seq(model_type)
     graphs = graphs_of(model, tmp_path)
@@ -95,7 +95,7 @@ def test_answers_are_transformers(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
-def test_the_n_best_and_their_scores(model_type: str, tmp_path: Path) -> None:
+def test_seq2seq_returns_the_n_best_and_their_scores(model_type: str, tmp_path: Path) -> None:
     model = make_seq2seq(model_type)
     executor = graphs_of(model, tmp_path).executor(8, 40, 40, threads=1)
     source = sources()[1]
@@ -111,7 +111,7 @@ def test_the_n_best_and_their_scores(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
-def test_a_search_reads_its_most_probable_tokens_alone(model_type: str, tmp_path: Path) -> None:
+def test_beam_search_reads_the_likeliest_tokens_alone(model_type: str, tmp_path: Path) -> None:
     """Beside greedy rows and with tokens that must not come; only where a token must come it reads all."""
     model = make_seq2seq(model_type)
     executor = graphs_of(model, tmp_path).executor(11, 40, 40, threads=1)
@@ -154,7 +154,7 @@ def test_a_search_reads_its_most_probable_tokens_alone(model_type: str, tmp_path
     ]
 
 
-def test_the_most_probable_tokens_are_those_of_the_logits(tmp_path: Path) -> None:
+def test_likeliest_tokens_are_those_of_the_logits(tmp_path: Path) -> None:
     """Return as many as requested, all of a smaller vocabulary, and those of the requested rows."""
     model = make_seq2seq("t5")
     executor = graphs_of(model, tmp_path).executor(3, 8, 40, threads=1)
@@ -173,7 +173,7 @@ def test_the_most_probable_tokens_are_those_of_the_logits(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
-def test_rows_that_are_not_searched_attend_once(model_type: str, tmp_path: Path) -> None:
+def test_rows_without_beams_attend_once(model_type: str, tmp_path: Path) -> None:
     """Logits and caches of rows alone and of two beams of a text are what they are where every beam always attends."""
     model = make_seq2seq(model_type)
     graphs = graphs_of(model, tmp_path)
@@ -193,7 +193,7 @@ def test_rows_that_are_not_searched_attend_once(model_type: str, tmp_path: Path)
         np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
 
-def test_a_search_is_made_again_on_the_version_that_serves(tmp_path: Path) -> None:
+def test_beam_search_is_replayed_on_the_serving_version(tmp_path: Path) -> None:
     """It replays its most probable tokens, then steps without a search; the least probable tokens are found wrong."""
     graphs = graphs_of(make_seq2seq("t5"), tmp_path)
     case = recorded(graphs, Seq2SeqReference(tuple(sources()[:3]), START, None, (END,), (), (), (), 2, (), ()), 1)
@@ -212,16 +212,16 @@ def test_a_search_is_made_again_on_the_version_that_serves(tmp_path: Path) -> No
     assert difference(list(case.answers), other) > 0.1
 
 
-def test_a_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:
+def test_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:
     model = make_seq2seq("t5")
     executor = graphs_of(model, tmp_path, beams=1).executor(2, 40, 40, threads=1)
     answers = answer(executor, [asked(source, {}, 20) for source in sources()])
     assert [one[0].tokens for one in answers] == [expected(model, source, {}, 20)[0] for source in sources()]
 
 
-def test_tables_that_both_graphs_have_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_both_graphs_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The words' table, and answers are what they are of graphs that have one each."""
-    monkeypatch.setattr("builder.graphs.onnx.shared_tables.LEAST", 10_000)
+    monkeypatch.setattr("builder.graphs.onnx.shared_tables.MIN_TABLE_BYTES", 10_000)
     model = make_seq2seq("t5")
     graphs = graphs_of(model, tmp_path)
     decoder, encoder = with_shared_tables([graphs.decoder, graphs.encoder], tmp_path / "served")
@@ -245,14 +245,14 @@ def test_tables_that_both_graphs_have_are_stored_once(tmp_path: Path, monkeypatc
         ("switch_transformers", {**T5, "num_experts": 4}),
     ],
 )
-def test_what_cannot_be_right_is_refused_by_name(model_type: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_export_refuses_unsupported_models_by_name(model_type: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = AutoConfig.for_model(model_type, **{"vocab_size": VOCABULARY, **SPECIAL, **options})
     model = AutoModelForSeq2SeqLM.from_config(config).eval()
     with pytest.raises(ExportError, match=f"{model_type} cannot be served for generation"):
         export_seq2seq(model, tmp_path, 1)
 
 
-def test_graphs_that_do_not_run_are_refused_by_a_build(tmp_path: Path) -> None:
+def test_build_refuses_graphs_that_do_not_run(tmp_path: Path) -> None:
     """LongT5 exports, with a bias for one row at one position: the samples show it, and nothing is published."""
     sizes = {**SPECIAL, **T5, "num_layers": 1, "num_decoder_layers": 1}
     config = AutoConfig.for_model("longt5", vocab_size=VOCABULARY, local_radius=7, **sizes)

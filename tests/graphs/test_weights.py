@@ -24,7 +24,7 @@ from tests.decoders import make_decoder
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4-weights"])
-def test_a_graph_has_the_same_weights_inside_and_beside(
+def test_graph_has_the_same_weights_inside_and_in_a_file(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs = []
@@ -45,7 +45,7 @@ def test_a_graph_has_the_same_weights_inside_and_beside(
         np.testing.assert_array_equal(values, beside[name])
 
 
-def test_what_is_made_of_a_weight_in_a_file_does_not_go_into_that_file(
+def test_derived_weights_do_not_go_into_the_file_of_their_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
@@ -62,9 +62,7 @@ def test_what_is_made_of_a_weight_in_a_file_does_not_go_into_that_file(
     assert (tmp_path / "model.onnx.data").read_bytes() == before
 
 
-def test_a_weight_that_is_computed_is_written_in_pieces_and_let_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_computed_weight_is_written_in_pieces_and_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     monkeypatch.setattr("builder.graphs.onnx.weights.PIECE", 4096)
     wide, reads = np.arange(33 * 1000, dtype=np.float32).reshape(33, 1000), []
@@ -90,9 +88,7 @@ def test_a_weight_that_is_computed_is_written_in_pieces_and_let_go(
         values_of(tensor)
 
 
-def test_what_lies_in_the_file_of_a_graph_stays_there_and_the_rest_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_weights_are_appended_to_the_file_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is written where it was read from: its weights are neither written again nor lost."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     values = {name: np.full(1024, number, np.float32) for number, name in enumerate(("first", "second"))}
@@ -112,7 +108,7 @@ def test_what_lies_in_the_file_of_a_graph_stays_there_and_the_rest_follows(
         np.testing.assert_array_equal(read[name], array)
 
 
-def test_a_file_that_others_have_too_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_weights_file_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of an earlier build in the same folder may be in the cache under another name: a hard link."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     exported = export_decoder(make_decoder("llama"), tmp_path, 128).graph
@@ -144,7 +140,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarr
     return {name: np.full(1 << 16, number, np.float32) for number, name in enumerate(("first", "second"))}
 
 
-def test_all_that_is_made_of_an_export_has_its_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_of_one_export_store_its_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     exported = export_decoder(make_decoder("llama"), tmp_path, 128).graph
     fused = fuse(exported, tmp_path)
@@ -158,7 +154,7 @@ def test_all_that_is_made_of_an_export_has_its_weights_once(tmp_path: Path, monk
         np.testing.assert_array_equal(values, before[name])
 
 
-def test_a_graph_with_little_of_its_own_has_that_inside(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
+def test_graph_stores_few_weights_of_its_own_inside(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
     saved = _saved(tmp_path / "a" / "m.onnx", **large)
     model, own = load_graph(saved.path), np.arange(1000, dtype=np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(own, "own"))
@@ -169,9 +165,7 @@ def test_a_graph_with_little_of_its_own_has_that_inside(tmp_path: Path, large: d
 
 
 @pytest.mark.parametrize("how", ["one is left out", "one is new"])
-def test_a_graph_with_other_weights_has_a_file_of_its_own(
-    how: str, tmp_path: Path, large: dict[str, np.ndarray]
-) -> None:
+def test_graph_of_other_weights_has_its_own_file(how: str, tmp_path: Path, large: dict[str, np.ndarray]) -> None:
     """Without what it does not read."""
     saved = _saved(tmp_path / "a" / "m.onnx", **large)
     model = load_graph(saved.path)
@@ -189,7 +183,7 @@ def test_a_graph_with_other_weights_has_a_file_of_its_own(
             np.testing.assert_array_equal(_read(graph)[name], values)
 
 
-def test_a_file_with_several_names_is_not_gone_on_with(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
+def test_hard_linked_weights_file_is_not_appended_to(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
     saved, more = _saved(tmp_path / "m.onnx", **large), np.full(1 << 16, 3, np.float32)
     os.link(tmp_path / "m.onnx.data", tmp_path / "kept")
     before, model = (tmp_path / "kept").read_bytes(), load_graph(saved.path)
@@ -200,9 +194,7 @@ def test_a_file_with_several_names_is_not_gone_on_with(tmp_path: Path, large: di
         np.testing.assert_array_equal(_read(again)[name], values)
 
 
-def test_weights_that_the_optimiser_changed_are_not_taken_for_those_before(
-    tmp_path: Path, large: dict[str, np.ndarray]
-) -> None:
+def test_changed_weights_are_told_from_the_original_ones(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
     """A convolution with its factor in its weights is in the graph, all others stay in their file."""
     numbers = np.random.default_rng(0).standard_normal((16, 16, 3)).astype(np.float32)
     weights = {"matrix": large["second"].reshape(64, -1), "kernel": numbers, "factor": np.array(3, np.float32)}

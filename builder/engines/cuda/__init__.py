@@ -57,8 +57,8 @@ def provider_options(gpu: Gpu) -> dict[str, str]:
     return options
 
 
-BLOCKS, LEAST_FOR_BLOCKS = "PagedAttention with bounds on lengths", "8.0"
-MOST_PIECE = 1024  # tokens of prompts in a call over blocks: with 2048 onnxruntime-genai's issue 2583 ends the process
+PAGED, MIN_CAPABILITY = "PagedAttention with bounds on lengths", "8.0"  # of a cache in blocks
+MAX_PREFILL = 1024  # tokens of prompts in a call over blocks: with 2048 onnxruntime-genai's issue 2583 ends the process
 ALL_WITH_CUDNN = 127  # bits of AttentionBackend, attention_common.h: those that are on without it, and cuDNN's (8)
 
 
@@ -93,29 +93,29 @@ def refuse_blocks(options: BuildSpec, card: str | None) -> None:
     instead = "leave --cache-gb out, and each of --slots sequences has memory of its own"
     if options.executor == "bls":
         raise SpecError(f"--cache-gb is not for --executor bls, where a cache is made of slots: {instead}")
-    if not runtime_has(BLOCKS, options.triton, in_process=True):
+    if not runtime_has(PAGED, options.triton, in_process=True):
         raise SpecError(
-            f"--cache-gb: {BLOCKS} is in ONNX Runtime from {OPERATOR_NEEDS[BLOCKS]} on, and the Python of Triton "
+            f"--cache-gb: {PAGED} is in ONNX Runtime from {OPERATOR_NEEDS[PAGED]} on, and the Python of Triton "
             f"{options.triton} gets {runtime_of(options.triton, in_process=True)}: use a newer --triton, or {instead}"
         )
     tokens = options.serving.prefill_tokens
-    if tokens > MOST_PIECE:
+    if tokens > MAX_PREFILL:
         raise SpecError(
-            f"serving.prefill_tokens {tokens}: with --cache-gb on a GPU at most {MOST_PIECE}, for an illegal memory "
+            f"serving.prefill_tokens {tokens}: with --cache-gb on a GPU at most {MAX_PREFILL}, for an illegal memory "
             f"access of its attention is known with 2048 (onnxruntime-genai, issue 2583); lower it, or {instead}"
         )
     fits = [
-        name for name, one in CARDS.items() if version_tuple(one.compute_capability) >= version_tuple(LEAST_FOR_BLOCKS)
+        name for name, one in CARDS.items() if version_tuple(one.compute_capability) >= version_tuple(MIN_CAPABILITY)
     ]
     if card is None:
         raise SpecError(
-            f"--cache-gb: attention over blocks needs compute capability {LEAST_FOR_BLOCKS}, and on an older card it "
+            f"--cache-gb: attention over blocks needs compute capability {MIN_CAPABILITY}, and on an older card it "
             f"copies all keys at each call until the memory is full: say which card serves, with --gpu (one of "
             f"{', '.join(fits)}; of another such card, the nearest of no more memory), or {instead}"
         )
     if card not in fits:
         raise SpecError(
-            f"{card}: attention over blocks needs compute capability {LEAST_FOR_BLOCKS}, and this card has "
+            f"{card}: attention over blocks needs compute capability {MIN_CAPABILITY}, and this card has "
             f"{CARDS[card].compute_capability}: {instead}"
         )
 
@@ -140,8 +140,8 @@ def without_kernel(operators: Collection[str], precision: str, triton: str) -> l
 
     Raises SpecError where that is not known.
     """
-    wanted = version_tuple(RELEASES[triton].onnxruntime)
-    listed = [version for version in KERNELS if version_tuple(version) <= wanted]
+    number = version_tuple(RELEASES[triton].onnxruntime)
+    listed = [version for version in KERNELS if version_tuple(version) <= number]
     if not listed and precision == "bf16":
         first = next(
             n for n, r in RELEASES.items() if version_tuple(r.onnxruntime) >= version_tuple(next(iter(KERNELS)))

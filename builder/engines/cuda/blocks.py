@@ -2,7 +2,7 @@
 
 Inputs, for the tokens of all rows of a call one after the other:
   input_ids, position_ids        (1, tokens) int64
-  logits_positions               (positions,) int64, the tokens after which logits are wanted
+  logits_positions               (positions,) int64, the tokens whose logits are computed
   key_cache.i, value_cache.i     (blocks, tokens of a block, key heads, head size) of each layer
   cumulative_sequence_length     (rows + 1,) int32, where each row's tokens begin
   past_seqlens                   (rows,) int32, tokens in the cache before this call
@@ -52,7 +52,9 @@ from builder.runtime.generation.executors.onnxruntime_cuda_blocks import TABLES,
 from builder.runtime.generation.executors.paged import OPERATOR
 
 ADVICE = "leave --cache-gb out"
-KEPT = frozenset({"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"})  # attributes of both operators
+SHARED = frozenset(
+    {"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"}
+)  # attributes of both operators
 METADATA = 16  # the place of attention_metadata among the operator's inputs
 
 
@@ -96,7 +98,7 @@ def _cache(name: str, after: str = "") -> str:
 def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[onnx.NodeProto]:
     """Yield PagedAttention in place of `node`, between reshapes: it takes (tokens, hidden), without an axis of rows."""
     attributes = attributes_of(node)
-    unknown = sorted({name for name, value in attributes.items() if value} - KEPT)
+    unknown = sorted({name for name, value in attributes.items() if value} - SHARED)
     if unknown or any(node.input[7:]):
         raise SpecError(
             f"its attention has {unknown[0] if unknown else 'an input'} that ONNX Runtime's PagedAttention does not "
@@ -114,7 +116,7 @@ def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[
     inputs = [*flat, *(_cache(name) for name in node.input[3:5]), *list(TABLES)[:3]]
     inputs += [""] * (METADATA - len(inputs)) + list(TABLES)[3:]
     outputs = [f"{output}.flat", *(_cache(name, "_out") for name in node.input[3:5])]
-    kept = {name: value for name, value in attributes.items() if name in KEPT}
+    kept = {name: value for name, value in attributes.items() if name in SHARED}
     yield helper.make_node(OPERATOR, inputs, outputs, name=node.name, domain=DOMAIN, **kept)
     add_constant_once(graph, f"paged.rows.{heads * size}", np.array([1, -1, heads * size], np.int64))
     yield helper.make_node("Reshape", [outputs[0], f"paged.rows.{heads * size}"], [output])

@@ -21,7 +21,7 @@ from builder.engines.cuda.blocks import block_bytes, page_attention
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.cuda.on_cpu import on_cpu
 from builder.engines.cuda.weights import CudaEightBit
-from builder.engines.decoding import Executors, Lowered, let_go
+from builder.engines.decoding import Executors, Lowered, free_executors
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime.decoding import OnnxRuntimeDecoding
 from builder.engines.optimise.half_precision import HALVES
@@ -105,7 +105,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
         """Return executors over blocks, as a CPU has them. Each opens the graph when the one before has been freed."""
 
         def over(geometry: Geometry) -> CudaBlocks:
-            let_go(graph)
+            free_executors(graph)
             layers = [LayerShape(heads, size) for heads, size in geometry.layers]
             copier = slot_copier(layers, ELEMENTS[geometry.cache], graph, graph.path.parent)
             return CudaBlocks(graph.path, copier.path, geometry, Session(threads=threads))

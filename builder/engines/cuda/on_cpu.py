@@ -26,7 +26,7 @@ WHERE = "paged.where"  # (tokens, 2) int64: the block of each token, and its pla
 def on_cpu(graph: Graph, folder: Path) -> Graph:
     """Write `graph`, of blocks, for a CPU into `folder`."""
     model = load_graph(graph.path)
-    sizes = {value.name: _sizes(value) for value in model.graph.input}
+    sizes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
     paged = [node for node in model.graph.node if node.op_type == OPERATOR]
     nodes = list(_places(model.graph, sizes[paged[0].input[3]][1]))
     for node in model.graph.node:
@@ -36,10 +36,6 @@ def on_cpu(graph: Graph, folder: Path) -> Graph:
             nodes.append(node)
     replace_nodes(model.graph, nodes)
     return save_graph(model, folder / "blocks-on-cpu" / graph.path.name)
-
-
-def _sizes(value: onnx.ValueInfoProto) -> list[int]:
-    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
 def _places(graph: onnx.GraphProto, block: int) -> Iterator[onnx.NodeProto]:

@@ -36,15 +36,15 @@ class CudaEightBit(EightBitProducts):
     largest_block: ClassVar[int] = SIZES[0]
 
     def by_columns(self, node: onnx.NodeProto, matrix: np.ndarray) -> Iterator[onnx.NodeProto]:
-        yield self.in_blocks(node, in_bytes(matrix.T))
+        yield self.in_blocks(node, rounded_to_bytes(matrix.T))
 
     def by_rows(self, node: onnx.NodeProto, table: np.ndarray) -> Iterator[onnx.NodeProto]:
-        yield self.in_blocks(node, in_bytes(table))
+        yield self.in_blocks(node, rounded_to_bytes(table))
 
     def lookup(self, node: onnx.NodeProto, table: np.ndarray) -> Iterator[onnx.NodeProto]:
         """Yield nodes for (codes - 128) * scales of the rows, (batch, new, blocks, size), as (batch, new, inputs)."""
         (name, rows), output = node.input, node.output[0]
-        codes, scales = self.store_blocks(name, in_bytes(table))
+        codes, scales = self.store_blocks(name, rounded_to_bytes(table))
         middle, last, shape = (f"{output}.{part}" for part in ("middle", "last", "shape"))
         add_constant(self.graph, middle, np.array(SYMMETRIC[8], np.float32))
         add_constant(self.graph, last, np.array([-1], np.int64))
@@ -58,7 +58,7 @@ class CudaEightBit(EightBitProducts):
         yield helper.make_node("Reshape", [f"{output}.blocks", shape], [output])
 
 
-def in_bytes(rows: np.ndarray) -> QuantizedBlocks:
+def rounded_to_bytes(rows: np.ndarray) -> QuantizedBlocks:
     """Return `rows`, (outputs, inputs), in 8 bits around 128, a scale per block.
 
     Raises SpecError where no block fits.

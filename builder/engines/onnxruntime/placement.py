@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from builder.engines.cuda import placement as cuda
 from builder.engines.onnxruntime import parameters
-from builder.engines.placement import OF_TOKENS, Accelerator, InstanceGroup, Placement, on_cpu
+from builder.engines.placement import TOKEN_INPUTS, Accelerator, InstanceGroup, Placement, on_cpu
 from builder.engines.profiles import Calls, input_shapes
 from builder.engines.tensorrt.placement import profiles_of
 from builder.graphs.onnx.graph import Graph
@@ -28,7 +28,7 @@ def place(options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
     if options.target == "cuda":
         return Placement(groups, settings, accelerators=accelerators(options))
     (profile,) = profiles_of(options.tensorrt.profiles, calls, plan=False)
-    shapes = input_shapes(profile, graph.inputs, OF_TOKENS)
+    shapes = input_shapes(profile, graph.inputs, TOKEN_INPUTS)
     accelerator = Accelerator("tensorrt", _tensorrt_parameters(options, graph, shapes))
     tuned = {name: sides["opt"] for name, sides in shapes.items()}
     return Placement(groups, settings, accelerators=(accelerator, *accelerators(options)), warm_ups=(tuned,))
@@ -43,7 +43,7 @@ def _tensorrt_parameters(
     keeps a retrained model from running on the engine of the one before. It creates one folder, not those above it.
     """
 
-    def stated(side: str) -> str:
+    def listed(side: str) -> str:
         return ",".join(f"{name}:{'x'.join(map(str, sides[side]))}" for name, sides in shapes.items())
 
     folder = f"{options.tensorrt.engine_folder.rstrip('/')}/{options.engine_name}-{sha256(*graph.files)[:16]}"
@@ -53,7 +53,7 @@ def _tensorrt_parameters(
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": folder,
         "trt_builder_optimization_level": str(options.tensorrt.optimization_level),
-        **{f"trt_profile_{side}_shapes": stated(side) for side in ("min", "opt", "max")},
+        **{f"trt_profile_{side}_shapes": listed(side) for side in ("min", "opt", "max")},
     }
     if options.precision in PRECISION_MODES:
         parameters["precision_mode"] = PRECISION_MODES[options.precision]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from builder.common.errors import SpecError
 from builder.common.memory import ADVICE, ReservedMemory, blocks_that_fit
-from builder.engines.decoding import DecodingEngine, Executors, let_go
+from builder.engines.decoding import DecodingEngine, Executors, free_executors
 from builder.engines.openvino import BACKEND, decoder_properties
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.graphs.onnx.graph import Graph
@@ -36,9 +36,9 @@ class OpenVinoDecoding(DecodingEngine):
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan whole blocks, as many as fit into --cache-gb, or as --slots full texts need in half of the memory."""
-        block, usable, stated = block_bytes(layers, self.cache_type), self.spec.usable_memory, self.spec.cache_gb
+        block, usable, requested = block_bytes(layers, self.cache_type), self.spec.usable_memory, self.spec.cache_gb
         full = self.spec.slots * -(-length // BLOCK) * block
-        size = min(full, usable / 2) if stated is None else stated * 1e9
+        size = min(full, usable / 2) if requested is None else requested * 1e9
         blocks = blocks_that_fit(size, block, length, BLOCK)
         if size > usable:
             raise SpecError(
@@ -69,7 +69,7 @@ class OpenVinoDecoding(DecodingEngine):
         """Return executors. Each compiles the graph for the type of the cache, when the one before has been freed."""
 
         def compiled(geometry: Geometry) -> OpenVinoExecutor:
-            let_go(graph)
+            free_executors(graph)
             return OpenVinoExecutor(graph.path, geometry, cls.session_here(geometry.cache, threads))
 
         return compiled

@@ -6,7 +6,7 @@ while it reads the graph (builder/runtime/generation/executors/openvino.py).
 
 Inputs, for the tokens of all rows of a call one after the other:
   input_ids, position_ids      (1, tokens) int64
-  logits_positions             (positions,) int64, the tokens after which logits are wanted
+  logits_positions             (positions,) int64, the tokens whose logits are computed
   key_cache.i, value_cache.i   blocks of each layer, in the layout and type of OpenVINO's CPU plugin
   past_lens                    (rows,) int32, tokens in the cache before this call
   subsequence_begins           (rows + 1,) int32, where each row's tokens begin
@@ -43,7 +43,7 @@ from builder.runtime.generation.executors.paged import OPERATOR
 ENGINE = "openvino"
 ADVICE = "use --engine onnxruntime"
 ROTATED = "rotary_embedding_dim"
-TRIED = 64  # keys over which a bias is looked at
+BIAS_KEYS = 64  # keys over which a bias is looked at
 
 
 def page_attention(graph: Graph, folder: Path) -> Graph:
@@ -157,19 +157,19 @@ def _slopes_of(model: onnx.ModelProto, bias: str) -> np.ndarray:
     extracted = onnx.utils.Extractor(model).extract_model([n for n in _inputs_of(model, bias) if n in names], [bias])
     feeds = {
         "input_ids": np.zeros((1, 1), np.int64),
-        "position_ids": np.full((1, 1), TRIED - 1, np.int64),
-        "total_sequence_length": np.array([TRIED], np.int32),
-        "seqlens_k": np.array([TRIED - 1], np.int32),
+        "position_ids": np.full((1, 1), BIAS_KEYS - 1, np.int64),
+        "total_sequence_length": np.array([BIAS_KEYS], np.int32),
+        "seqlens_k": np.array([BIAS_KEYS - 1], np.int32),
     }
-    wanted = {value.name for value in extracted.graph.input}
-    if not wanted <= set(feeds):
+    needed = {value.name for value in extracted.graph.input}
+    if not needed <= set(feeds):
         raise ExportError(
-            f"its attention has a bias that depends on {min(wanted - set(feeds))}, not on positions alone, as "
+            f"its attention has a bias that depends on {min(needed - set(feeds))}, not on positions alone, as "
             "OpenVINO's has to; use --engine onnxruntime"
         )
-    values = ReferenceEvaluator(extracted).run(None, {n: feeds[n] for n in wanted})[0].astype(np.float64)[0, :, 0]
+    values = ReferenceEvaluator(extracted).run(None, {n: feeds[n] for n in needed})[0].astype(np.float64)[0, :, 0]
     slopes = values[:, 1] - values[:, 0]
-    if not np.allclose(values - values[:, :1], slopes[:, None] * np.arange(TRIED), atol=1e-4):
+    if not np.allclose(values - values[:, :1], slopes[:, None] * np.arange(BIAS_KEYS), atol=1e-4):
         raise ExportError(
             "its attention has a bias that is not ALiBi, the only one that OpenVINO's takes; use --engine onnxruntime"
         )
@@ -179,12 +179,12 @@ def _slopes_of(model: onnx.ModelProto, bias: str) -> np.ndarray:
 def _inputs_of(model: onnx.ModelProto, name: str) -> set[str]:
     """Return all names that `name` is computed from."""
     makers = {output: node for node in model.graph.node for output in node.output}
-    seen, left = set(), [name]
-    while left:
-        one = left.pop()
+    seen, pending = set(), [name]
+    while pending:
+        one = pending.pop()
         if one not in seen:
             seen.add(one)
-            left.extend(makers[one].input if one in makers else ())
+            pending.extend(makers[one].input if one in makers else ())
     return seen
 
 

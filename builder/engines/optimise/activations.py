@@ -33,8 +33,8 @@ def watch(
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted({*names}))
     with temporary_folder() as folder:
         session = opened(save_graph(watched, folder / MODEL_FILE).path, 0)
-    wanted = list(dict.fromkeys(names))
+    outputs = list(dict.fromkeys(names))
     inputs = {value.name for value in session.get_inputs()}
     for feed in feeds:
-        values = session.run(wanted, {name: np.asarray(feed[name]) for name in inputs})
-        yield dict(zip(wanted, values, strict=True))
+        values = session.run(outputs, {name: np.asarray(feed[name]) for name in inputs})
+        yield dict(zip(outputs, values, strict=True))

@@ -40,14 +40,14 @@ def compact(graph: Graph, folder: Path) -> tuple[Graph, Removed | None]:
         return graph, None
     take_in(model.graph)
     constants = _constants(model, structures)
-    gone = {"heads": 0, "neurons": 0}
+    removed_units = {"heads": 0, "neurons": 0}
     for structure, units in empty.items():
         remaining = [unit for unit in range(structure.units) if unit not in units] or [0]
         _fold(model, structure, constants[structure.source], [u for u in units if u not in remaining])
         keep_units(model, structure, remaining)
-        gone[structure.kind] += structure.units - len(remaining)
-    total = {kind: sum(s.units for s in structures if s.kind == kind) for kind in gone}
-    removed = Removed(gone["heads"], gone["neurons"], total["heads"], total["neurons"])
+        removed_units[structure.kind] += structure.units - len(remaining)
+    total = {kind: sum(s.units for s in structures if s.kind == kind) for kind in removed_units}
+    removed = Removed(removed_units["heads"], removed_units["neurons"], total["heads"], total["neurons"])
     return save_graph(model, folder / "compacted" / graph.path.name), removed
 
 

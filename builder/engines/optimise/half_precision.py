@@ -113,12 +113,12 @@ def _what_must_be_exact(graph: onnx.GraphProto) -> list[str]:
     """
     maker = {output: node for node in graph.node for output in node.output}
     exact: dict[str, None] = {}
-    left = [n for n in graph.node if n.op_type in ANGLES or _target(n) in WHOLE]
-    while left:
-        node = left.pop()
+    pending = [n for n in graph.node if n.op_type in ANGLES or _target(n) in WHOLE]
+    while pending:
+        node = pending.pop()
         if node.name not in exact:
             exact[node.name] = None
-            left.extend(maker[name] for name in node.input if name in maker)
+            pending.extend(maker[name] for name in node.input if name in maker)
     return list(exact)
 
 

@@ -83,11 +83,11 @@ def quantise_weights(
 
 def refuse_missed(expected: int, done: int, graph: onnx.GraphProto) -> None:
     """Raise VerificationError unless all of the `expected` products are `done`, and none is left in `graph`."""
-    left = _unquantised(graph)
-    if not expected or done != expected or left:
+    missed = _unquantised(graph)
+    if not expected or done != expected or missed:
         raise VerificationError(
-            f"{done} of {expected + len(left)} matrix products were quantised"
-            + (f", not {left[0]}" if left else "")
+            f"{done} of {expected + len(missed)} matrix products were quantised"
+            + (f", not {missed[0]}" if missed else "")
             + "; nothing was published. Use --precision fp32 for this checkpoint"
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 from builder.common.releases import RELEASES
 from builder.engines import onnxruntime
 from builder.engines.gpu import least_capability
-from builder.engines.placement import OF_TOKENS
+from builder.engines.placement import TOKEN_INPUTS
 from builder.engines.profiles import Calls, Shape, input_shapes, largest_calls
 from builder.engines.tensorrt.placement import profiles_of
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
@@ -22,7 +22,7 @@ from builder.options import BuildSpec
 from builder.runtime.contract import EncoderServing
 from builder.runtime.recipe import compile as program
 
-CALLS = 4  # of the samples' calls, from the shortest to the longest
+SAMPLE_CALLS = 4  # of the samples' calls, from the shortest to the longest
 # How far a plan may be from ONNX Runtime on the CPU, of the largest value: kernels round in other places.
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1, "int8-static": 1e-1, "fp8": 2e-1}
 
@@ -39,11 +39,11 @@ def recipe_files(
     from polygraphy.comparator.struct import IterationResult
     from polygraphy.json import save_json
 
-    taken = Calls(options.max_batch_size, serving.max_length, serving.batching.token_budget)
-    profiles = profiles_of(options.tensorrt.profiles, taken, plan=True)
+    limits = Calls(options.max_batch_size, serving.max_length, serving.batching.token_budget)
+    profiles = profiles_of(options.tensorrt.profiles, limits, plan=True)
     run = onnxruntime.infer(graph, options.build_threads)
-    step = max(1, len(feeds) // CALLS)
-    shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]
+    step = max(1, len(feeds) // SAMPLE_CALLS)
+    shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, limits))]
     calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
     calls.extend(enlarged(calls[0], shape) for shape in dict.fromkeys(shapes))
     answers = [IterationResult(dict(run(call)), runner_name="ONNX Runtime") for call in calls]
@@ -58,7 +58,7 @@ def recipe_files(
         "precision": options.precision,
         "least_capability": least_capability(options.target, options.precision, options.triton)[0],
         "tolerance": TOLERANCE[options.precision],
-        "profiles": [input_shapes(profile, graph.inputs, OF_TOKENS) for profile in profiles],
+        "profiles": [input_shapes(profile, graph.inputs, TOKEN_INPUTS) for profile in profiles],
         "workspace": None if options.tensorrt.workspace_mb is None else options.tensorrt.workspace_mb << 20,
         "optimization_level": options.tensorrt.optimization_level,
     }
@@ -80,5 +80,5 @@ def enlarged(call: Mapping[str, np.ndarray], shape: Shape) -> dict[str, np.ndarr
     repeated = {}
     for name, values in call.items():
         chosen = values[np.arange(rows) % len(values)]
-        repeated[name] = chosen[:, np.arange(length) % values.shape[1]] if name in OF_TOKENS else chosen[:, :length]
+        repeated[name] = chosen[:, np.arange(length) % values.shape[1]] if name in TOKEN_INPUTS else chosen[:, :length]
     return repeated

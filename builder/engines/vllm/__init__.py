@@ -64,9 +64,9 @@ def fields_of(version: str) -> set[str]:
     """
     if version in ARGUMENTS:
         return set(ARGUMENTS[version])
-    wanted = version_tuple(version)
-    before = [names for read, names in ARGUMENTS.items() if version_tuple(read) < wanted]
-    after = [names for read, names in ARGUMENTS.items() if version_tuple(read) > wanted]
+    number = version_tuple(version)
+    before = [names for read, names in ARGUMENTS.items() if version_tuple(read) < number]
+    after = [names for read, names in ARGUMENTS.items() if version_tuple(read) > number]
     return {name for names in (*before[-1:], *after[:1]) for name in names}
 
 

@@ -4,7 +4,7 @@ Inputs, for `batch` rows of `sequence` new tokens each:
   input_ids, position_ids      (batch, sequence) int64
   seqlens_k                    (batch,) int32, tokens in the cache after this call, less one
   total_sequence_length        (1,) int32, the most tokens of any row after this call
-  logits_positions             (positions,) int64, the tokens after which logits are wanted: places in
+  logits_positions             (positions,) int64, the tokens whose logits are computed: places in
                                input_ids, counted through all rows
   past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer
 Outputs: logits (positions, vocabulary) and present_key_i, present_value_i, to be bound to the buffers of the past.
@@ -58,23 +58,23 @@ class DecoderGraph(torch.nn.Module):
         self.model = model
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
-        input_ids, position_ids, seqlens_k, total, wanted, *past = tensors
+        input_ids, position_ids, seqlens_k, total, positions, *past = tensors
         cache = ExportCache(past, seqlens_k, total)
-        with exporting(cache), only_wanted(self.model, wanted):
+        with exporting(cache), logits_at(self.model, positions):
             result = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
         return result.logits, *cache.outputs()
 
 
 @contextmanager
-def only_wanted(model: PreTrainedModel, wanted: torch.Tensor) -> Iterator[None]:
-    """Apply the output matrix to the `wanted` positions alone, (positions,) int64, counted through all rows.
+def logits_at(model: PreTrainedModel, positions: torch.Tensor) -> Iterator[None]:
+    """Apply the output matrix to some `positions` alone, (positions,) int64, counted through all rows.
 
     Its product is over two axes: one that shares a tied embedding, by reading it by its rows, takes no more.
     """
 
     def chosen(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
         hidden = arguments[0]  # (batch, sequence, hidden)
-        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, wanted)
+        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
 
     handle = model.get_output_embeddings().register_forward_pre_hook(chosen)
     try:
@@ -94,14 +94,14 @@ def export_decoder(
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
         settled, experts = settled_frequencies(model, max_length), every_expert(model)
-        with fused_attention(model), settled, experts, fused_rotary(model) as left:
+        with fused_attention(model), settled, experts, fused_rotary(model) as unfused:
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model), caches, path)
         if graph.operators[CACHED_ATTENTION] != len(caches):
             raise ExportError(
                 f"{graph.operators[CACHED_ATTENTION]} of its {len(caches)} layers use the fused attention"
             )
-    return DecoderExport(graph, caches, left)
+    return DecoderExport(graph, caches, unfused)
 
 
 def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:

@@ -53,10 +53,7 @@ def _place(error: BaseException) -> str:
     if not found:
         return ""
     frame, line = found[-1]
-    owner = next((f.f_locals["self"] for f, _ in reversed(found) if _is_module(f)), None)
+    owners = (frame.f_locals.get("self") for frame, _ in reversed(found))
+    owner = next((owner for owner in owners if isinstance(owner, torch.nn.Module)), None)
     module = f"{type(owner).__name__}, " if owner is not None else ""
     return f"{module}{Path(frame.f_code.co_filename).name}, line {line}"
-
-
-def _is_module(frame: FrameType) -> bool:
-    return isinstance(frame.f_locals.get("self"), torch.nn.Module)

@@ -17,7 +17,7 @@ from builder.graphs.export.failure import reason
 from builder.graphs.export.once import nothing_twice
 from builder.graphs.onnx.cleanup import clean
 from builder.graphs.onnx.graph import Graph, has_many, save_graph
-from builder.graphs.onnx.weights import LEAST, computed, computing
+from builder.graphs.onnx.weights import MIN_FILE_BYTES, computed, computing
 
 OPSET = 20  # the newest that every supported release reads
 IR_VERSION = 9
@@ -100,18 +100,18 @@ def _children_kept(module: torch.nn.Module) -> Iterator[None]:
     torch.export takes back what a forward assigns to a module, except for its children: BigBird, which changes its
     attention with its first short text, kept half of the change.
     """
-    kept = [(one, dict(one._modules)) for one in module.modules()]
+    before = [(one, dict(one._modules)) for one in module.modules()]
     try:
         yield
     finally:
-        for one, children in kept:
+        for one, children in before:
             one._modules.clear()
             one._modules.update(children)
 
 
 def _proto(program: torch.onnx.ONNXProgram) -> onnx.ModelProto:
     constants = {name: value.const_value for name, value in program.model.graph.initializers.items()}
-    large = {name: one for name, one in constants.items() if one is not None and one.nbytes >= LEAST}
+    large = {name: one for name, one in constants.items() if one is not None and one.nbytes >= MIN_FILE_BYTES}
     if has_many(sum(one.nbytes for one in large.values())):
         for name, tensor in large.items():
             program.model.graph.initializers[name].const_value = _left_where_it_is(name, tensor)
@@ -131,9 +131,10 @@ def _refuse_fixed_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, A
 
     torch.onnx falls back on shapes of the example where the model's code turns a size into a number.
     """
-    wanted = [(value, axis) for value in graph.input for axis in axes[value.name]]
-    wanted += [(value, 0) for value in graph.output]
-    fixed = [f"axis {a} of {v.name} ({v.type.tensor_type.shape.dim[a].dim_value})" for v, a in wanted if _fixed(v, a)]
+    dynamic = [(value, axis) for value in graph.input for axis in axes[value.name]]
+    dynamic += [(value, 0) for value in graph.output]
+    sizes = [(value.name, axis, value.type.tensor_type.shape.dim[axis]) for value, axis in dynamic]
+    fixed = [f"axis {axis} of {name} ({size.dim_value})" for name, axis, size in sizes if size.HasField("dim_value")]
     if fixed:
         raise ExportError(
             f"its code turns sizes of its input into numbers, so that the graph is for those alone: {', '.join(fixed)}"
@@ -153,10 +154,6 @@ def _refuse_joined_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, 
         )
 
 
-def _fixed(value: onnx.ValueInfoProto, axis: int) -> bool:
-    return bool(value.type.tensor_type.shape.dim[axis].HasField("dim_value"))
-
-
 def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated:
     """Translate the program without torch.onnx.export's second trace, unless it is needed.
 
@@ -166,19 +163,19 @@ def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated
     Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it is
     done once more, with that trace.
     """
-    left: list[torch.export.ExportedProgram] = []
-    with _left_as_captured(left):
+    undecomposed: list[torch.export.ExportedProgram] = []
+    with _only_needed_decompositions(undecomposed):
         try:
             return translated()
         except Exception:
-            if not left:
+            if not undecomposed:
                 raise
     return translated()
 
 
 @contextmanager
-def _left_as_captured(left: list[torch.export.ExportedProgram]) -> Iterator[None]:
-    """Run with decomposition only of programs with a node that it would change; the others go into `left`."""
+def _only_needed_decompositions(undecomposed: list[torch.export.ExportedProgram]) -> Iterator[None]:
+    """Run with decomposition only of programs with a node that it would change; the others go into `undecomposed`."""
     decompose = torch.export.ExportedProgram.run_decompositions
 
     def where_needed(
@@ -187,7 +184,7 @@ def _left_as_captured(left: list[torch.export.ExportedProgram]) -> Iterator[None
         _settle(program.graph)
         if table is None or not _is_decomposed(program, table):
             return decompose(program, table, **more)
-        left.append(program)
+        undecomposed.append(program)
         return program
 
     torch.export.ExportedProgram.run_decompositions = where_needed  # type: ignore[assignment, method-assign]

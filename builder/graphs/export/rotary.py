@@ -22,23 +22,23 @@ FUNCTION = "apply_rotary_pos_emb"
 
 @contextmanager
 def fused_rotary(model: PreTrainedModel) -> Iterator[tuple[str, ...]]:
-    """Run with the architecture's function replaced, where that is exact; yields the functions that were left."""
+    """Run with the architecture's function replaced, where that is exact; yields the functions that stay unfused."""
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     owners = [module for module in modules if module.__name__.startswith("transformers.models.")]
     replaced: list[tuple[Any, Callable[..., Any]]] = []
-    left: list[str] = []
+    unfused: list[str] = []
     for owner in owners:
         original = getattr(owner, FUNCTION, None)
         if original is None:
             continue
         interleaved = _layout(original)
         if interleaved is None:
-            left.append(f"{owner.__name__.rsplit('.', 1)[-1]}.{FUNCTION}")
+            unfused.append(f"{owner.__name__.rsplit('.', 1)[-1]}.{FUNCTION}")
             continue
         setattr(owner, FUNCTION, _emitter(interleaved))
         replaced.append((owner, original))
     try:
-        yield tuple(sorted(left))
+        yield tuple(sorted(unfused))
     finally:
         for owner, original in replaced:
             setattr(owner, FUNCTION, original)
@@ -62,7 +62,8 @@ def settled_frequencies(model: PreTrainedModel, max_length: int) -> Iterator[Non
                 )
     kinds = [module.rope_type for module in changing]
     for module in changing:
-        module.rope_type = dict.fromkeys(module.rope_type, "default") if _by_layer(module) else "default"
+        by_layer = isinstance(module.rope_type, dict)
+        module.rope_type = dict.fromkeys(module.rope_type, "default") if by_layer else "default"
     try:
         yield
     finally:
@@ -74,11 +75,6 @@ def changes_beyond(model: PreTrainedModel) -> int | None:
     """Return after how many tokens frequencies change with the longest row of a call; None if they do not."""
     scaled = [(module, layer) for module in model.modules() for layer, kind in _kinds(module).items() if _changes(kind)]
     return min((_original_length(module, layer) for module, layer in scaled), default=None)
-
-
-def _by_layer(module: Any) -> bool:
-    """Return True if each type of layers has a scaling of its own."""
-    return isinstance(module.rope_type, dict)
 
 
 def _kinds(module: Any) -> dict[str | None, str]:
@@ -99,7 +95,7 @@ def _original_length(module: Any, layer: str | None) -> int:
 
 
 def _layout(function: Callable[..., Any]) -> bool | None:
-    """Return whether `function` rotates neighbours (True) or halves (False); None if it does something else."""
+    """Return True if `function` rotates neighbours, False if halves; None if it does something else."""
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn((2, heads, 3, 8), generator=generator) for heads in (4, 2))
     half = torch.randn((2, 3, 4), generator=generator)
@@ -109,9 +105,9 @@ def _layout(function: Callable[..., Any]) -> bool | None:
             results = function(query, key, angles.cos(), angles.sin())
         except Exception:  # another signature: a different function
             return None
-        wanted = [rotate(tensor, half.cos(), half.sin(), interleaved) for tensor in (query, key)]
+        expected = [rotate(tensor, half.cos(), half.sin(), interleaved) for tensor in (query, key)]
         if len(results) == 2 and all(
-            a.shape == b.shape and torch.allclose(a, b, atol=1e-6) for a, b in zip(results, wanted, strict=True)
+            a.shape == b.shape and torch.allclose(a, b, atol=1e-6) for a, b in zip(results, expected, strict=True)
         ):
             return interleaved
     return None
@@ -157,11 +153,11 @@ def _emit(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleave
 
 def _tables(cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the operator's tables from gathered angles (batch or 1, sequence, size): one row per token."""
-    made = running_cache().rotations
-    if id(cos) not in made:
+    rotations = running_cache().rotations
+    if id(cos) not in rotations:
         half = slice(None, None, 2) if interleaved else slice(int(cos.shape[-1]) // 2)
         rows, sequence = cos.shape[0], cos.shape[1]
         positions = torch.arange(rows * sequence).reshape(rows, sequence)
-        made[id(cos)] = (positions, *(t[..., half].reshape(rows * sequence, -1) for t in (cos, sin)), cos)
-    positions, cos_table, sin_table, _ = made[id(cos)]
+        rotations[id(cos)] = (positions, *(t[..., half].reshape(rows * sequence, -1) for t in (cos, sin)), cos)
+    positions, cos_table, sin_table, _ = rotations[id(cos)]
     return positions, cos_table, sin_table

@@ -7,7 +7,7 @@ Decoder, for `rows` rows of one new token each, that attend to the texts in `pla
   input_ids, position_ids            (rows, 1) int64
   seqlens_k                          (rows,) int32, tokens in the cache after this call, less one
   total_sequence_length              (1,) int32, the most of any row after this call
-  logits_positions                   (positions,) int64, the rows whose logits are wanted
+  logits_positions                   (positions,) int64, the rows whose logits are computed
   cross_rows                         (places, beams) int64, the rows that attend to a place; `beams` is fixed
   cross_places                       (rows,) int64, a row's place among those, place * beams + beam
   cross_seqlens_k, cross_total       (places,) and (1,) int32, tokens of each text less one, and the most of any
@@ -35,7 +35,7 @@ from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.attention import ONNXRUNTIME
 from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import CrossCache, ExportCache, exporting
-from builder.graphs.export.decoder import STEP_INPUTS, only_wanted, past_names, refused_by_name
+from builder.graphs.export.decoder import STEP_INPUTS, logits_at, past_names, refused_by_name
 from builder.graphs.export.program import export_graph
 from builder.graphs.onnx.graph import ENCODER_FILE, MODEL_FILE, Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
@@ -90,9 +90,19 @@ class DecoderGraph(torch.nn.Module):
         self.layers = layers
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
-        input_ids, position_ids, seqlens_k, total, wanted, rows, places, cross_seqlens_k, cross_total, last, *past = (
-            tensors
-        )
+        (
+            input_ids,
+            position_ids,
+            seqlens_k,
+            total,
+            positions,
+            rows,
+            places,
+            cross_seqlens_k,
+            cross_total,
+            last,
+            *past,
+        ) = tensors
         own, others = past[: 2 * self.layers], past[2 * self.layers :]
         cache = ExportCache(own, seqlens_k, total)
         cache.positions = position_ids
@@ -101,7 +111,7 @@ class DecoderGraph(torch.nn.Module):
         both.is_updated = dict.fromkeys(range(len(others) // 2), True)
         # The hidden states of the encoder are in the cross cache; the model does not read these.
         nothing = torch.zeros((1, 1, 1)).expand(input_ids.shape[0], 1, int(self.model.config.hidden_size))
-        with exporting(cache), _positions_by_row(self.model.get_decoder()), only_wanted(self.model, wanted):
+        with exporting(cache), _positions_by_row(self.model.get_decoder()), logits_at(self.model, positions):
             result = self.model(
                 encoder_outputs=(nothing,), decoder_input_ids=input_ids, past_key_values=both, use_cache=True
             )
@@ -137,9 +147,9 @@ def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqE
             encoder = _export_encoder(EncoderGraph(model), len(cross), exported / ENCODER_FILE)
             model.set_attn_implementation(CACHED)
             decoder = _export_decoder(DecoderGraph(model, len(caches)), caches, cross, beams, exported / MODEL_FILE)
-        fused, wanted = decoder.operators[CACHED_ATTENTION], len(caches) + len(cross)
-        if fused != wanted:
-            raise ExportError(f"{fused} of its {wanted} decoder attentions are fused")
+        fused, expected = decoder.operators[CACHED_ATTENTION], len(caches) + len(cross)
+        if fused != expected:
+            raise ExportError(f"{fused} of its {expected} decoder attentions are fused")
     return Seq2SeqExport(encoder, decoder, caches, cross, encoder.operators[ATTENTION])
 
 

@@ -59,8 +59,8 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> No
 def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Return `nodes`, each after those whose outputs it takes, otherwise in their order."""
     maker = {output: index for index, node in enumerate(nodes) for output in node.output if output}
-    wanted = {index: {maker[name] for name in node.input if name in maker} for index, node in enumerate(nodes)}
-    return [nodes[index] for index in TopologicalSorter(wanted).static_order()]
+    predecessors = {index: {maker[name] for name in node.input if name in maker} for index, node in enumerate(nodes)}
+    return [nodes[index] for index in TopologicalSorter(predecessors).static_order()]
 
 
 def eight_bit_scales(values: np.ndarray, axis: int | None) -> np.ndarray:

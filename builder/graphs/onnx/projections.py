@@ -125,11 +125,11 @@ def _merge(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None
             nodes.append(helper.make_node("Add", [f"{name}.product", f"{name}.bias"], [f"{name}.sum"]))
         split = [nodes[-1].output[0], f"{name}.sizes"]
         nodes.append(helper.make_node("Split", split, [p.output for p in group], name=f"{name}.split", axis=-1))
-        gone = {node.output[0] for p in group for node in (p.product, p.bias) if node is not None}
-        first = next(i for i, node in enumerate(graph.node) if node.output[0] in gone)
+        replaced = {node.output[0] for p in group for node in (p.product, p.bias) if node is not None}
+        first = next(i for i, node in enumerate(graph.node) if node.output[0] in replaced)
         rest = [*graph.node[:first], *nodes, *graph.node[first:]]
         del graph.node[:]
-        graph.node.extend(node for node in rest if node.name == f"{name}.split" or node.output[0] not in gone)
+        graph.node.extend(node for node in rest if node.name == f"{name}.split" or node.output[0] not in replaced)
 
 
 def _rewrite_reciprocals(graph: onnx.GraphProto) -> None:

@@ -17,7 +17,7 @@ from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.weights import moved, pieces, size_of
 
 FILE = "shared.data"
-LEAST = 1_000_000  # bytes of a table that is worth a place of its own
+MIN_TABLE_BYTES = 1_000_000  # bytes of a table that is worth a place of its own
 
 Content = tuple[int, tuple[int, ...], str]  # ONNX's type, shape and hash
 
@@ -28,7 +28,10 @@ def with_shared_tables(graphs: Sequence[Graph], folder: Path) -> list[Graph]:
     Return them unchanged where there are no such tables.
     """
     models = [load_graph(graph.path) for graph in graphs]
-    contents = [_contents(model) for model in models]
+    contents = [
+        {tensor.name: _content(tensor) for tensor in model.graph.initializer if size_of(tensor) >= MIN_TABLE_BYTES}
+        for model in models
+    ]
     common = set.intersection(*(set(each.values()) for each in contents))
     if not common:
         return list(graphs)
@@ -38,11 +41,6 @@ def with_shared_tables(graphs: Sequence[Graph], folder: Path) -> list[Graph]:
         own = {name: tables[content] for name, content in each.items() if content in common}
         _save(model, own, folder / graph.path.name)
     return [replace(graph, path=folder / graph.path.name, beside=(folder / FILE,)) for graph in graphs]
-
-
-def _contents(model: onnx.ModelProto) -> dict[str, Content]:
-    """Return the contents of the large tensors, by their names."""
-    return {tensor.name: _content(tensor) for tensor in model.graph.initializer if size_of(tensor) >= LEAST}
 
 
 def _content(tensor: TensorProto) -> Content:

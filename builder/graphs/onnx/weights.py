@@ -25,11 +25,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.common.cache.links import link
 
-LEAST = 1024  # bytes of a tensor that has its place in a file
+MIN_FILE_BYTES = 1024  # bytes of a tensor that has its place in a file
 ALIGNED = 4096  # a page, so that each can be mapped as it is
 PIECE = 1 << 22  # bytes that are computed and written at once
-NEARLY = 0.95  # of the weights of a graph, and of those in a file, from which the graph has that file
-FEW = 1 << 24  # most bytes of its own weights that such a graph stores inside
+NEARLY_ALL = 0.95  # of the weights of a graph, and of those in a file, from which the graph has that file
+MAX_INLINE_BYTES = 1 << 24  # most bytes of its own weights that such a graph stores inside
 
 Rows = Callable[[slice], np.ndarray]  # those rows of a weight
 
@@ -156,8 +156,8 @@ def _shared(tensors: Sequence[TensorProto]) -> Path | None:
     if most is None:
         return None
     own = sum(map(size_of, tensors)) - held[most]
-    little = own <= min(FEW, (1 - NEARLY) * held[most])
-    return most if little and held[most] >= NEARLY * most.stat().st_size else None
+    little = own <= min(MAX_INLINE_BYTES, (1 - NEARLY_ALL) * held[most])
+    return most if little and held[most] >= NEARLY_ALL * most.stat().st_size else None
 
 
 def _named(tensor: TensorProto, shared: Path, data: Path) -> TensorProto:
@@ -204,7 +204,7 @@ def moved(tensor: TensorProto, file: BinaryIO, data: Path) -> TensorProto:
     described = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
     if place is not None and place.file == data:
         return _at(described, data.name, place.offset, place.length)
-    if size_of(tensor) < LEAST:
+    if size_of(tensor) < MIN_FILE_BYTES:
         return tensor if place is None else numpy_helper.from_array(values_of(tensor), tensor.name)
     offset = -(-file.seek(0, os.SEEK_END) // ALIGNED) * ALIGNED
     file.seek(offset)

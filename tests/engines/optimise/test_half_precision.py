@@ -49,7 +49,7 @@ def graph_of(
     return save_graph(model, folder / "exact" / "model.onnx")
 
 
-def test_the_angle_of_a_late_position_is_as_exact_as_half_precision_can_say(tmp_path: Path) -> None:
+def test_half_precision_keeps_angles_of_late_positions_exact(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Cast", ["positions"], ["real"], name="cast", to=TensorProto.FLOAT),
         helper.make_node("Mul", ["real", "frequencies"], ["angles"], name="angles"),
@@ -72,7 +72,7 @@ def test_the_angle_of_a_late_position_is_as_exact_as_half_precision_can_say(tmp_
     assert numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == "weights")).dtype == np.float16
 
 
-def test_a_square_that_fp16_cannot_hold_is_not_made_in_it(tmp_path: Path) -> None:
+def test_half_precision_keeps_large_squares_in_fp32(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Mul", ["x", "weights"], ["scaled"], name="scaled"),
         helper.make_node("Pow", ["scaled", "two"], ["squares"], name="squares"),
@@ -86,7 +86,7 @@ def test_a_square_that_fp16_cannot_hold_is_not_made_in_it(tmp_path: Path) -> Non
     np.testing.assert_allclose(actual, 600, rtol=1e-3)
 
 
-def test_a_place_in_a_table_is_not_rounded_to_another(tmp_path: Path) -> None:
+def test_half_precision_does_not_round_indices(tmp_path: Path) -> None:
     """As buckets of relative positions: 8 + log(n / 8) / log(16) * 8, which is 15.998 for 127 and no 16."""
     nodes = [
         helper.make_node("Cast", ["distances"], ["real"], name="cast", to=TensorProto.FLOAT),
@@ -105,7 +105,7 @@ def test_a_place_in_a_table_is_not_rounded_to_another(tmp_path: Path) -> None:
     np.testing.assert_array_equal(actual, wanted)
 
 
-def test_what_is_too_large_for_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
+def test_overflow_of_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
     """Regression: ONNX Runtime's CPU provider runs fp16 in fp32 without rounding: 1e8 passed, infinity on a GPU."""
     nodes = [
         helper.make_node("Mul", ["x", "weights"], ["large"], name="large"),
@@ -123,7 +123,7 @@ def test_what_is_too_large_for_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
     np.testing.assert_array_equal(small, np.float32(np.float16(steps)))
 
 
-def test_what_is_multiplied_by_a_scale_is_rounded_too(tmp_path: Path) -> None:
+def test_rounded_graph_rounds_scaled_products_too(tmp_path: Path) -> None:
     """Regression: it was taken for a number that is handed on, and 127 * 0.1 came in fp32."""
     scale = numpy_helper.from_array(np.array(0.1, np.float16), "scale")
     tensors = [
@@ -139,7 +139,7 @@ def test_what_is_multiplied_by_a_scale_is_rounded_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(judged({"x": numbers})["out"], wanted.astype(np.float32))
 
 
-def test_the_type_that_a_graph_states_counts() -> None:
+def test_rounded_takes_types_from_the_graph() -> None:
     """Regression: the type of the first number was taken, and a result in fp16 of one in fp32 was not rounded."""
     kinds = {"x": TensorProto.FLOAT, "y": TensorProto.FLOAT16}
     tensors = [helper.make_tensor_value_info(name, kind, [1]) for name, kind in kinds.items()]
@@ -149,7 +149,7 @@ def test_the_type_that_a_graph_states_counts() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "qwen2_moe"])
-def test_a_decoder_is_judged_in_fp16_as_a_gpu_rounds_it(model_type: str, tmp_path: Path) -> None:
+def test_decoder_is_judged_in_fp16_as_a_gpu_rounds(model_type: str, tmp_path: Path) -> None:
     """Its results are otherwise those of fp32, whatever operators it has; a value that is too large gives NaN."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 64)
@@ -169,7 +169,7 @@ def test_a_decoder_is_judged_in_fp16_as_a_gpu_rounds_it(model_type: str, tmp_pat
 
 
 @given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32, allow_subnormal=False), min_size=1))
-def test_bfloat16_rounds_to_the_nearest(values: list[float]) -> None:
+def test_bfloat16_rounds_to_nearest(values: list[float]) -> None:
     exact = np.array(values, np.float32)
     rounded = numpy_helper.to_array(bfloat16(exact, "x")).astype(np.float32)
     assert np.all(np.abs(rounded - exact) <= np.abs(exact) * 2**-8 + 1e-38)
@@ -177,7 +177,7 @@ def test_bfloat16_rounds_to_the_nearest(values: list[float]) -> None:
     np.testing.assert_array_equal(again, rounded)
 
 
-def test_bf16_is_judged_in_fp32_that_is_rounded_to_it(tmp_path: Path) -> None:
+def test_bf16_is_judged_in_rounded_fp32(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["x", "weights"], ["out"], name="out")]
     exact = graph_of(nodes, {"weights": np.array([1.001, 3.0], np.float32)}, [("x", TensorProto.FLOAT)], tmp_path)
     half = to_half(exact, tmp_path / "half" / "model.onnx", "bf16")
@@ -188,7 +188,7 @@ def test_bf16_is_judged_in_fp32_that_is_rounded_to_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(actual, np.array([1.0, 3.03125], np.float32))  # 1.0078125 * 3, to 8 bits
 
 
-def test_the_kernels_that_cuda_lacks_are_named() -> None:
+def test_without_kernel_names_operators_that_cuda_lacks() -> None:
     assert without_kernel(["MultiHeadAttention", "MatMul", "BiasGelu"], "bf16", "25.10") == ["MultiHeadAttention"]
     assert without_kernel(["GroupQueryAttention"], "fp32", "25.10") == ["GroupQueryAttention"]
     assert without_kernel(["GroupQueryAttention", "MultiHeadAttention"], "fp16", "24.10") == []

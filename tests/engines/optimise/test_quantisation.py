@@ -37,7 +37,7 @@ def feeds() -> list[dict[str, np.ndarray]]:
     return [{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}]
 
 
-def test_all_products_and_the_word_table_become_int8(fused: Graph, tmp_path: Path) -> None:
+def test_quantise_covers_all_products_and_the_word_table(fused: Graph, tmp_path: Path) -> None:
     result = quantise(fused, tmp_path / "int8" / "model.onnx")
     assert (result.matmuls, result.embeddings, result.left_alone) == (36, 1, ())
     assert result.graph.operators["MatMulInteger"] == 36
@@ -49,7 +49,7 @@ def test_all_products_and_the_word_table_become_int8(fused: Graph, tmp_path: Pat
     assert len(scales) == 36, "one scale for each output channel"
 
 
-def test_sensitive_layers_come_first_and_are_left_alone(
+def test_sensitive_layers_come_first_and_stay_in_fp32(
     fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
     layers = candidates(fused)
@@ -60,13 +60,13 @@ def test_sensitive_layers_come_first_and_are_left_alone(
     assert result.left_alone == tuple(ranked[:2])
 
 
-def test_a_quantiser_that_quantised_nothing_is_an_error(fused: Graph, tmp_path: Path) -> None:
+def test_quantiser_that_quantised_nothing_is_an_error(fused: Graph, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="0 of 0 matrix products were quantised"):
         quantise(fused, tmp_path / "int8" / "model.onnx", list(candidates(fused)))
 
 
 @pytest.mark.parametrize("limit", [100_000_000, 1_000])
-def test_weights_are_rounded_as_onnx_runtimes_own_quantiser_rounds_them(
+def test_quantise_rounds_weights_like_onnx_runtime_s_own(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two products of one input, one with a column of zeros, after a lookup; weights in the graph or beside it."""
@@ -108,7 +108,7 @@ def test_weights_are_rounded_as_onnx_runtimes_own_quantiser_rounds_them(
         np.testing.assert_array_equal(mine, their)
 
 
-def test_a_build_below_its_quality_publishes_nothing(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_build_below_its_quality_publishes_nothing(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     output = tmp_path / "model_repository"
     options = {"model": str(checkpoint("names")), "name": "names", "output": output}
     build(make_spec(**options))

@@ -82,7 +82,7 @@ def content(model: onnx.ModelProto) -> tuple[list[bytes], dict[str, tuple[str, t
     ("method", "limit"),
     [("min-max", IN_THE_GRAPH), ("min-max", BESIDE), ("entropy", IN_THE_GRAPH), ("percentile", IN_THE_GRAPH)],
 )
-def test_nodes_and_numbers_are_those_of_onnx_runtimes_own_quantiser(
+def test_static_quantisation_equals_onnx_runtime_s_own(
     method: str,
     limit: int,
     symmetric: bool,
@@ -122,12 +122,12 @@ def test_nodes_and_numbers_are_those_of_onnx_runtimes_own_quantiser(
     onnx.checker.check_model(str(ours.graph.path))
 
 
-def test_nothing_left_to_quantise_is_an_error(graph: Graph, tmp_path: Path) -> None:
+def test_static_quantisation_of_no_product_is_an_error(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="0 of 0 matrix products were quantised"):
         quantise_statically(graph, tmp_path / "int8" / "model.onnx", Calibration(), [], [*PRODUCTS, "apart"])
 
 
-def test_a_calibration_that_quantised_nothing_is_an_error(
+def test_calibration_that_quantised_nothing_is_an_error(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.engines.optimise.static_quantisation._Steps.put_before", lambda steps, products: None)

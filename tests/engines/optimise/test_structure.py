@@ -51,7 +51,7 @@ def emptied(folder: Path, model_type: str = "bert") -> Path:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
-def test_what_is_empty_goes_and_no_value_changes(model_type: str, tmp_path: Path) -> None:
+def test_compact_removes_empty_units_without_changing_values(model_type: str, tmp_path: Path) -> None:
     spec = make_spec(model=str(emptied(tmp_path / "checkpoint", model_type)), task="feature-extraction")
     graph = export(resolve(spec), tmp_path).graph
     smaller, removed = compact(graph, tmp_path)
@@ -63,13 +63,13 @@ def test_what_is_empty_goes_and_no_value_changes(model_type: str, tmp_path: Path
     np.testing.assert_allclose(answers(smaller), answers(graph), atol=1e-5)
 
 
-def test_a_checkpoint_with_nothing_empty_stays_as_it_is(tmp_path: Path) -> None:
+def test_compact_returns_a_graph_without_empty_units_unchanged(tmp_path: Path) -> None:
     spec = make_spec(model=str(make_checkpoint(tmp_path / "whole", "bert", "feature-extraction")))
     graph = export(resolve(spec), tmp_path).graph
     assert compact(graph, tmp_path) == (graph, None)
 
 
-def test_a_build_says_what_was_empty(tmp_path: Path) -> None:
+def test_report_names_the_removed_empty_units(tmp_path: Path) -> None:
     spec = make_spec(model=str(emptied(tmp_path / "pruned")), task="feature-extraction", output=tmp_path / "repository")
     report = build(spec)
     assert [measured.name for measured in report.variants] == ["PyTorch fp32", "compacted fp32"]
@@ -78,7 +78,7 @@ def test_a_build_says_what_was_empty(tmp_path: Path) -> None:
     assert report.variants[1].error < 1e-4
 
 
-def test_rotated_heads_are_left_alone(tmp_path: Path) -> None:
+def test_compact_keeps_heads_with_rotary_embeddings(tmp_path: Path) -> None:
     """ModernBERT's queries are rotated after their product, and its feed-forward's gate is half of one matrix."""
     spec = make_spec(model=str(make_checkpoint(tmp_path / "modernbert", "modernbert", "feature-extraction")))
     graph = export(resolve(spec), tmp_path).graph
@@ -95,7 +95,7 @@ def real(module_folder: Callable[[str], Path]) -> Export:
 
 
 @pytest.mark.slow
-def test_pruning_keeps_more_of_the_real_model_than_chance_and_reconstruction_helps(
+def test_pruning_beats_chance_and_reconstruction_helps(
     real: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = resolve(make_spec(model=str(minilm()))).tokenizer
@@ -129,7 +129,7 @@ def test_pruning_keeps_more_of_the_real_model_than_chance_and_reconstruction_hel
     assert cosine(unsolved) > cosine(random) + 0.1
 
 
-def test_the_mask_removes_the_share_at_the_least_importance() -> None:
+def test_search_mask_removes_the_share_of_least_importance() -> None:
     heads, neurons = np.array([5.0, 1.0, 9.0]), np.array([0.1, 0.2, 3.0, 4.0, 0.3, 8.0])
     mask = search_mask([heads, neurons], [2.0, 1.0], share=5 / 12)
     assert mask == [[0, 2], [2, 3, 5]], "one head (2, importance 1) and three neurons (0.6) are cheaper than five"

@@ -51,7 +51,7 @@ def fused(module_folder: Callable[[str], Path]) -> Callable[[str], Fused]:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("model_type", "products"), [("gpt2", 9), ("llama", 9), ("opt", 9)])
-def test_every_product_and_the_table_are_quantised(
+def test_quantise_weights_covers_every_product_and_the_table(
     model_type: str, products: int, precision: str, fused: Callable[[str], Fused], tmp_path: Path
 ) -> None:
     graph, caches, reference = fused(model_type)
@@ -77,7 +77,9 @@ def test_tied_weights_are_stored_once(fused: Callable[[str], Fused], tmp_path: P
 
 
 @pytest.mark.parametrize("options", [WeightOptions(16, True), WeightOptions(32, False), WeightOptions(128, True)])
-def test_blocks_and_zero_points(options: WeightOptions, fused: Callable[[str], Fused], tmp_path: Path) -> None:
+def test_quantise_weights_stores_blocks_and_zero_points(
+    options: WeightOptions, fused: Callable[[str], Fused], tmp_path: Path
+) -> None:
     graph, caches, reference = fused("llama")
     quantised = quantise_weights(graph, "int4-weights", options, tmp_path).graph
     nodes = [node for node in onnx.load(str(quantised.path)).graph.node if node.op_type == "MatMulNBits"]
@@ -89,7 +91,9 @@ def test_blocks_and_zero_points(options: WeightOptions, fused: Callable[[str], F
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights"])
-def test_a_row_does_not_see_the_rows_beside_it(precision: str, fused: Callable[[str], Fused], tmp_path: Path) -> None:
+def test_answer_of_a_row_is_independent_of_its_batch(
+    precision: str, fused: Callable[[str], Fused], tmp_path: Path
+) -> None:
     """Bit for bit: the same logits alone and among rows whose activations are a thousand times larger."""
     graph, caches, _ = fused("llama")
     quantised = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
@@ -100,7 +104,7 @@ def test_a_row_does_not_see_the_rows_beside_it(precision: str, fused: Callable[[
     np.testing.assert_array_equal(alone[0], together[0])
 
 
-def test_an_int8_cache(fused: Callable[[str], Fused], tmp_path: Path) -> None:
+def test_int8_cache_answers_like_fp32(fused: Callable[[str], Fused], tmp_path: Path) -> None:
     graph, caches, reference = fused("qwen3")
     largest = largest_values(opened(graph, 1), caches, VOCABULARY, reference)
     small = quantise_cache(graph, largest, tmp_path)
@@ -113,7 +117,7 @@ def test_an_int8_cache(fused: Callable[[str], Fused], tmp_path: Path) -> None:
     assert np.abs(executor.arena["key_0"][0, :, :3]).max() > 20, "the range is used"
 
 
-def test_what_a_release_cannot_load_is_refused(fused: Callable[[str], Fused]) -> None:
+def test_weights_that_a_release_cannot_load_are_refused(fused: Callable[[str], Fused]) -> None:
     for model_type, need, release in (
         ("llama", "GroupQueryAttention on CPU", "24.12"),
         ("gemma2", "GroupQueryAttention with softcap", "24.12"),
@@ -126,7 +130,7 @@ def test_what_a_release_cannot_load_is_refused(fused: Callable[[str], Fused]) ->
         check_release(graph, "25.10")
 
 
-def test_the_gate_and_auto(tmp_path: Path) -> None:
+def test_weights_pass_the_quality_gate_and_auto_selects(tmp_path: Path) -> None:
     checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama"))
     options: dict[str, Any] = {"model": checkpoint, "name": "m", "output": tmp_path / "out", "slots": 2}
     with pytest.raises(VerificationError, match=r"int4-weights has a next-token agreement of 0.[0-9]+ against PyTorch"):
@@ -149,9 +153,7 @@ def _slower(choice: str) -> set[str]:
     return {one.split(" (")[0] for one in slower.split(", ") if one}
 
 
-def test_a_cache_that_does_not_fit_is_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_that_does_not_fit_is_refused_before_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama", num_hidden_layers=4))
     spec = make_spec(model=checkpoint, name="m", output=tmp_path / "out", slots=512)
     monkeypatch.setattr(builder.options.build_spec, "available_memory", lambda: 50_000_000)
@@ -159,7 +161,7 @@ def test_a_cache_that_does_not_fit_is_refused_before_anything_is_made(
         build(spec)
 
 
-def test_options_of_the_other_family_are_refused(tmp_path: Path) -> None:
+def test_decoder_refuses_options_of_encoders(tmp_path: Path) -> None:
     checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama"))
     with pytest.raises(SpecError, match="--truncate: a decoder does not have that; build without it"):
         build(make_spec(model=checkpoint, name="m", output=tmp_path / "out", truncate=True))
@@ -169,7 +171,7 @@ def test_options_of_the_other_family_are_refused(tmp_path: Path) -> None:
         make_spec(model="x", cache="int8", executor="bls")
 
 
-def test_a_product_left_in_real_numbers_fails_the_build(tmp_path: Path) -> None:
+def test_unquantised_product_fails_the_build(tmp_path: Path) -> None:
     """ONNX Runtime's optimiser may fold a scale into a product, and call it FusedMatMul: the quantiser sees MatMul."""
     graph = fuse(export_decoder(make_decoder("llama"), tmp_path, 64).graph, tmp_path)
     model = onnx.load(str(graph.path))

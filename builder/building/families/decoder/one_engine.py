@@ -42,7 +42,7 @@ from builder.common.errors import VerificationError
 from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage
 from builder.common.workplace import require_disk_space
-from builder.engines.decoding import DecodingEngine, Lowered, is_mapped, judging, let_go
+from builder.engines.decoding import DecodingEngine, Lowered, free_executors, is_mapped, judging
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.export.experts import cost_of_experts
 from builder.options import BuildSpec
@@ -90,7 +90,7 @@ class Decoder:
         """
         mapped = self._fp32.is_mapped(fused.graph)
         measured, agreement, long_error = self._judge(fused, reference).measure_fp32(mapped)
-        let_go(fused.graph)
+        free_executors(fused.graph)
         refuse_wrong_text(self.checkpoint.model, reference.answers, agreement)
         return VerifiedDecoder(fused, reference, measured, long_error, mapped)
 

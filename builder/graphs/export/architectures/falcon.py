@@ -33,7 +33,8 @@ def _forward(
     if alibi is None:
         query, key = modeling_falcon.apply_rotary_pos_emb(query, key, *position_embeddings)
     else:
-        slopes = _alibi_slopes(self.num_heads)
+        # (heads, 1), as the architecture's own function has them at the second of two positions
+        slopes = modeling_falcon.build_alibi_tensor(torch.ones((1, 2)), self.num_heads, torch.float32)[:, 0, 1:]
 
         def rounded(positions: torch.Tensor) -> torch.Tensor:
             near = positions.to(torch.bfloat16).to(torch.float32)
@@ -43,8 +44,3 @@ def _forward(
     key, value = layer_past.update(key, value, self.layer_idx)
     output = group_query_attention(query, key, value, self.inv_norm_factor, attention_bias=bias)
     return self.dense(output.flatten(-2)), None
-
-
-def _alibi_slopes(heads: int) -> torch.Tensor:
-    """Return (heads, 1) float32, as the architecture's own function has them at the second of two positions."""
-    return modeling_falcon.build_alibi_tensor(torch.ones((1, 2)), heads, torch.float32)[:, 0, 1:]
