@@ -192,7 +192,7 @@ def _instance(name: str) -> Any:
 
 
 def stays_in_file(size: int, served: bool) -> bool:
-    """Return True if a graph of `size` bytes is judged with its weights left in their file, which is mapped.
+    """Return True if a graph of `size` bytes is judged with its weights in their file alone, which is mapped.
 
     That is a large graph that is not `served` as it is, or for which this machine lacks memory now.
     """

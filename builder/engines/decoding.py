@@ -176,12 +176,12 @@ def opened(graph: Graph, threads: int) -> Executors:
 
 
 def is_mapped(graph: Graph, served: bool) -> bool:
-    """Return True if `graph` is judged with its weights left in their file; `served`: whether it may be served."""
+    """Return True if `graph` is judged with its weights in their file alone; `served`: True if it may be served."""
     return _decoding(graph.engine).maps and stays_in_file(graph.size, served)
 
 
 def judging(graph: Graph, threads: int, mapped: bool) -> Executors:
-    """Return what creates emitted executors over `graph`, with its weights left in their file if `mapped`."""
+    """Return a function that creates emitted executors over `graph`, with its weights in their file if `mapped`."""
     if not mapped:
         return opened(graph, threads)
     free_executors(graph)
