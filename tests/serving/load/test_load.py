@@ -237,7 +237,7 @@ def test_the_page_stands_alone_and_shows_every_figure() -> None:
 def test_a_page_of_single_measurements_says_that_their_noise_is_unknown() -> None:
     run = LoadTestRun(**{**vars(run_of(*encoder(EIGHT, [100.0]))), "stopped": "16 at once: p99 of topics is 80 ms"})
     html = page(run)
-    assert "how noisy these figures are is not known" in html
+    assert "the noise of these figures is unknown" in html
     assert "Stopped at 16 at once" in html
 
 
