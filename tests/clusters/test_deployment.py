@@ -30,7 +30,7 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 SERVERS = ("triton", "triton-gpu", "triton-vllm")
 
 
-def test_it_is_valid_against_the_compose_specification() -> None:
+def test_compose_file_is_valid_against_the_specification() -> None:
     schema = get_builtin_schema("vendor.compose-spec")
     assert [error.message for error in Draft7Validator(schema).iter_errors(COMPOSE)] == []
     broken = {**COMPOSE, "services": {"triton": {"image": 3}}}
@@ -44,7 +44,7 @@ def _release(image: str) -> str:
     return match[1]
 
 
-def test_every_nvidia_image_follows_one_release_which_is_known() -> None:
+def test_nvidia_images_share_one_known_release() -> None:
     images = [service["image"] for service in SERVICES.values() if "nvcr.io" in service.get("image", "")]
     assert len(images) == 3
     images += [
@@ -59,7 +59,7 @@ def test_every_nvidia_image_follows_one_release_which_is_known() -> None:
     assert tags <= set(RELEASES)
 
 
-def test_every_service_has_a_profile_and_is_reachable_from_this_machine_only() -> None:
+def test_services_have_a_profile_and_publish_ports_on_loopback() -> None:
     assert all(service["profiles"] for service in SERVICES.values())
     assert {"cpu", "gpu"} <= {profile for service in SERVICES.values() for profile in service["profiles"]}
     for service in SERVICES.values():
@@ -67,19 +67,19 @@ def test_every_service_has_a_profile_and_is_reachable_from_this_machine_only() -
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_server_has_shared_memory_and_says_when_it_is_ready(name: str) -> None:
+def test_servers_have_shared_memory_and_a_health_check(name: str) -> None:
     assert SERVICES[name]["shm_size"]
     assert SERVICES[name]["healthcheck"]["test"]
     assert SERVICES[name]["networks"]["default"]["aliases"] == ["server"]
 
 
 @pytest.mark.parametrize("name", ["triton-gpu", "triton-vllm", "compile"])
-def test_what_needs_a_gpu_asks_for_one(name: str) -> None:
+def test_gpu_services_reserve_a_gpu(name: str) -> None:
     (device,) = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
 
-def test_what_is_mounted_is_there() -> None:
+def test_mounted_paths_exist() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", ()):
             source = re.sub(r"^\$\{\w+:-(.*?)\}", r"\1", volume).split(":")[0]
@@ -88,13 +88,13 @@ def test_what_is_mounted_is_there() -> None:
             assert source in COMPOSE["volumes"] or (ROOT / source).exists(), source
 
 
-def test_the_repository_is_written_by_compile_alone() -> None:
+def test_only_compile_mounts_the_repository_writable() -> None:
     writers = {n for n, s in SERVICES.items() for volume in s.get("volumes", ()) if volume.endswith(":/models")}
     assert writers == {"compile"}
     assert "recipe/compile.py" in " ".join(SERVICES["compile"]["command"])
 
 
-def test_prometheus_asks_the_server_and_grafana_asks_prometheus() -> None:
+def test_prometheus_scrapes_the_server_and_grafana_reads_prometheus() -> None:
     folder = ROOT / "templates" / "monitoring"
     job, gateway = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
     assert gateway["static_configs"] == [{"targets": ["gateway:9000"]}]
@@ -110,7 +110,7 @@ def test_prometheus_asks_the_server_and_grafana_asks_prometheus() -> None:
     assert any(path.startswith(provider["options"]["path"]) for path in mounted)
 
 
-def test_every_panel_has_a_place_of_its_own_and_something_to_ask() -> None:
+def test_dashboard_panels_do_not_overlap_and_have_valid_queries() -> None:
     dashboard = json.loads((ROOT / "templates" / "monitoring" / "dashboard.json").read_text())
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places) == len({panel["title"] for panel in dashboard["panels"]})
@@ -119,7 +119,7 @@ def test_every_panel_has_a_place_of_its_own_and_something_to_ask() -> None:
         assert all(target["expr"].count("(") == target["expr"].count(")") for target in panel["targets"])
 
 
-def test_an_image_is_built_once_with_the_emitted_requirements() -> None:
+def test_server_images_install_requirements_at_build_time() -> None:
     for name in ("triton", "triton-gpu"):
         service = SERVICES[name]
         assert "pip" not in " ".join(service["command"]), "nothing is installed at a start"
@@ -129,8 +129,8 @@ def test_an_image_is_built_once_with_the_emitted_requirements() -> None:
     assert "install --directory --owner=1000 --group=1000 /engines" in DOCKERFILE, "of whoever writes there"
 
 
-def test_the_image_of_the_gateway_has_what_the_gateway_imports() -> None:
-    """The extra, and the project's own dependencies that it needs; versions as in pyproject.toml."""
+def test_gateway_image_has_the_requirements_of_the_project() -> None:
+    """Its packages are those of the extra `gateway` and the dependencies that it needs, as in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {line.replace("; platform_system == 'Linux'", "") for line in project["dependencies"]}
     named |= set(project["optional-dependencies"]["gateway"])
@@ -143,7 +143,7 @@ def test_the_image_of_the_gateway_has_what_the_gateway_imports() -> None:
     assert 'ENTRYPOINT ["build-repo", "gateway"]' in dockerfile
 
 
-def test_the_page_names_what_an_image_is_built_with() -> None:
+def test_pages_name_build_arguments_requirements_and_variables() -> None:
     page = "".join((ROOT / "docs" / name).read_text() for name in ("guides/deployment.md", "reference/containers.md"))
     taken = set(re.findall(r"^ARG (\w+)=", DOCKERFILE, re.MULTILINE))
     assert set(re.findall(r"--build-arg (\w+)=", page)) == taken
@@ -155,21 +155,21 @@ def test_the_page_names_what_an_image_is_built_with() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == variables
 
 
-def test_one_kind_of_model_does_not_keep_the_server_of_another_from_starting() -> None:
+def test_vllm_and_gpu_servers_mount_different_repositories() -> None:
     of_vllm, of_gpus = (SERVICES[name]["volumes"][0] for name in ("triton-vllm", "triton-gpu"))
     assert of_vllm.endswith(":/models:ro")
     assert of_gpus.endswith(":/models:ro")
     assert of_vllm.split(":/models")[0] != of_gpus.split(":/models")[0]
 
 
-def test_vllm_has_the_token_and_keeps_what_it_downloads() -> None:
+def test_vllm_server_has_the_hub_token_and_a_persistent_cache() -> None:
     service = SERVICES["triton-vllm"]
     assert service["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
     assert "huggingface:/root/.cache/huggingface" in service["volumes"]
     assert "huggingface" in COMPOSE["volumes"]
 
 
-def test_a_container_can_change_nothing_and_is_nobody() -> None:
+def test_containers_run_unprivileged_and_read_only() -> None:
     for name, service in SERVICES.items():
         assert service["security_opt"] == ["no-new-privileges:true"], name
         if name != "compile":  # it writes plans into the repository
@@ -182,8 +182,8 @@ def test_a_container_can_change_nothing_and_is_nobody() -> None:
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("key", ["", "of the user"])
-def test_a_server_is_started_with_what_changes_it_restricted(name: str, key: str, tmp_path: Path) -> None:
-    """The shell that starts it runs, with a tritonserver that prints its options."""
+def test_server_starts_with_restricted_admin_protocols(name: str, key: str, tmp_path: Path) -> None:
+    """Run the shell command of the service with a tritonserver that prints its options."""
     (tmp_path / "tritonserver").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     (tmp_path / "tritonserver").chmod(0o755)
     command = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
@@ -212,8 +212,8 @@ def _said(command: list[str], environment: dict[str, str], file: Path) -> str:
 
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize(("status", "killed"), [(28, True), (7, False), (0, False), (92, False)])
-def test_a_server_is_killed_for_silence_alone(name: str, status: int, killed: bool, tmp_path: Path) -> None:
-    """Regression: one that hung stayed up. By curl's status: 28 is no answer in time, as 7 is no connection."""
+def test_watchdog_kills_a_server_only_on_timeout(name: str, status: int, killed: bool, tmp_path: Path) -> None:
+    """Regression: a hung server stayed up. Exit status of curl: 28 is a timeout, 7 a refused connection."""
     asked = tmp_path / "asked"
     enough = 'while [ "$(wc -l <"$ASKED")" -lt 9 ]; do sleep 0.02; done'
     for program, text in (("curl", f'echo >>"$ASKED"; exit {status}'), ("tritonserver", enough)):
@@ -231,8 +231,8 @@ def test_a_server_is_killed_for_silence_alone(name: str, status: int, killed: bo
     assert SERVICES[name]["restart"] == "unless-stopped"
 
 
-def test_every_option_is_one_that_the_release_knows() -> None:
-    """The server's own help, or a table of first releases, knows the options of docker-compose.yml and the page."""
+def test_server_options_are_known_to_the_release() -> None:
+    """Check the options of docker-compose.yml and the guide against the server's help or the table of releases."""
     written = " ".join(word.replace("$$", "$") for name in SERVERS for word in SERVICES[name]["command"])
     written = written.replace(WATCH, "")  # those of curl
     page = (ROOT / "docs" / "guides" / "deployment.md").read_text()
@@ -246,6 +246,6 @@ def test_every_option_is_one_that_the_release_knows() -> None:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_server_has_the_time_that_it_needs(name: str) -> None:
+def test_servers_have_start_and_stop_grace_periods(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["start_period"] == ("60s" if name == "triton" else "30m")
     assert SERVICES[name]["stop_grace_period"] == "40s"

@@ -1,4 +1,4 @@
-"""The deploy command: the files that it reads of a repository, those that it writes, and its refusals."""
+"""The deploy command: the files that it reads and writes, and the options that it refuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _containers(written: dict[str, Any]) -> dict[str, Any]:
     return {container["name"]: container for container in (*spec["initContainers"], *spec["containers"])}
 
 
-def test_a_folder_and_a_store_hold_the_same(folder: Path, store: str) -> None:
+def test_deployed_models_are_read_alike_from_folder_and_store(folder: Path, store: str) -> None:
     assert read_deployed_models(store) == read_deployed_models(str(folder))
     minilm, writes = read_deployed_models(store)
     assert (minilm.name, minilm.version, minilm.generates, minilm.request) == (
@@ -50,8 +50,8 @@ def test_a_folder_and_a_store_hold_the_same(folder: Path, store: str) -> None:
     assert writes.plan.shm >= (2 + 8) * MIB, "slots and queue, each with a request of 1 MiB"
 
 
-def test_a_shared_front_is_deployed_with_its_memory_and_what_it_hosts(small_repository: Path, tmp_path: Path) -> None:
-    """Regression: it was left out of the image, of the probes and of the memory without a message."""
+def test_deploy_includes_a_shared_front_with_its_memory_and_models(small_repository: Path, tmp_path: Path) -> None:
+    """Regression: the image, the probes and the memory silently left out a shared front."""
     repository = tmp_path / "model_repository"
     shutil.copytree(small_repository, repository)
     assert main(["share", "topics", "--name", "group", "--memory-mb", "3000", "--repository", str(repository)]) == 0
@@ -70,8 +70,8 @@ def test_a_shared_front_is_deployed_with_its_memory_and_what_it_hosts(small_repo
     )
 
 
-def test_replicas_pull_what_was_in_the_store(store: str, tmp_path: Path) -> None:
-    """The pull's own arguments, in another folder."""
+def test_replicas_pull_the_deployed_versions_from_the_store(store: str, tmp_path: Path) -> None:
+    """Run the pull with the arguments of its container, in another folder."""
     written = deploy("--to", "kubernetes", "--repository", store, output=tmp_path / "out")
     arguments = _containers(written)["pull"]["args"]
     assert arguments == ["minilm@2", "writes@1", f"--from={store}", "--repository=/pulled/models"]
@@ -85,10 +85,10 @@ def test_replicas_pull_what_was_in_the_store(store: str, tmp_path: Path) -> None
     assert "--grpc-max-response-pool-size=128" not in triton["args"], "24.10 does not know it"
 
 
-def test_replicas_pull_what_was_signed_alone(
+def test_replicas_pull_only_signed_models(
     folder: Path, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The key that is written beside the pods, in another folder."""
+    """Run the pull with the public key of the manifests, in another folder."""
     private, public = _keys(tmp_path)
     key = ("--verify-key", str(public))
     assert main(["sign", "--repository", str(folder), "--key", str(private)]) == 0
@@ -123,7 +123,7 @@ def _keys(folder: Path) -> tuple[Path, Path]:
     return private, public
 
 
-def test_some_models_and_an_earlier_version(folder: Path, store: str, tmp_path: Path) -> None:
+def test_deploy_selects_models_and_an_earlier_version(folder: Path, store: str, tmp_path: Path) -> None:
     assert main(["rollback", "minilm", "--repository", str(folder)]) == 0
     assert main(["push", "minilm", "--to", store, "--repository", str(folder)]) == 0
     options = ("--to", "kubernetes", "--repository", store, "--model", "minilm@1", "--cores", "2")
@@ -132,7 +132,7 @@ def test_some_models_and_an_earlier_version(folder: Path, store: str, tmp_path: 
     assert containers["triton"]["resources"]["limits"]["cpu"] == 2
 
 
-def test_models_of_a_folder_are_in_the_image(folder: Path, tmp_path: Path) -> None:
+def test_deploy_copies_the_models_of_a_folder_into_the_image(folder: Path, tmp_path: Path) -> None:
     written = deploy("--to", "kubernetes", "--repository", str(folder), output=tmp_path / "out")
     image = written["image/Containerfile"]
     for entry in ("minilm", "minilm_model", "writes", "writes_model"):
@@ -177,7 +177,7 @@ def test_models_of_a_folder_are_in_the_image(folder: Path, tmp_path: Path) -> No
         (["--inference-pool", "--keys-secret", "keys"], "an endpoint picker asks for metrics without a key"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_deploy_refuses_invalid_options(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], problem: str
 ) -> None:
     command = ["deploy", "--to", "kubernetes", "--repository", str(folder), "--output", str(tmp_path / "out")]
@@ -187,23 +187,23 @@ def test_what_cannot_be_meant_is_refused(
 
 
 @pytest.mark.parametrize("endpoint", ["minio.store:9000", "ftp://minio.store", "http://minio:99999", "http://"])
-def test_an_endpoint_that_is_none_is_refused(
+def test_deploy_refuses_an_invalid_endpoint(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], endpoint: str
 ) -> None:
-    """Regression: the network policy opens its port: a wrong one was taken for port 80, or ended in a traceback."""
+    """Regression: the network policy opened port 80 for an invalid endpoint, or the command ended in a traceback."""
     command = ["deploy", "--to", "kubernetes", "--repository", store, "--registry", "registry.example"]
     assert main([*command, "--output", str(tmp_path / "out"), "--endpoint", endpoint]) == 1
     assert f"--endpoint {endpoint} is not the address of a server" in " ".join(capsys.readouterr().err.split())
 
 
-def test_namespaces_are_named_as_kubernetes_lets_them(store: str, tmp_path: Path) -> None:
+def test_deploy_accepts_every_valid_kubernetes_namespace(store: str, tmp_path: Path) -> None:
     """Up to 63 characters, with a digit first."""
     name = "0-" + "a" * 61
     written = deploy("--to", "kubernetes", "--repository", store, "--namespace", name, output=tmp_path / "out")
     assert written["kustomization.yaml"]["namespace"] == name
 
 
-def test_a_registry_is_needed_and_a_folder_of_its_own(
+def test_deploy_requires_a_registry_and_an_empty_output_folder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["deploy", "--to", "helm", "--repository", str(folder), "--output", str(tmp_path / "out")]
@@ -216,7 +216,7 @@ def test_a_registry_is_needed_and_a_folder_of_its_own(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes.txt"]
 
 
-def test_an_empty_repository_and_models_of_two_releases_are_refused(
+def test_deploy_refuses_an_empty_or_mixed_release_repository(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["deploy", "--to", "kubernetes", "--output", str(tmp_path / "out"), "--repository"]

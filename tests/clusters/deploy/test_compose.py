@@ -1,4 +1,4 @@
-"""A cluster gets what docker-compose.yml and the Dockerfiles have: one server, described twice."""
+"""Manifests for a cluster agree with docker-compose.yml and the Dockerfiles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_tex
 
 
 @pytest.mark.parametrize("name", ["triton", "triton-gpu"])
-def test_triton_is_started_as_in_compose(name: str) -> None:
+def test_pod_starts_triton_as_compose_does(name: str) -> None:
     words = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
     assert words == [*command(watched=True), *arguments(NEWEST)]
     (container,) = [c for c in pod(STORED)["initContainers"] if c["name"] == "triton"]
@@ -41,7 +41,7 @@ def test_triton_is_started_as_in_compose(name: str) -> None:
     assert "grpc-max-response-pool-size" not in " ".join(arguments("25.02")), "25.03 is the first that knows it"
 
 
-def test_the_gateway_is_as_in_compose() -> None:
+def test_pod_runs_the_gateway_as_compose_does() -> None:
     (gateway,) = pod(STORED)["containers"]
     assert SERVICES["gateway"]["ports"] == [f"127.0.0.1:{GATEWAY_PORT}:{GATEWAY_PORT}"]
     assert "--host=0.0.0.0" in gateway["args"]
@@ -53,7 +53,7 @@ def test_the_gateway_is_as_in_compose() -> None:
 
 
 @pytest.mark.parametrize("deployment", [STORED, WITH_GPU], ids=["cpu", "gpu"])
-def test_the_image_is_made_by_the_steps_of_the_dockerfile(deployment: Any) -> None:
+def test_containerfile_has_the_steps_of_the_dockerfile(deployment: Any) -> None:
     requirements = "requirements-gpu.txt" if deployment.on_gpu else "requirements.txt"
     steps = (ROOT / "Dockerfile").read_text()
     steps = re.sub(r"^ARG .*\n", "", steps, flags=re.MULTILINE).replace("${TRITON_RELEASE}", deployment.release)
@@ -70,15 +70,15 @@ def test_the_image_is_made_by_the_steps_of_the_dockerfile(deployment: Any) -> No
     assert f"FROM nvcr.io/nvidia/tritonserver:{deployment.release}-py3\n" in written["image/Containerfile"]
 
 
-def test_nothing_is_installed_when_a_replica_starts() -> None:
+def test_replica_installs_nothing_at_start() -> None:
     for deployment in (STORED, IN_IMAGE, WITH_GPU):
         spec = pod(deployment)
         for container in (*spec["initContainers"], *spec["containers"]):
             assert "pip" not in " ".join([*container.get("command", ()), *container["args"]])
 
 
-def test_a_planned_replica_has_the_numbers_that_compose_gets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The models and their load come from one models.yaml."""
+def test_planned_replica_has_the_resources_of_compose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Read the models and their load from one models.yaml."""
     text = """
 defaults: {machine: {cores: 8, memory_gb: 16}}
 models:
@@ -110,5 +110,5 @@ models:
         as_planned((ENCODER, DECODER), tmp_path / "models.yaml", 1, None)
 
 
-def test_the_page_names_the_oldest_kubernetes() -> None:
+def test_kubernetes_guide_names_the_oldest_supported_version() -> None:
     assert f"Kubernetes {MIN_KUBERNETES} or later" in (ROOT / "docs" / "guides" / "kubernetes.md").read_text()

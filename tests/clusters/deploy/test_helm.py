@@ -1,4 +1,4 @@
-"""Charts by Helm itself, where its library is: pip install '.[charts]'. Without, test_targets renders them."""
+"""Charts rendered by Helm's own library (pip install '.[charts]'); test_targets renders them without it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _chart(deployment: Deployment, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
-def test_helm_finds_no_fault_and_renders_the_manifests(deployment: Deployment, tmp_path: Path) -> None:
+def test_chart_passes_helm_lint_and_renders_the_manifests(deployment: Deployment, tmp_path: Path) -> None:
     chart = _chart(deployment, tmp_path)
     problems = helm.lint(str(chart))
     assert problems["errors"] == []
@@ -36,7 +36,7 @@ def test_helm_finds_no_fault_and_renders_the_manifests(deployment: Deployment, t
     assert manifests == objects(deployment)
 
 
-def test_helm_refuses_values_that_a_chart_does_not_have(tmp_path: Path) -> None:
+def test_chart_schema_refuses_unknown_values(tmp_path: Path) -> None:
     with helm.Chart.load(str(_chart(STORED, tmp_path))) as loaded:
         rendered = loaded.render({"replicas": 7}, name="other", namespace="text")
         (workload,) = [yaml.safe_load(text) for name, text in rendered.items() if name.endswith("/deployment.yaml")]

@@ -30,7 +30,7 @@ from builder.common.releases import RELEASES
 from tests.clusters.deploy.deployments import ENCODER, IN_IMAGE, STORED
 
 ROOT = Path(__file__).parents[3]
-# By the image: its requirements, and the modules that its command imports.
+# Image name: (folder of its requirements, modules that its command imports)
 IMAGES = {
     "gateway": (
         "serving/gateway",
@@ -41,7 +41,7 @@ IMAGES = {
         "builder.cli, builder.commands.pull, builder.repository.stores.pull, builder.repository.publish",
     ),
 }
-# Prints the packages that the project's own modules import; those import others if they find them.
+# Prints the packages that the project's own modules import, without those that packages import themselves.
 PROGRAM = """
 import builtins, json
 found, load = set(), builtins.__import__
@@ -61,7 +61,7 @@ def _requirements(image: str) -> list[str]:
 
 
 def _closure(lines: list[str]) -> set[str]:
-    """Return the distributions that an installation of these brings, as far as they are installed here."""
+    """Return the distributions that these requirements install, with those dependencies that are installed here."""
     closure: set[str] = set()
     waiting = [Requirement(line) for line in lines]
     while waiting:
@@ -73,14 +73,14 @@ def _closure(lines: list[str]) -> set[str]:
         try:
             needed = [Requirement(text) for text in distribution(requirement.name).requires or ()]
         except PackageNotFoundError:
-            continue  # of an object store that is not tested here
+            continue  # the client of an object store that is not tested here
         extras = requirement.extras or {""}
         waiting += [r for r in needed if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras)]
     return closure
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_an_image_has_all_that_its_command_imports(image: str) -> None:
+def test_image_has_every_package_that_its_command_imports(image: str) -> None:
     command = [sys.executable, "-c", PROGRAM.format(IMAGES[image][1])]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     imported = {name for name in json.loads(done.stdout) if name not in sys.stdlib_module_names}
@@ -92,12 +92,12 @@ def test_an_image_has_all_that_its_command_imports(image: str) -> None:
     assert "torch" not in imported
 
 
-def test_the_image_of_the_pull_can_verify() -> None:
+def test_pull_image_has_the_packages_of_the_verifier() -> None:
     """The verifier is imported when a key is given, so the imports of the command do not show it."""
     assert {"model-signing", "pyopenssl"} <= _closure(_requirements("pull"))
 
 
-def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
+def test_pull_image_has_the_package_versions_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [
         *project["dependencies"],
@@ -113,8 +113,8 @@ def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["24.10", "26.08"])
-def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(release: str, tmp_path: Path) -> None:
-    """Run the Containerfile's step, if scripts/pythons has made an environment with the Python of that release."""
+def test_triton_image_step_installs_every_requirement(release: str, tmp_path: Path) -> None:
+    """Run the Containerfile's step if scripts/pythons has created an environment with the Python of that release."""
     version = RELEASES[release].python
     python = fetched_folder(ENGINES, f"python-{version}") / "bin" / "python"
     if not python.exists():
@@ -129,7 +129,7 @@ def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(rel
     assert "Would install" not in done.stdout
 
 
-def test_an_image_with_other_packages_has_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_tag_changes_with_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that have an image of that tag do not pull it again."""
     before = image_tag(STORED)
     monkeypatch.setattr(image, "requirements", lambda _: "numpy==1.26.4\n")
@@ -137,7 +137,7 @@ def test_an_image_with_other_packages_has_another_tag(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("target", ["kubernetes", "helm", "kserve"])
-def test_the_image_is_pushed_before_a_cluster_asks_for_it(target: str) -> None:
+def test_steps_push_the_image_before_they_apply_the_manifests(target: str) -> None:
     build, push, apply = find_target(target).steps(IN_IMAGE, Path("out"))
     name = f"registry.example/models-triton:{image_tag(IN_IMAGE)}"
     assert f"--tag {name} " in build
@@ -156,14 +156,14 @@ def _engine() -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("file", ["Dockerfile.gateway", "Dockerfile.pull"])
-def test_an_image_is_built_and_says_what_it_does(file: str) -> None:
+def test_image_builds_and_prints_its_help(file: str) -> None:
     engine, steps = _engine(), (ROOT / file).read_text()
     (base,) = re.findall(r"^FROM (\S+)", steps, re.MULTILINE)
     if subprocess.run([engine, "pull", base], capture_output=True, check=False).returncode:
         pytest.skip(f"{engine} cannot fetch {base}")
     image = f"localhost/build-repo-test:{file.removeprefix('Dockerfile.')}"
     subprocess.run([engine, "build", "--tag", image, "--file", file, "."], cwd=ROOT, capture_output=True, check=True)
-    if engine != "buildah":  # which builds alone
+    if engine != "buildah":  # buildah cannot run images
         done = subprocess.run([engine, "run", "--rm", image, "--help"], capture_output=True, text=True, check=True)
         assert "usage: build-repo" in done.stdout
 
@@ -177,7 +177,7 @@ def _image(kind: str) -> tuple[Path, dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_pull_runs_with_what_its_image_has(store: str, tmp_path: Path) -> None:
+def test_pull_runs_with_the_packages_of_its_image(store: str, tmp_path: Path) -> None:
     python, environment = _image("stores")
     program = "import sys; from builder.cli import main; sys.exit(main())"
     target = tmp_path / "pulled" / "models"
@@ -188,6 +188,6 @@ def test_a_pull_runs_with_what_its_image_has(store: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_gateway_imports_with_what_its_image_has() -> None:
+def test_gateway_imports_with_the_packages_of_its_image() -> None:
     python, environment = _image("gateway")
     subprocess.run([python, "-c", f"import {IMAGES['gateway'][1]}"], check=True, env=environment, capture_output=True)

@@ -1,4 +1,4 @@
-"""A replica's rights, resources, probes and end, checked against the tools that know."""
+"""A replica's permissions, resources, probes and shutdown, checked against the code that uses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.clusters.deploy.test_targets import documents
 
 
 def _kserve(deployment: Deployment) -> dict[str, Any]:
-    """Return the pod that KServe makes of a runtime and a service."""
+    """Return the pod that KServe derives from a runtime and a service."""
     written = documents(deployment, "kserve")
     runtime = written["serving-runtime.yaml"]["spec"]
     predictor = written["inference-service.yaml"]["spec"]["predictor"]
@@ -41,7 +41,7 @@ def _containers(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
-def test_a_pod_keeps_to_the_restricted_standard_and_writes_nowhere_else(spec: dict[str, Any]) -> None:
+def test_pod_meets_the_restricted_standard_with_a_read_only_root(spec: dict[str, Any]) -> None:
     assert violations(spec) == []
     assert spec["automountServiceAccountToken"] is False
     for container in _containers(spec).values():
@@ -62,7 +62,7 @@ def test_a_pod_keeps_to_the_restricted_standard_and_writes_nowhere_else(spec: di
         ({"runAsNonRoot": False}, "triton: runAsNonRoot is not true"),
     ],
 )
-def test_the_checker_of_the_standard_says_no(change: dict[str, Any], problem: str) -> None:
+def test_restricted_checker_reports_each_violation(change: dict[str, Any], problem: str) -> None:
     spec = copy.deepcopy(PODS["stored"])
     _containers(spec)["triton"]["securityContext"].update(change)
     assert violations(spec) == [problem]
@@ -71,7 +71,7 @@ def test_the_checker_of_the_standard_says_no(change: dict[str, Any], problem: st
     assert violations(spec) == ["the volume host is a hostPath"]
 
 
-def test_triton_has_the_numbers_of_the_plan() -> None:
+def test_triton_container_has_the_resources_of_the_plan() -> None:
     triton = _containers(pod(STORED))["triton"]
     assert triton["resources"]["requests"] == {"cpu": SIZE.cores, "memory": SIZE.memory}
     assert triton["resources"]["limits"] == {"cpu": SIZE.cores, "memory": SIZE.memory + SIZE.shm}
@@ -86,7 +86,7 @@ def test_triton_has_the_numbers_of_the_plan() -> None:
 
 
 @pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
-def test_probes_ask_at_ports_that_are_there(spec: dict[str, Any]) -> None:
+def test_probes_use_ports_that_their_container_exposes(spec: dict[str, Any]) -> None:
     for container in _containers(spec).values():
         ports = {port["name"] for port in container.get("ports", ())}
         probes = [container[key] for key in container if key.endswith("Probe")]
@@ -94,7 +94,7 @@ def test_probes_ask_at_ports_that_are_there(spec: dict[str, Any]) -> None:
         assert {probe["httpGet"]["port"] for probe in probes if "httpGet" in probe} <= ports
 
 
-def test_the_gateway_understands_its_arguments_and_its_probes() -> None:
+def test_gateway_accepts_its_arguments_and_serves_its_probes() -> None:
     gateway = _containers(pod(ALL))["gateway"]
     _, options = parse(["gateway", *gateway["args"]])
     assert (options.url, options.port) == ("127.0.0.1:8001", GATEWAY_PORT)
@@ -106,7 +106,7 @@ def test_the_gateway_understands_its_arguments_and_its_probes() -> None:
     assert {end["port"] for end in monitor} == {"metrics", "gateway"}
 
 
-def test_the_pull_understands_its_arguments_and_brings_one_version_of_each() -> None:
+def test_pull_container_pulls_one_version_of_each_model() -> None:
     pull = _containers(pod(ALL))["pull"]
     _, options = parse(["pull", *pull["args"]])
     assert options.name == ["minilm@3", "writes@1"]
@@ -133,7 +133,7 @@ TRUSTING = {
 
 
 @pytest.mark.parametrize(("spec", "written"), TRUSTING.values(), ids=TRUSTING)
-def test_the_pull_trusts_what_is_written_beside_it(spec: dict[str, Any], written: dict[str, Any]) -> None:
+def test_pull_container_mounts_the_trusted_keys(spec: dict[str, Any], written: dict[str, Any]) -> None:
     pull = _containers(spec)["pull"]
     _, options = parse(["pull", *pull["args"]])
     (mount,) = [mount for mount in pull["volumeMounts"] if mount["name"] == "trusted"]
@@ -145,8 +145,8 @@ def test_the_pull_trusts_what_is_written_beside_it(spec: dict[str, Any], written
 
 
 @pytest.mark.parametrize(("release", "path"), [("26.03", "live"), ("26.04", "ready")])
-def test_a_server_that_says_that_a_model_died_is_started_again(release: str, path: str) -> None:
-    """Sooner, the failure shows only in a request to the model; `--probe` sends one on any release."""
+def test_liveness_probe_reports_a_dead_model_from_26_04_on(release: str, path: str) -> None:
+    """Before 26.04, only a request to the model detects its failure; `--probe` sends one on any release."""
     models = tuple(replace(model, release=release) for model in STORED.models)
     triton = _containers(pod(replace(STORED, models=models)))["triton"]
     assert triton["livenessProbe"]["exec"]["command"][-1].endswith(f"/v2/health/{path}")
@@ -161,7 +161,7 @@ def test_a_server_that_says_that_a_model_died_is_started_again(release: str, pat
 
 @pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
 def test_hung_server_restarts_within_30_s(spec: dict[str, Any]) -> None:
-    """Regression: it was asked for its health alone, which stays 200, and had the minutes of a drain to end."""
+    """Regression: the probe asked only for the health, which stays 200, and the grace period took minutes."""
     triton = next(c for name, c in _containers(spec).items() if name in ("triton", "kserve-container"))
     probe = triton["livenessProbe"]
     assert METHOD in probe["exec"]["command"][-1].splitlines()[0], "an inference, before anything else"
@@ -172,7 +172,7 @@ def test_hung_server_restarts_within_30_s(spec: dict[str, Any]) -> None:
     assert f"--model-repository={LIVENESS_FOLDER}" in triton["args"]
 
 
-def test_triton_outlives_the_gateway_and_both_have_their_time() -> None:
+def test_triton_stops_after_the_gateway_and_both_have_time_to_drain() -> None:
     """A sidecar is stopped after the containers beside it: https://kubernetes.io/docs/concepts/workloads/pods/."""
     spec = pod(STORED)
     assert _containers(spec)["triton"]["restartPolicy"] == "Always", "which makes it a sidecar"
@@ -186,7 +186,7 @@ def test_triton_outlives_the_gateway_and_both_have_their_time() -> None:
     )
 
 
-def test_secrets_are_named_and_never_written() -> None:
+def test_manifests_reference_secrets_and_never_contain_them() -> None:
     for target in ("kubernetes", "helm"):
         written = "\n".join(find_target(target).files(ALL).values())
         assert "kind: Secret" not in written
@@ -225,14 +225,14 @@ def test_network_policy_limits_ingress_and_egress() -> None:
     ],
 )
 def test_network_policy_opens_all_ports_of_an_in_cluster_store(endpoint: str, namespace: str) -> None:
-    """A policy sees the port of a pod, which is another than that of its service: MinIO's 443 leads to 9000."""
+    """A policy sees the port of the pod, not of its service: MinIO's service maps 443 to 9000."""
     *_, store = objects(replace(ALL, endpoint=endpoint))["network-policy"]["spec"]["egress"]
     selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     assert store == {"to": [{"namespaceSelector": selector}]}
 
 
-def test_a_rollout_has_the_time_that_models_may_take() -> None:
-    """Kubernetes says after ten minutes, unless told otherwise, that a rollout has failed, and Helm goes back."""
+def test_rollout_deadline_covers_the_pull_and_the_load() -> None:
+    """By default, Kubernetes reports a rollout as failed after ten minutes, and Helm rolls it back."""
     large = replace(STORED, size=replace(SIZE, memory=200 << 30))
     for deployment in (STORED, WITH_GPU, large):
         probe = _containers(pod(deployment))["triton"]["startupProbe"]
@@ -241,7 +241,7 @@ def test_a_rollout_has_the_time_that_models_may_take() -> None:
         assert start >= deployment.size.memory / LOAD_BYTES_PER_S
 
 
-def test_whoever_selects_a_replica_finds_it() -> None:
+def test_selectors_match_the_labels_of_the_pod() -> None:
     documents_of_pod = objects(replace(ALL, secrets=STORED.secrets, pooled=True))
     labels = documents_of_pod["deployment"]["spec"]["template"]["metadata"]["labels"]
     assert labels.pop("inference.networking.k8s.io/engine-type") == "build-repo"

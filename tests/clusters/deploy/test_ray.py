@@ -1,4 +1,4 @@
-"""The target ray: its files are valid for KubeRay and Serve, and for the application."""
+"""The target `ray`: its files are valid for KubeRay, Ray Serve and the application."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _written(deployment: Deployment) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("deployment", [STORED, KEYED])
-def test_a_ray_service_is_what_kuberay_takes(deployment: Deployment) -> None:
+def test_ray_service_is_valid_for_kuberay(deployment: Deployment) -> None:
     service = _written(deployment)["rayservice.yaml"]
     refuse_invalid(service, "1.33")
     cluster = service["spec"]["rayClusterConfig"]
@@ -48,7 +48,7 @@ def test_a_ray_service_is_what_kuberay_takes(deployment: Deployment) -> None:
 
 
 @pytest.mark.parametrize("deployment", [STORED, KEYED, ON_MACHINES])
-def test_serve_takes_its_configuration_and_the_application_its_arguments(deployment: Deployment) -> None:
+def test_serve_config_and_application_arguments_are_valid(deployment: Deployment) -> None:
     config = _written(deployment)["serve.yaml"]
     (application,) = ServeDeploySchema.model_validate(config).applications
     options = read_options(application.args)
@@ -56,7 +56,7 @@ def test_serve_takes_its_configuration_and_the_application_its_arguments(deploym
     assert options.cores == deployment.size.cores
 
 
-def test_a_ray_service_has_the_configuration_that_is_written_beside_it() -> None:
+def test_ray_service_embeds_serve_yaml_and_matches_its_replicas() -> None:
     written = _written(KEYED)
     assert yaml.safe_load(written["rayservice.yaml"]["spec"]["serveConfigV2"]) == written["serve.yaml"]
     (workers,) = written["rayservice.yaml"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
@@ -67,7 +67,7 @@ def test_a_ray_service_has_the_configuration_that_is_written_beside_it() -> None
     assert float(workers["rayStartParams"]["num-cpus"]) >= arguments["cores"], "or no replica is ever placed"
 
 
-def test_nodes_get_what_they_are_to_trust() -> None:
+def test_steps_apply_the_trusted_keys_of_ray_nodes() -> None:
     trusted = _written(KEYED)["trusted.yaml"]
     refuse_invalid(trusted, "1.33")
     applied = " ".join(find_target("ray").steps(KEYED, Path("out")))
@@ -75,7 +75,7 @@ def test_nodes_get_what_they_are_to_trust() -> None:
     assert "trusted.yaml" not in _written(STORED)
 
 
-def test_the_image_of_nodes_is_pushed_before_a_cluster_asks_for_it() -> None:
+def test_steps_push_the_ray_image_before_they_apply_the_service() -> None:
     build, push, *apply = find_target("ray").steps(STORED, Path("out"))
     name = "registry.example/team/build-repo-ray:"
     assert f"--tag {name}" in build
@@ -83,7 +83,7 @@ def test_the_image_of_nodes_is_pushed_before_a_cluster_asks_for_it() -> None:
     assert apply[0].startswith("kubectl apply")
 
 
-def test_machines_need_the_configuration_alone() -> None:
+def test_ray_without_a_registry_writes_only_serve_yaml() -> None:
     assert set(_written(ON_MACHINES)) == {"serve.yaml"}
     scaled = replace(ON_MACHINES, scaling=Scaling(4, "http://prometheus:9090", 50))
     assert _written(scaled)["serve.yaml"]["applications"][0]["args"]["max_replicas"] == 4
@@ -99,12 +99,12 @@ def test_machines_need_the_configuration_alone() -> None:
         (replace(KEYED, registry=None), "--verify-key"),
     ],
 )
-def test_what_it_does_not_have_is_refused(deployment: Deployment, why: str) -> None:
+def test_ray_target_refuses_options_that_it_lacks(deployment: Deployment, why: str) -> None:
     with pytest.raises(SpecError, match=why):
         find_target("ray").files(deployment)
 
 
-def test_the_job_in_the_documentation_is_what_kuberay_takes() -> None:
+def test_documented_ray_job_is_valid_for_kuberay() -> None:
     page = (ROOT / "docs" / "guides" / "ray.md").read_text("utf-8")
     (job,) = [yaml.safe_load(text) for _, title, text in blocks(page) if title == 'title="rayjob.yaml"']
     refuse_invalid(job, "1.33")

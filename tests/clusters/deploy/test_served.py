@@ -31,11 +31,11 @@ from builder.serving.server.triton import Ports, TritonServer, running
 from tests.clusters.deploy.deployments import STORED
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "kubernetes.md").read_text()
-PICKED = re.findall(r'RequestsSpec: "([\w:]+)"', PAGE)  # the metrics that the page tells an endpoint picker to ask for
+PICKED = re.findall(r'RequestsSpec: "([\w:]+)"', PAGE)  # metrics that the guide configures for an endpoint picker
 
 
 def _names(exposed: str) -> dict[str, set[str]]:
-    """Return the labels of each name, as Prometheus keeps both: as they are exposed."""
+    """Return the labels of each exposed metric."""
     names: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", exposed, re.MULTILINE):
         names.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
@@ -48,7 +48,7 @@ def _of(repository: Path) -> Deployment:
 
 
 def _asks(query: str) -> dict[str, set[str]]:
-    """Return by metric the labels that a query groups by or selects on, beside those that Prometheus adds."""
+    """Return for each metric of a query the labels that it groups by or selects on, without those Prometheus adds."""
     grouped = set(re.findall(r"by \((\w+)\)", query)) - {"pod"}
     return {
         name: (grouped | set(re.findall(r"(\w+)=~?\"", matchers))) - {"namespace", "pod"}
@@ -56,7 +56,7 @@ def _asks(query: str) -> dict[str, set[str]]:
     }
 
 
-def test_every_metric_that_is_asked_for_is_there(
+def test_queried_metrics_and_labels_are_exposed(
     repository: Path, client: Callable[[str], Client], server: TritonServer
 ) -> None:
     client("topics").ask({"text_input": "a text"})
@@ -81,7 +81,7 @@ def test_every_metric_that_is_asked_for_is_there(
 
 
 def _run(command: list[str], ports: Ports) -> int:
-    """Run a kubelet's command with the ports of this machine; skip gRPC if it has no port."""
+    """Run a probe's command with the ports of this server; skip gRPC if it has no port."""
     if not ports.grpc:
         command = [word.replace(ask_command("127.0.0.1:8001", REQUEST_TIMEOUT_S), "true") for word in command]
     for usual, here in ((8000, ports.http), (8001, ports.grpc), (8002, ports.metrics)):
@@ -89,7 +89,7 @@ def _run(command: list[str], ports: Ports) -> int:
     return subprocess.run(command, capture_output=True, timeout=600, check=False).returncode
 
 
-def test_models_that_are_well_answer_the_probes(repository: Path, server: TritonServer) -> None:
+def test_probes_pass_on_healthy_models(repository: Path, server: TritonServer) -> None:
     deployment = _of(repository)
     assert {model.generates for model in deployment.models} == {True, False}
     assert _run(live_probe(deployment)["exec"]["command"], replace(server.ports, grpc=0)) == 0
@@ -101,7 +101,7 @@ def test_models_that_are_well_answer_the_probes(repository: Path, server: Triton
 
 
 def _refusal(server: TritonServer, model: DeployedModel) -> str:
-    """Return the error of a probe's request; it must come from the model, not from the server before it."""
+    """Return the error that the model gives for a probe's request, or an empty string."""
     url = f"http://{server.host}:{server.ports.http}/v2/models/{model.name}/generate"
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data=model.request.encode()), timeout=300):
@@ -110,8 +110,8 @@ def _refusal(server: TritonServer, model: DeployedModel) -> str:
         return error.read().decode()
 
 
-def test_a_model_whose_process_died_is_found_by_its_probe_alone(small_repository: Path) -> None:
-    """Triton itself goes on calling it ready."""
+def test_model_probe_detects_a_killed_model_process(small_repository: Path) -> None:
+    """Triton still reports the model as ready."""
     deployment = _of(small_repository)
     probe = live_probe(deployment)["exec"]["command"]
     with running(small_repository, liveness=True) as server:
@@ -128,7 +128,7 @@ def test_a_model_whose_process_died_is_found_by_its_probe_alone(small_repository
 
 @contextmanager
 def _fake_triton(answers: dict[str, tuple[int, str]]) -> Iterator[Ports]:
-    """Run a server that answers as Triton would, by the end of a path."""
+    """Run a fake Triton that chooses its answer by the end of a request's path."""
 
     class Fake(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -172,21 +172,21 @@ WELL = {
         ({"/metrics": (404, "")}, 0),
     ],
 )
-def test_only_what_is_dead_is_started_again(change: dict[str, tuple[int, str]], status: int) -> None:
+def test_live_probe_fails_only_on_a_dead_model(change: dict[str, tuple[int, str]], status: int) -> None:
     with _fake_triton({**WELL, **change}) as ports:
         assert _run(live_probe(replace(STORED, probed=("minilm",)))["exec"]["command"], ports) == status
 
 
 @pytest.mark.parametrize(("release", "path"), [("26.03", "live"), ("26.04", "ready")])
-def test_a_server_that_does_not_answer_is_dead(release: str, path: str) -> None:
-    """From 26.04 on one is as well that says that a model which is not probed has died."""
+def test_live_probe_fails_if_the_health_endpoint_fails(release: str, path: str) -> None:
+    """From 26.04 on, readiness also covers models that are not probed."""
     models = tuple(replace(model, release=release) for model in STORED.models)
     with _fake_triton({**WELL, f"/health/{path}": (500, "")}) as ports:
         probe = live_probe(replace(STORED, models=models, probed=("minilm",)))
         assert _run(probe["exec"]["command"], ports) not in (0, 1)
 
 
-def test_a_request_with_quotes_reaches_the_model() -> None:
+def test_live_probe_quotes_the_request_of_a_model() -> None:
     odd = replace(STORED.models[0], name="odd", request='{"text_input": "it\'s"}')
     assert isinstance(odd, DeployedModel)
     command = live_probe(replace(STORED, models=(odd,), probed=("odd",)))["exec"]["command"]

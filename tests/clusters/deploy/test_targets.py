@@ -1,4 +1,4 @@
-"""Every target: the registry, the files that it writes, and that the orchestrator accepts them."""
+"""Every deployment target: its registration, its files, and their validity for the orchestrator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def documents(deployment: Deployment, target: str = "kubernetes") -> dict[str, A
     return {name: yaml.safe_load(text) for name, text in written.items() if name.endswith(".yaml")}
 
 
-def test_the_folder_is_the_registry() -> None:
+def test_targets_are_registered_by_their_folder() -> None:
     assert {"helm", "kserve", "kubernetes"} <= set(names())
     for name in names():
         assert isinstance(find_target(name), Target)
@@ -38,7 +38,7 @@ def test_the_folder_is_the_registry() -> None:
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_manifests_are_valid_against_the_schemas_of_kubernetes(version: str, deployment: Deployment) -> None:
+def test_manifests_are_valid_kubernetes_objects(version: str, deployment: Deployment) -> None:
     written = documents(deployment)
     index = written.pop("kustomization.yaml")
     assert index["resources"] == list(written)
@@ -47,12 +47,12 @@ def test_manifests_are_valid_against_the_schemas_of_kubernetes(version: str, dep
 
 
 @pytest.mark.parametrize("deployment", FOR_KSERVE.values(), ids=FOR_KSERVE)
-def test_what_kserve_gets_is_valid_against_its_definitions(deployment: Deployment) -> None:
+def test_kserve_manifests_are_valid_for_its_definitions(deployment: Deployment) -> None:
     for document in documents(deployment, "kserve").values():
         refuse_invalid(document, VERSIONS[-1])
 
 
-def test_the_schemas_can_say_no() -> None:
+def test_schemas_refuse_unknown_fields() -> None:
     service = documents(STORED)["service.yaml"]
     service["spec"]["portz"] = service["spec"].pop("ports")
     with pytest.raises(ValidationError, match="portz"):
@@ -66,7 +66,7 @@ def test_the_schemas_can_say_no() -> None:
             refuse_invalid(document, VERSIONS[-1])
 
 
-def test_kserve_asks_triton_itself() -> None:
+def test_kserve_routes_requests_and_scales_on_triton_directly() -> None:
     runtime, service = (
         documents(ALL_FOR_KSERVE, "kserve")[f"{n}.yaml"] for n in ("serving-runtime", "inference-service")
     )
@@ -86,8 +86,8 @@ def test_kserve_asks_triton_itself() -> None:
         documents(ALL, "kserve")  # it has keys
 
 
-def test_prometheus_is_told_where_the_metrics_of_kserves_pods_are() -> None:
-    """KServe itself names the port of its queue-proxy, which pods have in the deployment mode Knative alone."""
+def test_kserve_pods_name_their_metrics_port_to_prometheus() -> None:
+    """By default, KServe names the port of its queue-proxy, which only pods in Knative mode have."""
     written = documents(replace(ALL_FOR_KSERVE, monitored=True), "kserve")
     runtime, predictor = (
         written["serving-runtime.yaml"]["spec"],
@@ -110,21 +110,21 @@ def test_prometheus_is_told_where_the_metrics_of_kserves_pods_are() -> None:
     ("pod", "of_it"),
     [
         ("search-6b7c8d9f5-x2x4q", True),
-        ("search-6b7c8d9f5x2x4q", True),  # of a long name, which Kubernetes cuts
+        ("search-6b7c8d9f5x2x4q", True),  # Kubernetes truncates long names
         ("search-gpu-6b7c8d9f5-x2x4q", False),
         ("research-6b7c8d9f5-x2x4q", False),
     ],
 )
-def test_replicas_of_another_deployment_do_not_scale_this_one(pod: str, of_it: bool) -> None:
+def test_scaling_query_selects_only_pods_of_its_deployment(pod: str, of_it: bool) -> None:
     for query in wait_queries(ALL, ALL.name).values():
         for pattern in re.findall(r'pod=~"([^"]*)"', query):
             assert bool(re.fullmatch(pattern, pod)) == of_it
 
 
 class Renderer:
-    """Renderer of the Go templates that the charts here use: a value, the release's name, and a function of it.
+    """Minimal renderer of the Go templates in these charts, for machines without Helm.
 
-    It is small and for machines without Helm; it refuses anything else in braces.
+    It knows values, the release's name, and the filters `toJson` and `quote`; it refuses anything else in braces.
     """
 
     EXPRESSION = re.compile(r"\{\{ \.(Values|Release)\.(\w+)(?: \| (toJson|quote))? \}\}")
@@ -143,7 +143,7 @@ class Renderer:
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
-def test_a_chart_with_its_own_values_is_the_manifests(deployment: Deployment) -> None:
+def test_chart_with_default_values_renders_the_manifests(deployment: Deployment) -> None:
     chart = find_target("helm").files(deployment)
     renderer = Renderer(yaml.safe_load(chart["values.yaml"]), deployment.name, deployment.namespace)
     rendered = {
@@ -154,7 +154,7 @@ def test_a_chart_with_its_own_values_is_the_manifests(deployment: Deployment) ->
     assert rendered == objects(deployment)
 
 
-def test_a_chart_takes_other_values_and_another_name() -> None:
+def test_chart_renders_other_values_and_another_name() -> None:
     chart = find_target("helm").files(ALL)
     values = yaml.safe_load(chart["values.yaml"])
     assert set(json.loads(chart["values.schema.json"])["properties"]) == set(values)

@@ -1,4 +1,4 @@
-"""`build-repo models.yaml` on a worker: a killed build, failed builds among good ones, and the work left."""
+"""`build-repo models.yaml` with a killed, a failed and a successful build, and the builds that remain."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_fleet_goes_on_after_a_killed_worker_and_failed_builds(ran: Ran) -> None
     assert numbers.startswith("1 built, 0 unchanged, 3 failed in ")
 
 
-def test_a_run_leaves_no_worker_and_no_file_behind(ran: Ran) -> None:
+def test_fleet_run_leaves_no_worker_and_no_temporary_file(ran: Ran) -> None:
     left = {path.name for path in ran.models.parent.iterdir()}
     assert left == {"broken", "cache", "model_repository", "models.yaml"}
     assert {path.name for path in ran.output.iterdir()} == {"good"}
@@ -120,7 +120,7 @@ def later(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return ran
 
 
-def test_what_is_left_to_do_is_planned(later: Ran, capfd: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_plans_the_remaining_builds(later: Ran, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([str(later.models), "--dry-run", "--json"]) == 1  # one model cannot be built
     planned = capfd.readouterr()
     plan = json.loads(planned.out)
@@ -141,7 +141,7 @@ def test_what_is_left_to_do_is_planned(later: Ran, capfd: pytest.CaptureFixture[
     assert "good" not in table
 
 
-def test_what_is_unchanged_is_not_built_again(
+def test_unchanged_model_is_not_built_again(
     later: Ran, checkpoint: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     report = json.loads((later.output / "good" / "build.json").read_text())
@@ -155,8 +155,8 @@ def test_what_is_unchanged_is_not_built_again(
     assert not (later.output / "good" / "2").exists()
 
 
-def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    """Their temporary files are gone too. The folder that they start from has a package of our name."""
+def test_workers_exit_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """They remove their temporary files, and import the builder even if the working directory has such a package."""
     (tmp_path / "builder").mkdir()
     (tmp_path / "builder" / "__init__.py").write_text("raise ImportError('not the builder')")
     program = (
@@ -171,7 +171,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         time.sleep(1.5)
         assert _text(worker / "cmdline"), "it ended by itself"
         parent.kill()
-    end = time.monotonic() + 300  # it looks once its imports are done
+    end = time.monotonic() + 300  # the worker checks its parent only after its imports
     while _text(worker / "cmdline") and time.monotonic() < end:
         time.sleep(0.05)
     assert not _text(worker / "cmdline")

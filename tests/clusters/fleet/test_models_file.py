@@ -1,4 +1,4 @@
-"""models.yaml with includes, patterns and matrices: its entries, and the errors of entries that make no sense."""
+"""models.yaml with includes, patterns and matrices: its entries, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _names(path: Path) -> list[str]:
     return [spec.entry_name for spec in load_specs(path)]
 
 
-def test_a_matrix_is_a_model_for_each_combination(folder: Path) -> None:
+def test_matrix_yields_one_model_per_combination(folder: Path) -> None:
     path = _write(
         folder, "models: [{model: a/b, matrix: {precision: [fp32, int8], serving.token_budget: [512, 1024]}}]"
     )
@@ -43,7 +43,7 @@ def test_a_matrix_is_a_model_for_each_combination(folder: Path) -> None:
     ]
 
 
-def test_names_of_a_matrix_can_be_said(folder: Path) -> None:
+def test_matrix_name_template_names_each_model(folder: Path) -> None:
     entry = "model: [a/one, a/two], truncate: [true, false]"
     assert _names(_write(folder, f"models: [{{name: '{{truncate}}.{{model}}', matrix: {{{entry}}}}}]")) == [
         "true.one",
@@ -53,7 +53,7 @@ def test_names_of_a_matrix_can_be_said(folder: Path) -> None:
     ]
 
 
-def test_a_pattern_is_a_model_for_each_folder(folder: Path) -> None:
+def test_pattern_yields_one_model_per_matching_folder(folder: Path) -> None:
     for name in ("news", "mail"):
         (folder / "checkpoints" / name).mkdir(parents=True)
     (folder / "checkpoints" / "readme.md").touch()
@@ -117,7 +117,7 @@ def test_models_file_errors_name_their_place(text: str, message: str, folder: Pa
         load_specs(_write(folder, text))
 
 
-def test_many_errors_are_said_at_once(folder: Path) -> None:
+def test_models_file_reports_five_errors_and_counts_the_rest(folder: Path) -> None:
     entries = "\n".join(f"  - {{model: a/m{number}, level: O9}}" for number in range(8))
     with pytest.raises(SpecError) as error:
         load_specs(_write(folder, f"models:\n{entries}"))
@@ -126,7 +126,7 @@ def test_many_errors_are_said_at_once(folder: Path) -> None:
     assert lines[-1] == "and 3 more"
 
 
-def test_settings_are_written_into_an_entry_of_one_model_alone(folder: Path) -> None:
+def test_write_settings_requires_an_entry_of_one_model(folder: Path) -> None:
     _write(folder, "models: [{model: a/included}]", "other.yaml")
     text = "include: other.yaml\nmodels:\n  - {model: a/b, matrix: {precision: [fp32, int8]}}\n  - model: a/alone\n"
     path = _write(folder, text)

@@ -1,4 +1,4 @@
-"""A plan says before any build which models are built, in which order and on how many cores."""
+"""The plan of a fleet: which models are built, in which order and on how many cores."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _plan(*specs: BuildSpec, rebuild: bool = False) -> FleetPlan:
     return plan_builds(specs, History(), rebuild)
 
 
-def test_plan_tells_new_changed_unchanged_and_refused_models(make: Make, tmp_path: Path) -> None:
+def test_plan_gives_the_status_of_each_model(make: Make, tmp_path: Path) -> None:
     (broken := tmp_path / "broken").mkdir()
     plan = _plan(
         make(),
@@ -77,7 +77,7 @@ def test_plan_tells_new_changed_unchanged_and_refused_models(make: Make, tmp_pat
     assert plan_line(plan, 2, 10**10).startswith("7 models: 2 unchanged, 2 changed, 2 new, 1 refused; no similar build")
 
 
-def test_a_version_that_lacks_a_file_is_built_again(make: Make, tmp_path: Path) -> None:
+def test_plan_rebuilds_a_version_that_lacks_a_file(make: Make, tmp_path: Path) -> None:
     shutil.copytree(make().output, tmp_path / "copy")
     spec = make(output=tmp_path / "copy")
     assert [model.status for model in _plan(spec).models] == ["unchanged"]
@@ -109,7 +109,7 @@ def test_worker_builds_over_older_or_damaged_versions(make: Make, tmp_path: Path
 
 
 def test_worker_builds_if_the_published_version_is_unreadable(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: the worker ended without an outcome, and on Ray its task waited for one for ever."""
+    """Regression: the worker ended without an outcome, and on Ray its task waited for one forever."""
 
     def stale(spec: BuildSpec) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -140,13 +140,13 @@ def _checkpoint(folder: Path, megabytes: int) -> str:
     [pytest.param(91, 1173, id="minilm"), pytest.param(498, 1512, id="gpt2"), pytest.param(861, 2796, id="llama-wide")],
 )
 def test_history_estimates_the_memory_of_a_first_build(megabytes: int, took: int, tmp_path: Path) -> None:
-    """Peaks of `scripts/bench building`, in MB; a build that takes more than it says may end another for memory."""
+    """Peaks of `scripts/bench building`, in MB; a build that exceeds its estimate may get another one killed."""
     spec = make_spec(model=_checkpoint(tmp_path / "model", megabytes), output=tmp_path / "out")
     assert took <= History().estimate(work_of(spec)).memory / 1e6 <= 1.5 * took
 
 
-def test_engines_that_are_measured_by_turns_are_in_memory_together(tmp_path: Path) -> None:
-    """In fp32, of a checkpoint that has half of that."""
+def test_estimate_of_auto_adds_the_memory_of_both_engines(tmp_path: Path) -> None:
+    """Both hold fp32 weights, twice the size of the checkpoint."""
     model, megabytes = _checkpoint(tmp_path / "model", 861), 861
     one, both = (
         History().estimate(work_of(make_spec(model=model, output=tmp_path / "out", engine=engine))).memory / 1e6
@@ -180,14 +180,14 @@ def test_history_estimates_similar_builds(tmp_path: Path) -> None:
     assert plan_document(plan, 2, 10**10)["models"][0]["seconds"] == 6.0
 
 
-def test_a_damaged_history_is_none(tmp_path: Path) -> None:
+def test_history_ignores_a_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "builds.jsonl").write_text('{"name": 1}\n')
     assert History().own == {}
 
 
-def test_a_line_that_a_full_disk_cut_costs_no_other(tmp_path: Path) -> None:
-    """Regression: all records were lost for good."""
+def test_history_skips_only_a_truncated_line(tmp_path: Path) -> None:
+    """Regression: a truncated line lost all records."""
     work = work_of(make_spec(model=_checkpoint(tmp_path / "model", 10), output=tmp_path / "out"))
     History().record(work, BuildOutcome("model", "worker 1", 4.0, 800_000_000))
     file = tmp_path / "cache" / "builds.jsonl"
@@ -198,7 +198,7 @@ def test_a_line_that_a_full_disk_cut_costs_no_other(tmp_path: Path) -> None:
     assert History().estimate(work).seconds == 8.0
 
 
-def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
+def test_plan_orders_builds_and_assigns_cores(tmp_path: Path) -> None:
     one, two = _checkpoint(tmp_path / "one", 1), _checkpoint(tmp_path / "two", 1)
     history = History()
     specs = [
@@ -214,7 +214,7 @@ def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
     assert [(job.name, job.cores) for job in jobs] == [("c", 2), ("a", 2), ("b", 2), ("timed", 8)]
 
 
-def test_builds_share_memory_and_cores_and_a_large_one_runs_alone() -> None:
+def test_fits_limits_memory_and_cores_unless_nothing_runs() -> None:
     there, busy, idle = ResourceClaim(4, 10), ResourceClaim(2, 5), ResourceClaim(0, 3)
     assert fits(ResourceClaim(2, 5), [busy], there)
     assert not fits(ResourceClaim(2, 6), [busy], there)
@@ -223,7 +223,7 @@ def test_builds_share_memory_and_cores_and_a_large_one_runs_alone() -> None:
     assert fits(ResourceClaim(9, 99), [idle], there)
 
 
-def test_a_summary_names_what_failed_and_why(make: Make) -> None:
+def test_summary_names_failed_builds_with_their_reasons(make: Make) -> None:
     plan = _plan(make(), make(name="other"), make(model="no-such/model", name="absent"))
     *failed, numbers = summary(plan, [BuildOutcome("other", "worker 1", 3.0, 9 * 10**8, error="no good")], 75.4)
     assert failed[0].startswith("✗ absent: no folder no-such/model here")
@@ -232,7 +232,7 @@ def test_a_summary_names_what_failed_and_why(make: Make) -> None:
     assert (duration(3.21), duration(7800)) == ("3.2 s", "2 h 10 min")
 
 
-def test_the_screen_has_a_line_for_each_worker_and_a_bar_for_all(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_view_shows_a_line_per_worker_and_a_total(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.clusters.fleet.view.time", SimpleNamespace(monotonic=lambda: 0.0))
     plan = _plan(make(name="one"), make(name="two"), make(name="three"))
     console = Console(file=StringIO(), force_terminal=True, width=120)
@@ -248,7 +248,7 @@ def test_the_screen_has_a_line_for_each_worker_and_a_bar_for_all(make: Make, mon
 
 
 def _text(shown: LiveView) -> list[str]:
-    """Return the lines of the live part; of the bar only how many builds have ended."""
+    """Return the lines of the live view; the progress bar is reduced to its count."""
     console = Console(width=120, record=True, file=StringIO())
     console.print(shown._render())
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]

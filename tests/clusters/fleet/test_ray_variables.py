@@ -1,4 +1,4 @@
-"""Tests of what a task on Ray takes from the environment."""
+"""Environment variables that a task on Ray inherits."""
 
 from __future__ import annotations
 

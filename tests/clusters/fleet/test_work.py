@@ -1,4 +1,4 @@
-"""The process that a build runs in: how its threads wait, and how often it looks for garbage."""
+"""Process settings of a build: how long its threads spin, and how often it collects garbage."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_torch_threads_spin_briefly_unless_the_user_set_it(stated: str | None, e
     assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr
 
 
-def test_garbage_is_looked_for_as_before_afterwards() -> None:
+def test_collecting_garbage_rarely_restores_the_thresholds() -> None:
     before = gc.get_threshold()
     with collecting_garbage_rarely():
         assert gc.get_threshold() == GC_THRESHOLDS
     assert gc.get_threshold() == before
 
 
-def test_a_command_that_builds_one_model_has_what_a_worker_has(
+def test_single_build_has_the_process_settings_of_a_worker(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: only workers and the benchmark had it, and GPT-2 took half as long again."""
+    """Regression: only workers and the benchmark had these settings, and GPT-2 took 1.5 times as long."""
     found: list[object] = []
 
     def build(*_: object) -> None:
@@ -59,7 +59,7 @@ def test_a_command_that_builds_one_model_has_what_a_worker_has(
 
     monkeypatch.setattr(pipeline, "build", build)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that it is put back
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # so that monkeypatch restores it
     monkeypatch.delenv("GOMP_SPINCOUNT")
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
@@ -70,9 +70,7 @@ def test_a_command_that_builds_one_model_has_what_a_worker_has(
     assert found == [GC_THRESHOLDS, GOMP_SPINCOUNT]
 
 
-def test_libraries_are_loaded_once_and_never_looked_at_for_garbage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_libraries_freezes_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_story.py").write_text("import gc\nlooked = gc.isenabled()\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(work, "PIPELINE", "a_story")

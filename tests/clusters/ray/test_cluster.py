@@ -32,12 +32,12 @@ TEXT = "The museum opens late on Fridays"
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    """Run a cluster without cores: each test says how many nodes it needs."""
+    """Run a cluster without cores; each test requests the nodes that it needs."""
     with ray_nodes() as nodes:
         yield nodes
 
 
-def test_a_build_goes_on_elsewhere_when_its_node_is_killed(
+def test_build_continues_on_another_node_when_its_node_dies(
     nodes: Nodes, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
@@ -64,7 +64,7 @@ def test_a_build_goes_on_elsewhere_when_its_node_is_killed(
 
 
 def _deaths(events: list[BuildProgress | BuildOutcome]) -> int:
-    """Return how often the worker of the model `good` died; that of the other may have been on the same node."""
+    """Return how often the worker of the model `good` died; the other's may have run on the same node."""
     stages = [news.stage for news in events if isinstance(news, BuildProgress) and news.name == "good"]
     return sum("its worker died" in stage for stage in stages)
 
@@ -107,20 +107,20 @@ class Site:
         return dict(serve.status().applications[NAME].deployments["Triton"].replica_states)
 
     def whole(self) -> Site:
-        """Wait until it is as in the beginning: two replicas, on two nodes."""
+        """Wait for the initial state: two replicas on two nodes."""
         self.nodes.at_least(2)
         _wait_for(lambda: self.replicas() == {"RUNNING": 2})
         return self
 
     def write(self, name: str) -> None:
-        """Let a generating model write for a while."""
+        """Send a long request to a generating model."""
         body = {"model": name, "prompt": "a", "max_tokens": 100, "ignore_eos": True}
         with self.open("/v1/completions", body) as response:
             assert json.loads(response.read())["usage"]["completion_tokens"] == 100
 
     @contextmanager
     def asked(self, clients: int, ask: Callable[[], object]) -> Iterator[list[int]]:
-        """Run clients that ask again and again meanwhile: one item for each answer. Failures are recorded."""
+        """Run clients in a loop, append one item per answer, and record failures."""
         done, counts = threading.Event(), list[int]()
         threads = [threading.Thread(target=self._ask_until, args=(done, ask, counts)) for _ in range(clients)]
         for thread in threads:
@@ -157,7 +157,7 @@ def site(nodes: Nodes, models: Path) -> Iterator[Site]:
 
 @contextmanager
 def _looking_often() -> Iterator[None]:
-    """Make Ray count the requests of applications all the time, not every ten seconds over the last thirty."""
+    """Make Ray sample an application's requests continuously instead of every ten seconds over the last thirty."""
     from ray import serve
 
     deployment = serve.deployment
@@ -172,8 +172,8 @@ def _looking_often() -> Iterator[None]:
         yield
 
 
-def test_requests_go_where_their_model_is_loaded(site: Site) -> None:
-    """Two models, and room for one in each replica: none is loaded twice."""
+def test_requests_are_routed_to_the_replica_that_has_the_model(site: Site) -> None:
+    """Each replica has memory for one of the two models, and neither is loaded twice."""
     site.whole()
     first = {name: site.classify(name) for name in ("topics", "flags")}
     loaded = site.stubs("topics"), site.stubs("flags"), site.stubs("flags_model")
@@ -183,23 +183,23 @@ def test_requests_go_where_their_model_is_loaded(site: Site) -> None:
     assert (site.stubs("topics"), site.stubs("flags"), site.stubs("flags_model")) == loaded
 
 
-def test_a_model_runs_with_the_priority_of_other_programs(site: Site) -> None:
-    """Ray's own default is a niceness of 15: on a busy node, Triton got next to no processor."""
+def test_triton_on_ray_runs_with_normal_priority(site: Site) -> None:
+    """Ray's default niceness of 15 starves Triton on a busy node."""
     site.whole().classify("topics")
     tritons = site.stubs("topics").values()
     assert [os.getpriority(os.PRIO_PROCESS, triton) for triton in tritons] == [os.getpriority(os.PRIO_PROCESS, 0)]
 
 
-def test_a_model_that_does_not_exist(site: Site) -> None:
+def test_unknown_model_on_ray_answers_404(site: Site) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         site.classify("nosuch")
     with refused.value as response:
         assert (response.status, json.load(response)["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_node_that_is_killed_loses_no_request(site: Site) -> None:
+def test_killed_node_fails_no_request(site: Site) -> None:
     site.whole().classify("topics")
-    process = next(iter(site.stubs("topics")))  # which may outlive its node: the backend's own watch can hang
+    process = next(iter(site.stubs("topics")))  # may outlive its node, because the backend's watchdog can hang
     with site.asked(4, lambda: site.classify("topics")) as counts:
         _wait_for(lambda: len(counts) > 20)
         site.nodes.kill(site.nodes.of(process))
@@ -209,7 +209,7 @@ def test_a_node_that_is_killed_loses_no_request(site: Site) -> None:
 
 
 def test_ray_adds_a_replica_under_load_and_removes_it_after(site: Site) -> None:
-    """The new one is asked too: it loads the model. None of the requests fails, then or when it goes."""
+    """The new replica loads the model and answers; no request fails while it is added or removed."""
     site.whole()
     site.nodes.at_least(3)
     with site.asked(13, lambda: site.write("writes")):
@@ -239,7 +239,7 @@ def _broken_stream(site: Site) -> list[Any]:
             kill(triton)
             kill(process)
         lines += [line for line in response if line.strip()]
-    if lines[-1].strip() == b"data: [DONE]":  # it was faster than this process
+    if lines[-1].strip() == b"data: [DONE]":  # the stream completed before Triton was killed
         return _broken_stream(site)
     return [json.loads(line.removeprefix(b"data: ")) for line in lines]
 

@@ -1,4 +1,4 @@
-"""The arguments of an application, and models that a replica has loaded."""
+"""The arguments of the application, and the loaded models of a replica."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from builder.serving.server.triton import Ports, TritonServer
         ({"repository": "r", "busy": 0}, "busy: .* greater than 0"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: dict[str, Any], wrong: str) -> None:
+def test_read_options_names_invalid_arguments(arguments: dict[str, Any], wrong: str) -> None:
     with pytest.raises(SpecError, match=wrong):
         read_options(arguments)
 
@@ -44,13 +44,13 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], wrong: str) -> Non
         (["--ray", "--openai-port", "9000", "--replicas", "3:2"], "max_replicas is 2, less than min_replicas, 3"),
     ],
 )
-def test_options_of_serve_that_do_not_go_together(arguments: list[str], why: str) -> None:
+def test_serve_refuses_options_that_exclude_one_another(arguments: list[str], why: str) -> None:
     with pytest.raises(SpecError, match=why):
         serve.run(serve.parser().parse_args(arguments))
 
 
 def test_connect_reports_a_cluster_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray raises an Exception of no other type then."""
+    """Ray raises a plain Exception then."""
 
     def init(**options: Any) -> None:
         raise Exception("The current node timed out during startup.")
@@ -107,7 +107,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
     return LoadedModel(TritonServer("", Ports(), process, [], True, tmp_path), "topics")
 
 
-def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: LoadedModel) -> None:
+def test_loaded_model_is_unloaded_after_its_last_lease(loaded: LoadedModel) -> None:
     lease = loaded.lease()
     lease.__enter__()
     deleting = threading.Thread(target=loaded.__del__)
@@ -120,7 +120,7 @@ def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: LoadedModel) -
     assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]
 
 
-def test_a_model_is_unloaded_once(loaded: LoadedModel) -> None:
+def test_loaded_model_is_unloaded_only_once(loaded: LoadedModel) -> None:
     loaded.__del__()
     loaded.__del__()
     assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]

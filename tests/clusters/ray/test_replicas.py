@@ -1,4 +1,4 @@
-"""Requests are sent again when a replica, or the gateway in front of it, dies: without a cluster."""
+"""Retries of requests whose replica or gateway dies, tested without a cluster."""
 
 from __future__ import annotations
 
@@ -146,9 +146,9 @@ def test_replicas_pass_errors_through_unchanged() -> None:
 
 
 class Proxied:
-    """Application that Ray's proxy wraps: it returns without a response if the gateway that it asked died.
+    """Application behind Ray's proxy: it returns without a response if its gateway died.
 
-    `answers`: the messages of each time.
+    `answers`: the messages of each call.
     """
 
     def __init__(self, *answers: list[Message]) -> None:
@@ -190,7 +190,7 @@ def test_proxy_answers_503_after_repeated_gateway_deaths() -> None:
     assert answer.headers["retry-after"] == "2"
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
+def test_proxy_ends_a_truncated_stream_with_an_error() -> None:
     app = Proxied([_start(EVENTS), _body('data: {"a":1}\n\n', more=True)], JSON)
     answer = asyncio.run(ask(RetryMiddleware(app), "/v1/completions", {}))
     assert [*answer.events[:1], answer.events[-1]["error"]["code"]] == [{"a": 1}, "unavailable"]
