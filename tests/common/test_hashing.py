@@ -1,4 +1,4 @@
-"""Hashes of files are those of their contents, one after the other."""
+"""Hashes of one or several files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from builder.common.hashing import MIN_CACHED_BYTES, FileDigests, sha256_of
 
 
-def test_several_files_are_hashed_as_if_they_were_one(tmp_path: Path) -> None:
+def test_sha256_of_hashes_files_as_one_concatenation(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_bytes(b"a" * (1 << 20))
     second.write_bytes(b"b")
@@ -19,7 +19,7 @@ def test_several_files_are_hashed_as_if_they_were_one(tmp_path: Path) -> None:
     assert sha256_of(second, first) != sha256_of(first, second)
 
 
-def test_a_file_that_is_not_there_has_no_hash(tmp_path: Path) -> None:
+def test_sha256_of_raises_for_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         sha256_of(tmp_path / "absent")
 
@@ -32,7 +32,7 @@ def test_digests_hash_a_large_file_again_only_after_a_write(tmp_path: Path) -> N
     os.link(file, other)
     stat = file.stat()
     file.write_bytes(two)
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as if there were none: nothing was read for these two
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # hides the write, so the cached digest is used
     assert digests.of(file) == digests.of(other) == first == sha256_of_bytes(one)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
     assert digests.of(other) == FileDigests().of(file) == sha256_of_bytes(two)

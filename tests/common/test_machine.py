@@ -1,4 +1,4 @@
-"""The memory that a container may use, which is less than its machine's."""
+"""The memory available to a container."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.stat").write_text("anon 6000\nfile 3000\ninactive_file 2000\nactive_file 500\n")
 
 
-def test_a_container_has_what_is_below_its_limit_and_the_pages_of_files(tmp_path: Path) -> None:
+def test_available_memory_counts_the_page_cache_of_a_container(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("16000\n")
     assert machine.available_memory() == 16_000 - 9000 + 2500
     assert machine.total_memory() == 16_000, "more than the container has is never there"
@@ -25,7 +25,7 @@ def test_a_container_has_what_is_below_its_limit_and_the_pages_of_files(tmp_path
     assert machine.available_memory() == 0, "a limit may be lowered below what is used"
 
 
-def test_without_a_limit_the_machine_says(tmp_path: Path) -> None:
+def test_available_memory_is_the_machines_without_a_lower_limit(tmp_path: Path) -> None:
     assert machine.available_memory() == 512_000, "no cgroup v2"
     (tmp_path / "memory.max").write_text("max\n")
     assert machine.available_memory() == 512_000
@@ -34,8 +34,8 @@ def test_without_a_limit_the_machine_says(tmp_path: Path) -> None:
     assert machine.total_memory() == 512_000
 
 
-def test_a_container_of_an_older_system_has_its_limit_too(tmp_path: Path) -> None:
-    """Regression: cgroup v1 has its files in a folder of their own; a build there took all of the machine's memory."""
+def test_available_memory_respects_a_cgroup_v1_limit(tmp_path: Path) -> None:
+    """Regression: under cgroup v1, which uses other files, a build assumed all of the machine's memory."""
     folder = tmp_path / "memory"
     folder.mkdir()
     (folder / "memory.usage_in_bytes").write_text("9000\n")

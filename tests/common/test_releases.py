@@ -1,4 +1,4 @@
-"""The table of Triton releases: complete for the needs of a build, in order, and right where it was corrected."""
+"""The table of Triton releases is complete, sorted and correct."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from builder.serving.server.embedded import EMBEDDED
 from scripts.release_matrix import seq2seqs
 
 
-def test_the_newest_release_is_the_one_that_is_built_for() -> None:
+def test_default_release_is_the_newest() -> None:
     assert max(RELEASES, key=version_tuple) == NEWEST
     assert make_spec(model="x").triton == NEWEST
 
 
-def test_releases_stand_in_order_and_never_go_back_to_an_older_engine() -> None:
+def test_releases_are_sorted_and_never_downgrade_an_engine() -> None:
     assert list(RELEASES) == sorted(RELEASES, key=version_tuple)
     for engine in ("onnxruntime", "openvino", "python", "cuda"):
         versions = [version_tuple(getattr(release, engine)) for release in RELEASES.values()]
         assert versions == sorted(versions), engine
 
 
-def test_what_the_branches_of_the_server_say_of_openvino_and_vllm() -> None:
+def test_releases_have_the_openvino_and_vllm_of_tritons_branches() -> None:
     openvino = {name: RELEASES[name].openvino for name in ("24.04", "24.05", "24.06", "24.09", "25.07", "26.08")}
     assert openvino == {
         "24.04": "2023.3.0",
@@ -39,7 +39,7 @@ def test_what_the_branches_of_the_server_say_of_openvino_and_vllm() -> None:
     assert (RELEASES["24.10"].vllm, RELEASES["26.07"].vllm) == ("0.5.5", "0.24.0")
 
 
-def test_releases_older_than_fixes_are_warned_of_with_the_reasons() -> None:
+def test_older_than_fixes_names_the_missing_security_fixes() -> None:
     assert older_than_fixes(NEWEST) == ""
     assert older_than_fixes("26.07") == ""
     assert [fix.since for fix in missing_fixes("26.06")] == ["26.07"]
@@ -50,11 +50,11 @@ def test_releases_older_than_fixes_are_warned_of_with_the_reasons() -> None:
     assert {fix.since for fix in FIXES} <= set(RELEASES)
 
 
-def test_the_embedded_server_is_one_that_only_this_machine_may_reach() -> None:
+def test_embedded_server_lacks_a_fix_so_it_binds_to_loopback() -> None:
     assert any("CVE-2025-23319" in fix.source for fix in missing_fixes(EMBEDDED))
 
 
-def test_the_matrix_has_encoder_decoders_search_as_they_do_when_they_are_served(tmp_path: Path) -> None:
+def test_release_matrix_runs_the_beam_search_of_encoder_decoders(tmp_path: Path) -> None:
     row = next(seq2seqs("t5", tmp_path))
     asked = Counter(name for name, _ in row.case(row.own).job["calls"])
     assert asked["likeliest"] == STEPS // 2, "one for each token of the search"

@@ -27,14 +27,14 @@ FIELDS = (Field("text_input", "TYPE_STRING"), Field("top_k", "TYPE_INT32", optio
         ("\n\n", "holds no sample"),
     ],
 )
-def test_samples_that_do_not_fit_name_their_line(text: str, message: str, tmp_path: Path) -> None:
+def test_load_samples_names_the_line_of_an_invalid_sample(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
         load_samples(path, FIELDS)
 
 
-def test_only_a_line_feed_ends_a_sample(tmp_path: Path) -> None:
+def test_load_samples_splits_lines_only_at_line_feeds(tmp_path: Path) -> None:
     """JSON allows the other line ends of Unicode inside a text."""
     texts = ["one\u2028two", "three\x85four", "five"]
     path = tmp_path / "samples.jsonl"
@@ -43,7 +43,7 @@ def test_only_a_line_feed_ends_a_sample(tmp_path: Path) -> None:
     assert [sample["text_input"] for sample in load_samples(path, FIELDS)] == texts
 
 
-def test_the_users_samples_are_what_is_verified(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_build_verifies_the_samples_of_the_user(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text('{"text_input": "One fox.", "top_k": 2}\n\n{"text_input": "Two boxes."}\n')
     spec = make_spec(model=str(checkpoint("topics")), name="t", output=tmp_path / "r", samples=path)
@@ -56,14 +56,14 @@ def test_the_users_samples_are_what_is_verified(checkpoint: Callable[[str], Path
         build(spec)
 
 
-def test_the_default_texts_are_of_mixed_length() -> None:
+def test_default_texts_have_mixed_lengths() -> None:
     words = sorted(len(text.split()) for text in TEXTS)
     assert words[0] < 10
     assert words[-1] > 120
     assert len(set(TEXTS)) == len(TEXTS) == 32
 
 
-def test_every_encoder_task_has_enough_samples_to_calibrate_on() -> None:
+def test_encoder_tasks_have_enough_calibration_samples() -> None:
     tasks = [task for task in all_tasks().values() if isinstance(task, EncoderTask)]
     assert len(tasks) >= 8
     assert {task.name: len(task.samples) for task in tasks if len(task.samples) < MIN_SAMPLES} == {}

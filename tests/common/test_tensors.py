@@ -1,4 +1,4 @@
-"""Values as tensors: they keep their meaning, or are refused; they never become something else."""
+"""Values are converted to tensors without a change of meaning, or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIELDS = tuple(
         ({"stream": [True, "false", "1", 0]}, [True, False, True, False]),
     ],
 )
-def test_values_of_their_kind_are_taken(sample: dict[str, Any], expected: list[Any]) -> None:
+def test_to_tensors_converts_compatible_values(sample: dict[str, Any], expected: list[Any]) -> None:
     (tensor,) = to_tensors(sample, FIELDS, batched=False).values()
     assert tensor.tolist() == expected
 
@@ -50,7 +50,7 @@ def test_values_of_their_kind_are_taken(sample: dict[str, Any], expected: list[A
         ({"stream": "yes"}, "stream is 'yes'; expected BOOL"),
     ],
 )
-def test_values_of_another_kind_are_refused(sample: dict[str, Any], message: str) -> None:
-    """Regression: each was sent as something else, as None, False, 3, 1 and so on, or ended in a traceback."""
+def test_to_tensors_refuses_incompatible_values(sample: dict[str, Any], message: str) -> None:
+    """Regression: each was silently converted to another value, such as None, False, 3 or 1, or raised a traceback."""
     with pytest.raises(SpecError, match=message):
         to_tensors(sample, FIELDS)

@@ -1,4 +1,4 @@
-"""A full disk, however it is found: one line, and nothing left behind."""
+"""A full disk is reported in one line, and the build leaves no files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_full_disk_is_reported_in_one_line_with_the_remedy(write: Callable[[], N
 
 
 def test_disk_without_space_for_a_folder_is_reported_as_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library tempfile tries to write in each place, and then says that there is none."""
+    """The module tempfile tries each candidate folder and then raises FileNotFoundError."""
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "absent")])
     with pytest.raises(RepositoryError, match=r"No usable temporary directory .* TMPDIR"), build_folder():
@@ -78,7 +78,7 @@ def test_build_folder_names_another_full_disk(tmp_path: Path) -> None:
     assert "TMPDIR" not in str(refusal.value)
 
 
-def test_the_cache_of_the_hub_is_named_where_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_folder_names_a_full_hub_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot(*_: object, **__: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -91,8 +91,8 @@ def test_the_cache_of_the_hub_is_named_where_it_is_full(monkeypatch: pytest.Monk
     assert "TMPDIR" not in str(refusal.value)
 
 
-def test_a_version_that_is_laid_out_for_a_store_is_a_file_of_the_build() -> None:
-    """The user chose a store, and no folder."""
+def test_build_folder_reports_full_disk_of_a_version_for_a_store() -> None:
+    """The message must not name the folder, because the user chose a store."""
 
     def lay_out(folder: Path) -> None:
         try:
@@ -108,7 +108,7 @@ def test_a_version_that_is_laid_out_for_a_store_is_a_file_of_the_build() -> None
 def test_full_disk_is_not_reported_as_a_defect_of_the_graph(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the unfused graph, which might have room, would be published as if the model had no other."""
+    """Otherwise the unfused graph, which may fit, would be published as if the model could not be fused."""
     tried = []
 
     def write(*_: object) -> None:
@@ -129,7 +129,7 @@ class Disk(NamedTuple):
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list whose last value is the free space where temporary files are; every query gets it."""
+    """Return a list whose last value every query of the free disk space gets."""
     free = [1 << 60]
     monkeypatch.setattr("builder.common.workplace.shutil.disk_usage", lambda place: Disk(1 << 60, 0, free[-1]))
     return free
@@ -139,7 +139,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_build_refuses_a_disk_too_small_for_its_graphs(
     model: str, free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names their size and the folder; graphs kept from an earlier build need no room."""
+    """The error names the size of the graphs and the folder."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     spec = make_spec(model=str(checkpoint(model)), name="m", output=tmp_path / "repository", **options_of(model))
     free.append(2 * (checkpoint(model) / "model.safetensors").stat().st_size // 3)
@@ -153,7 +153,7 @@ def test_build_refuses_a_disk_too_small_for_its_graphs(
 def test_build_names_a_disk_that_filled_after_the_export(
     free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """ONNX Runtime reports it as a protobuf that could not be serialised."""
+    """ONNX Runtime reports a full disk as a protobuf that could not be serialised."""
     exported = encoder.export(resolve(make_spec(model=str(checkpoint("topics")))), tmp_path).graph
     free.append(exported.size - 1)
     with pytest.raises(RepositoryError, match=r"model\.onnx, fused, take about"):
@@ -178,7 +178,7 @@ def _noting(name: str, stages: list[str]) -> Iterator[None]:
     yield
 
 
-def test_folders_of_killed_builds_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_folder_removes_only_folders_of_killed_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     places = {name: tmp_path / name for name in (f"{PREFIX}left", f"{PREFIX}fresh", "build-repo-another")}
     for name, folder in places.items():
@@ -194,8 +194,10 @@ def test_folders_of_killed_builds_are_removed_and_no_others(tmp_path: Path, monk
     assert {path.name for path in tmp_path.iterdir()} == {*places} - {f"{PREFIX}left"}
 
 
-def test_build_folder_removes_folders_of_killed_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build that was killed for its memory left a whole checkpoint in fp32."""
+def test_build_folder_removes_the_copied_folder_of_a_killed_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build killed for exceeding memory left a whole fp32 checkpoint."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with temporary_folder() as running:
         os.utime(running, (0, 0))
@@ -225,8 +227,8 @@ def test_build_reports_a_full_disk(
 
 
 @pytest.mark.parametrize("output", ["file", "file/repository", "file/a/b", "dangling", "/proc/repository", "/proc/a/b"])
-def test_output_that_cannot_be_written_is_refused_before_the_build(output: str, tmp_path: Path) -> None:
-    """Regression: the folder was made when everything else of a build was done."""
+def test_unwritable_output_is_refused_before_the_build(output: str, tmp_path: Path) -> None:
+    """Regression: the output folder was created only at the end of a build."""
     (tmp_path / "file").write_text("in its place")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     spec = make_spec(model=str(tmp_path), name="m", output=tmp_path / output)
@@ -239,7 +241,7 @@ def test_output_that_cannot_be_written_is_refused_before_the_build(output: str, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
 
 
-def test_trial_of_an_output_leaves_nothing(tmp_path: Path) -> None:
+def test_trial_of_the_output_leaves_no_files(tmp_path: Path) -> None:
     existing = tmp_path / "repository"
     existing.mkdir()
     for output in (existing, tmp_path / "new", tmp_path / "a" / "b" / "c"):

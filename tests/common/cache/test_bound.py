@@ -1,4 +1,4 @@
-"""The cache of stages stays within its limit, whatever builds put there."""
+"""The cache of stages stays within its limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheEntries:
     """Return an empty cache."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
-    monkeypatch.setattr("builder.common.cache.entries.FREE_DISK_SHARE", 0.0)  # however full this disk is
+    monkeypatch.setattr("builder.common.cache.entries.FREE_DISK_SHARE", 0.0)  # the disk may be nearly full
     return CacheEntries(tmp_path / "cache")
 
 
@@ -47,10 +47,10 @@ def _kept(entries: CacheEntries) -> set[str]:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_build_ends_with_as_much_as_may_be_kept(
+def test_bounded_cache_prunes_to_its_limit_after_a_build(
     fails: bool, entries: CacheEntries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entries used last stay; a failed build keeps its stages too."""
+    """The entries used last stay; a failed build caches its stages too."""
     monkeypatch.setenv(LIMIT_VARIABLE, str(2.5 * SIZE / 1e9))
     try:
         with bounded_cache():
@@ -66,7 +66,7 @@ def test_a_build_ends_with_as_much_as_may_be_kept(
 
 
 def test_cache_skips_a_stage_larger_than_its_limit(entries: CacheEntries, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not drive the others out either."""
+    """It does not evict the others either."""
     _keep(entries, "small", 1)
     monkeypatch.setenv(LIMIT_VARIABLE, str(1.5 * SIZE / 1e9))
     with bounded_cache():
@@ -84,7 +84,7 @@ def test_cache_limit_defaults_to_20_gb_or_a_tenth_of_the_disk(
     assert max_cache_bytes() == most
 
 
-def test_the_stages_of_a_build_push_older_ones_out(
+def test_cache_evicts_old_stages_for_those_of_a_build(
     entries: CacheEntries, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LIMIT_VARIABLE, "0.01")
@@ -106,14 +106,16 @@ def test_build_refuses_an_invalid_cache_limit_first(
         build(make_spec(model="nowhere", output=tmp_path / "repository"))
 
 
-def test_without_a_cache_no_limit_is_asked_for(entries: CacheEntries, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounded_cache_ignores_the_limit_if_the_cache_is_off(
+    entries: CacheEntries, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, "off")
     monkeypatch.setenv(LIMIT_VARIABLE, "much")
     with bounded_cache():
         pass
 
 
-def test_the_command_says_the_limit(
+def test_cache_command_prints_the_limit(
     entries: CacheEntries, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(LIMIT_VARIABLE, "7.5")

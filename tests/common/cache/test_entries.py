@@ -1,4 +1,4 @@
-"""Cache entries are whole or absent while other processes write, read and remove at the same time."""
+"""Cache entries are complete or absent while other processes write, read and remove concurrently."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_cache_returns_a_stage_unchanged(tmp_path: Path) -> None:
 
 
 def test_cache_leaves_no_files_of_a_damaged_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage that runs again would otherwise write into a link to the cache's file."""
+    """Otherwise a stage that runs again would write into a link to the cache's file."""
     entries, made = CacheEntries(tmp_path / "cache"), tmp_path / "made"
     made.mkdir()
     for name in ("model.onnx", "model.onnx.data"):
@@ -61,8 +61,8 @@ def test_cache_leaves_no_files_of_a_damaged_stage(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "again").iterdir()) == []
 
 
-def test_a_stage_that_finds_no_room_stays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is whole, and to build it again would take hours and as much disk."""
+def test_full_disk_on_read_leaves_the_stage_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry is intact, and building it again would take hours and as much disk."""
     entries = CacheEntries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
 
@@ -76,7 +76,7 @@ def test_a_stage_that_finds_no_room_stays_in_the_cache(tmp_path: Path, monkeypat
     assert _read(entries, "one", tmp_path / "again") == b"document of one"
 
 
-def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_reads_from_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = CacheEntries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
 
@@ -88,8 +88,8 @@ def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
     assert entries.find("one") is not None
 
 
-def test_a_file_with_two_names_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The export and the fused graph share weights: they count once in the limit, and when read files are hashed."""
+def test_cache_counts_and_hashes_a_hard_linked_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The export and the fused graph share weights, which count once in the limit and are hashed once."""
     entries, made = CacheEntries(tmp_path / "cache"), tmp_path / "made"
     made.mkdir()
     (made / "exported.data").write_bytes(GRAPH)
@@ -127,7 +127,7 @@ def test_cache_recomputes_a_damaged_stage(tmp_path: Path, damage: str, which: st
     assert _read(entries, "one", tmp_path / "again") == b"document of one"
 
 
-def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+def test_prune_removes_the_least_recently_used_entries_first(tmp_path: Path) -> None:
     entries = CacheEntries(tmp_path / "cache")
     for number, key in enumerate(("old", "used", "new")):
         _write(entries, key, key.encode() * 1000, tmp_path / "made")
@@ -140,7 +140,7 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert list(entries.blobs.iterdir()) == []
 
 
-def test_what_another_process_is_writing_is_not_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_spares_blobs_that_another_process_is_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = CacheEntries(tmp_path / "cache")
     _write(entries, "one", GRAPH, tmp_path / "made")
     (entries.stages / "one.json").unlink()
@@ -152,7 +152,7 @@ def test_what_another_process_is_writing_is_not_pruned(tmp_path: Path, monkeypat
 
 
 def test_cache_restores_blobs_pruned_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It happens if the files are so large that it takes minutes to copy them."""
+    """A prune can overtake a write if copying the files takes minutes."""
     entries = CacheEntries(tmp_path / "cache")
 
     def write_after_a_prune(path: Path, content: bytes) -> None:
@@ -168,15 +168,15 @@ def test_cache_restores_blobs_pruned_by_another_process(tmp_path: Path, monkeypa
     assert (tmp_path / "again" / "exported" / "model.onnx").read_bytes() == GRAPH
 
 
-def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_writes_nothing_to_a_nearly_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = CacheEntries(tmp_path / "cache")
     monkeypatch.setattr("builder.common.cache.entries.FREE_DISK_SHARE", 1.0)
     _write(entries, "one", GRAPH, tmp_path / "made")
     assert entries.find("one") is None
 
 
-def test_processes_share_it_while_it_is_pruned(tmp_path: Path) -> None:
-    """Each process reads its own entry or nothing; never half of it, and never another's."""
+def test_processes_share_the_cache_while_it_is_pruned(tmp_path: Path) -> None:
+    """Each process reads its complete entry or nothing, never a partial entry or another one's."""
     program = """
 import sys
 from pathlib import Path
@@ -212,7 +212,7 @@ print(whole)
         assert read in (None, f"graph {number}".encode() * 2000)
 
 
-def test_where_links_cannot_be_the_content_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_copies_if_hard_links_are_not_permitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(GRAPH)
     assert link(tmp_path / "a", tmp_path / "b") == "link"
     assert (tmp_path / "a").samefile(tmp_path / "b")
@@ -228,7 +228,7 @@ def test_where_links_cannot_be_the_content_is_copied(tmp_path: Path, monkeypatch
         link(tmp_path / "a", tmp_path / "c")
 
 
-def test_the_command_shows_and_prunes(
+def test_cache_command_lists_and_prunes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
@@ -244,10 +244,10 @@ def test_the_command_shows_and_prunes(
     assert list((tmp_path / "cache" / "blobs").iterdir()) == []
 
 
-def test_fetched_programs_are_shown_and_pruned_before_stages(
+def test_cache_command_prunes_fetched_programs_before_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Programs unused for longest go first, and none that may be in use."""
+    """The least recently used programs are removed first, and never those that may be in use."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path))
     kept = ((ENGINES, "onnxruntime-1.0"), (PROGRAMS, "tritonclient-1.0"), (ENGINES, "openvino-1.0"))
     for age, (kind, name) in zip((3, 2, 0), kept, strict=True):

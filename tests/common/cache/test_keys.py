@@ -1,4 +1,4 @@
-"""The key of a build depends on everything that changes the result, and on nothing else."""
+"""The key of a build depends on exactly the inputs that change its result."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_key_covers_samples_and_graph(folder: Path, tmp_path: Path) -> None:
 def _unchanged_for_long(file: Path) -> None:
     """Set the times of a file to the past, as far as the file system allows: the time of its inode cannot be set.
 
-    A change after this one shows, because the file system's clock, which steps by several milliseconds, has gone on.
+    Wait for the next tick of the file system's clock, several milliseconds, so that a later change is noticed.
     """
     os.utime(file, ns=(10**18, 10**18))
     changed, clock = file.stat().st_ctime_ns, file.parent.parent / "clock"

@@ -1,4 +1,4 @@
-"""Equal files of two models in a repository are stored once, and a change to one model does not change another."""
+"""Equal files of two models are stored once, and a change to one model does not change the other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _links(repository: Path, *files: str) -> bool:
     return all((repository / first).samefile(repository / other) for other in others)
 
 
-def test_equal_files_of_models_are_one(tmp_path: Path) -> None:
+def test_published_links_equal_files_of_two_models(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     for name in ("one", "two"):
         _publish(repository, name)
@@ -55,7 +55,7 @@ def test_equal_files_of_models_are_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["model_repository"]
 
 
-def test_changes_of_one_model_leave_others_unchanged(tmp_path: Path) -> None:
+def test_published_changes_of_one_model_leave_others_unchanged(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     for name in ("one", "two"):
         _publish(repository, name)
@@ -82,7 +82,7 @@ def test_published_does_not_link_a_file_changed_in_place(tmp_path: Path) -> None
     assert not _links(repository, "one/1/weights", "two/1/weights")
 
 
-def test_nothing_is_linked_across_repositories(tmp_path: Path) -> None:
+def test_published_links_nothing_across_repositories(tmp_path: Path) -> None:
     _publish(tmp_path / "a", "one")
     _publish(tmp_path / "b", "two")
     assert not (tmp_path / "a/one/1/weights").samefile(tmp_path / "b/two/1/weights")

@@ -1,4 +1,4 @@
-"""A stage runs once for its inputs, and again for any others."""
+"""A stage runs again only if its inputs change."""
 
 from __future__ import annotations
 
@@ -106,10 +106,8 @@ def test_option_reruns_only_the_stages_that_depend_on_it(
     assert again(**options)[1] == []
 
 
-def test_auto_does_not_reuse_the_rough_times_of_another_build(
-    checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """The time of a build without a choice is a rough one. All of these judge on samples that no fit has seen."""
+def test_auto_does_not_reuse_latencies_of_a_fixed_precision(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Without a choice between variants, latency is measured only roughly. All of these verify on held-out samples."""
     options: dict[str, Any] = {"model": str(checkpoint("topics")), "output": tmp_path}
     chosen, stated = ({**options, "precision": one} for one in ("auto", "int8-static"))
     for engine in ({}, {"engine": "auto"}):
@@ -156,7 +154,7 @@ def test_damaged_stage_is_run_again(again: Counted, tmp_path: Path) -> None:
 
 
 def test_reused_stage_is_compared_again(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verdict of an earlier build is not a reason to publish."""
+    """The verdict of an earlier build does not suffice to publish."""
     monkeypatch.setattr(result, "TOLERANCE", -1.0)
     with pytest.raises(VerificationError, match="the error of the fused graph"):
         again()
@@ -195,7 +193,7 @@ def test_stage_reads_only_options_of_its_key(checkpoint: Callable[[str], Path], 
     fused = family.fuse(exported)
     assert unseen(EXACT) == set()
     exact = family.verify(fused, reference)
-    fitted = {"precision", "prune"}  # of which the key has `fits`
+    fitted = {"precision", "prune"}  # the key contains `fits` instead
     assert unseen((*EXACT, "samples")) <= {*fitted, "max_batch_size", "name", "model"}
     family.select(exact, lambda stage: nullcontext())
     assert unseen(tuple(BuildSpec.model_fields)) <= {"max_batch_size", "name"}
