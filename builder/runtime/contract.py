@@ -1,6 +1,6 @@
-"""Define serving.json, with which a build configures the Python that it emits; read and written only here.
+"""Define serving.json, which configures the Python that a build emits. Only this module reads and writes it.
 
-Beside it may be a folder with the serving.json of a draft model. hosted.py defines hosted.json.
+A folder beside it may contain the serving.json of a draft model. hosted.py defines hosted.json.
 
 Standard library only, Python 3.10: the build imports this module, and a copy of it is emitted with every model.
 """
@@ -19,7 +19,7 @@ from .typed_json import document_of, read_as
 
 FILE = "serving.json"
 DRAFT = "draft"  # folder with serving.json and graph of a draft model, beside those of the model that answers
-# Property that the rows of one call must share: none, their length, or how often a token, by its id, occurs.
+# Property that all rows of a call must share: nothing (None), their length, or how often the token of this id occurs.
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
 SCHEMA = 3  # incremented when a field changes its name, its type or its meaning
@@ -39,19 +39,19 @@ class Batching:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of one request: a request that is too large would keep all others waiting."""
+    """Limits of one request: an oversized request would delay all others."""
 
-    request_bytes: int = 1 << 20  # of its texts
-    list_values: int = 1000  # of one list
-    request_tokens: int = 1 << 17  # of the engine's rows, padding not counted; of an encoder
+    request_bytes: int = 1 << 20  # all texts together
+    list_values: int = 1000  # length of one list
+    request_tokens: int = 1 << 17  # in the rows for the engine, without padding; encoders only
 
 
 @dataclass(frozen=True)
 class Session:
-    """Options with which a decode loop's engine, and ONNX Runtime, open graphs in this process.
+    """Options for opening graphs in this process, with a decode loop's engine or with ONNX Runtime.
 
-    `threads`: of one operator; 0 lets it take all cores. `entries`: ONNX Runtime's session configuration, or properties
-    of OpenVINO's CPU plugin.
+    `threads`: threads of one operator; 0: all cores. `entries`: ONNX Runtime's session configuration, or properties of
+    OpenVINO's CPU plugin.
     """
 
     engine: str = "onnxruntime"  # in process
@@ -81,15 +81,15 @@ class EncoderServing:
     executor: str  # the module in encoder/executors/: bls, or the engine that runs in process
     max_length: int  # tokens of one text, special tokens included
     truncate: bool  # True if longer texts are cut by default
-    inputs: Mapping[str, str]  # graph input -> the attribute of an encoding that it is, or "task"
+    inputs: Mapping[str, str]  # graph input -> the attribute of an encoding that feeds it, or "task"
     outputs: Sequence[str]
-    pad: Mapping[str, int]  # graph input -> the value that pads it, if not 0
+    pad: Mapping[str, int]  # graph input -> its padding value, if not 0
     batching: Batching
-    parameters: Mapping[str, Any]  # the task's own
+    parameters: Mapping[str, Any]  # options that only the task reads
     engine: str | None = None  # the Triton model that runs the graph, through BLS
     model: str | None = None  # file of the graph, in process
     session: Session | OpenVinoSession | None = None  # in process
-    warm_up: Sequence[Mapping[str, Sequence[int]]] = ()  # rows of the engine's inputs for calls at load, in process
+    warm_up: Sequence[Mapping[str, Sequence[int]]] = ()  # input rows of the warm-up calls, in process
     truncation_side: Literal["left", "right"] = "right"
     not_on_cpus_with: Sequence[str] = ()  # instruction sets with which the engine would answer differently
     limits: RequestLimits = RequestLimits()
@@ -118,7 +118,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class Language:
-    """Tokens that tell a model a language: those around the source text, and the first of an answer in it."""
+    """Tokens that select a language: `before` and `after` a source text, and the `first` of an answer."""
 
     before: Sequence[int]
     after: Sequence[int]
@@ -165,9 +165,9 @@ class TokenRules:
     bad_words: Sequence[Sequence[int]] = ()  # runs of tokens that are never completed
     sequence_bias: Sequence[TokenBias] = ()
     suppressed: Sequence[int] = ()
-    begin_suppressed: Sequence[int] = ()  # as the first of an answer
+    begin_suppressed: Sequence[int] = ()  # banned as the first token of an answer
     decay: Decay | None = None
-    last: Sequence[int] = ()  # one of them comes last, if an answer reaches its maximum length
+    last: Sequence[int] = ()  # one of them is forced last if an answer reaches its maximum length
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ class Chat:
     template: str
     special_tokens: Mapping[str, Any] = field(default_factory=dict)
     tool_template: str | None = None  # for requests with tools, if the checkpoint has a separate one
-    tool_parser: str | None = None  # for the notation in which the checkpoint writes tool calls, if it is known
-    part_roles: Sequence[str] = ()  # whose messages in parts the template reads; for others clients join the texts
-    thinking: Thinking | None = None  # of a template that knows reasoning
+    tool_parser: str | None = None  # parser of the checkpoint's notation of tool calls, if known
+    part_roles: Sequence[str] = ()  # roles whose messages the template reads in parts; clients join the parts of others
+    thinking: Thinking | None = None  # if the template supports reasoning
 
 
 @dataclass(frozen=True)
@@ -204,27 +204,27 @@ class GenerationServing:
     executor: Literal["in-process", "bls"]
     arena: Arena
     session: Session
-    vocabulary: int  # logits of a position
+    vocabulary: int  # number of logits at a position
     queue: int  # sequences that may wait; 0: any number
-    beams: int  # of one search, at most
-    max_tokens: int  # of an answer, by default
+    beams: int  # maximum of one search
+    max_tokens: int  # of an answer, unless the request sets it
     end_ids: Sequence[int]  # tokens that end an answer
     fields: Sequence[str]  # the input tensors of a request
-    defaults: Mapping[str, Any]  # options of a request, by default
-    prefill_tokens: int | None = None  # of prompts, between two decode steps; None for an encoder-decoder
+    defaults: Mapping[str, Any]  # options that a request does not set
+    prefill_tokens: int | None = None  # prompt tokens between two decode steps; None for an encoder-decoder
     model: str | None = None  # file of the decoder's graph, in process
     copier: str | None = None  # file of the graph that copies a slot, in process on a GPU
     engine: str | None = None  # the Triton model that runs the graph, through BLS
     inputs: Sequence[str] = ()  # of the graph
     outputs: Sequence[str] = ()
-    total_length: int | None = None  # tokens of prompt and answer together, by default
+    total_length: int | None = None  # tokens of prompt and answer together, unless the request sets it
     queue_timeout_ms: int = 0  # how long a request may wait for its turn; 0: no limit
     prefix_cache: bool = False
     rules: TokenRules = TokenRules()
     source: EncoderInput | None = None  # of an encoder-decoder
     chat: Chat | None = None
     fill: str | None = None  # the mark at which the tokeniser splits a text to be filled in, if it has one
-    clean_up: bool = False  # True if answers lose the spaces before punctuation that their tokens have (spaces.py)
+    clean_up: bool = False  # True if spaces before punctuation are removed from answers (spaces.py)
     limits: RequestLimits = RequestLimits()
 
     @property
@@ -250,9 +250,9 @@ class GenerationServing:
 class SharedServing:
     """Configuration of a front that serves many encoders of one task, in one process."""
 
-    task: str  # of all of them, as in config.pbtxt
+    task: str  # the same for all of them, as in config.pbtxt
     repository: str  # folder of their versions and of hosted.json, beside the version folders
-    memory_mb: int  # of the process, at most, in 2^20 bytes: the least recently requested models are evicted
+    memory_mb: int  # limit of the process, in MiB; above it, the least recently requested models are evicted
     queue: int = 0  # requests that may wait for each model; 0: any number
     queue_timeout_ms: int = 0  # how long each may wait; 0: no limit
 

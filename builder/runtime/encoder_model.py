@@ -33,7 +33,7 @@ class TritonPythonModel:
         self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
         self.metrics.publish({"loaded_timestamp_seconds": time.time()})
         serving = self.front.serving
-        size = -(-serving.queue // sum(group["count"] for group in config["instance_group"]))  # one share each
+        size = -(-serving.queue // sum(group["count"] for group in config["instance_group"]))  # equal shares
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
         self.queue = RequestQueue(size, timeout_s, rows, self._answer_queued, _refuse, _is_disconnected)
 
@@ -41,12 +41,12 @@ class TritonPythonModel:
         """Return the responses, None for a request that is answered later. Raise nothing.
 
         Where execute() raises, Triton may keep the requests, and with them the model and its process, until the server
-        ends: the stub says in a byte that it never sets whether it freed them (python_backend, pb_stub.cc,
+        ends: the stub reports whether it freed them in a byte that it never sets (python_backend, pb_stub.cc,
         ProcessRequests, is_response_factory_deleted; releases 24.10 to 26.09).
         """
         try:
             return self._responses(requests)
-        except BaseException as error:  # a panic of a library is no Exception
+        except BaseException as error:  # a panic of a library is not an Exception
             return [response(error) for _ in requests]
 
     def _responses(self, requests: list[Any]) -> list[Any]:

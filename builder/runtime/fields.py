@@ -30,7 +30,7 @@ def readable(error: BaseException) -> str:
 
 
 class InputError(ValueError):
-    """The request cannot be answered as it is; the message goes to its sender alone."""
+    """The request is invalid; the message is sent to its client alone."""
 
 
 @dataclass(frozen=True)

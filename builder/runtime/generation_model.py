@@ -4,7 +4,7 @@ Decoupled: execute() hands requests to the decode loop and returns; responses ar
 own, so that a step never waits for the transport, or for log-probabilities to be written.
 
 A request ends early if Triton reports that its client disconnected, or if another request names its id in the parameter
-`cancel`, which is the safe way (builder.serving.client.responses says why).
+`cancel`, which is the safe way (builder.serving.client.responses explains why).
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class TritonPythonModel:
         self.batched = config.get("max_batch_size", 0) > 0  # then tensors have a leading dimension of 1
         self.service = Service(folder, self._infer)
         self.engine_name = self.service.serving.engine
-        self.version = int(args["model_version"])  # the engine's too: one build creates both
+        self.version = int(args["model_version"])  # also the engine's version: one build creates both
         self.engine_outputs = list(self.service.serving.outputs)
         self.outbox: "queue.SimpleQueue[Callable[[], None] | None]" = queue.SimpleQueue()
-        self.open: "dict[Any, tuple[str, Request]]" = {}  # by sender, with its id
+        self.open: "dict[Any, tuple[str, Request]]" = {}  # by sender: the request, with its id
         self.lock = threading.Lock()
         self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
         self._publish()
@@ -62,12 +62,12 @@ class TritonPythonModel:
         self.service.loop.start()
 
     def execute(self, requests: "list[Any]") -> None:
-        """Start the requests, and raise nothing: encoder_model.py says why."""
+        """Start the requests, and raise nothing; encoder_model.py explains why."""
         for request in requests:
             sender = request.get_response_sender()
             try:
                 self._submit(request, sender)
-            except BaseException as error:  # a panic of a library is no Exception
+            except BaseException as error:  # a panic of a library is not an Exception
                 self._respond(sender, error, True)
 
     def is_ready(self) -> bool:
@@ -81,7 +81,7 @@ class TritonPythonModel:
         for thread in self.threads:
             thread.join()
         self.outbox.put(None)
-        self._send()  # errors that could not be written after that
+        self._send()  # sends errors that were queued after the thread ended
 
     def _submit(self, request: Any, sender: Any) -> None:
         parameters = read_parameters(request.parameters())
@@ -97,12 +97,12 @@ class TritonPythonModel:
         prepared = self.service.prepare(tensors, parameters, partial(self._respond, sender), self.outbox.put)
         if not prepared:  # answered already
             return
-        with self.lock:  # before it starts: the first answer must not come before the request is known
+        with self.lock:  # before the start: the request has to be registered when its first answer comes
             self.open[sender] = request.request_id(), prepared[0].request
         self.service.start(prepared)
 
     def _cancel_all(self, name: str) -> None:
-        """Cancel the requests with that id; there is none if it has been answered."""
+        """Cancel the requests with this id, if they still run."""
         with self.lock:
             named = [(sender, request) for sender, (own, request) in self.open.items() if own == name]
         for sender, request in named:

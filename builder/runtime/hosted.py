@@ -1,4 +1,4 @@
-"""Define hosted.json, which lists the models that a shared front hosts; read and written only here.
+"""Define hosted.json, which lists the models that a shared front hosts. Only this module reads and writes it.
 
 Standard library only, Python 3.10: the build imports this module, and a copy of it is emitted with a shared front.
 """
@@ -21,10 +21,10 @@ RESHARE = "Share its models again: build-repo share"  # the remedy if hosted.jso
 
 @dataclass(frozen=True)
 class HostedModel:
-    """Facts that a shared front has about a model before it loads it."""
+    """Facts about a model that a shared front has before loading it."""
 
     version: int  # the version that answers
-    build: str  # identifies that version: another build with the same number has another one
+    build: str  # identifies the build: another build with the same version number differs
     inputs: Mapping[str, bool]  # its tensors, and True for each that may be left out
     outputs: Mapping[str, Sequence[int]]  # its tensors, and their dimensions without that of the batch
     parameters: Mapping[str, str]  # of its config.pbtxt

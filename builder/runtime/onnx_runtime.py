@@ -1,4 +1,4 @@
-"""Import ONNX Runtime with its telemetry off: the library reads the variable as it is loaded."""
+"""Import ONNX Runtime with its telemetry off: the library reads the variable when it is loaded."""
 
 import os
 

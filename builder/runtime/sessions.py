@@ -13,8 +13,8 @@ from .onnx_runtime import onnxruntime
 def version_mismatch(metadata: "Mapping[str, str]", version: str) -> "str | None":
     """Return why a graph with `metadata` means something else to ONNX Runtime `version`; None if it does not.
 
-    ONNX Runtime 1.24 changed what a window's size counts (microsoft/onnxruntime, pull request 25927): a graph with
-    windows states from which version on, or below which, it is to be read.
+    ONNX Runtime 1.24 changed what a window's size counts (microsoft/onnxruntime, pull request 25927): the metadata of a
+    graph with windows name the first version that reads it correctly, or the first that no longer does.
     """
 
     def number(text: str) -> "tuple[int, ...]":

@@ -62,10 +62,10 @@ class TritonPythonModel:
         self.loader = Loader(self.host, _answer, _fail, self._publish)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return the responses, None for a request that is answered later. Raise nothing: encoder_model.py says why."""
+        """Return the responses, None for a request that is answered later. Raise nothing; see encoder_model.py."""
         try:
             return self._responses(requests)
-        except BaseException as error:  # a panic of a library is no Exception
+        except BaseException as error:  # a panic of a library is not an Exception
             pb_utils.Logger.log_error(f"{type(error).__name__}: {readable(error)}")
             failure = RuntimeError(f"this request failed inside the model: {type(error).__name__}: {readable(error)}")
             return [_refusal(failure, pb_utils.TritonError.INTERNAL) for _ in requests]

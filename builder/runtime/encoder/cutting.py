@@ -19,11 +19,11 @@ def cut(
 ) -> list[list[int]]:
     """Partition row indices into engine calls of least total cost.
 
-    Rows are sorted by length; a call on rows of longest length L costs `rows * L + call_cost`, in tokens,
-    where `call_cost` is what a call costs besides its tokens. The cheapest partition of the sorted rows into
-    runs is found by dynamic programming, O(n * max_rows). A call holds at most `max_rows` rows and at most
-    `token_budget` padded tokens, except that a single row is always allowed. Where calls are padded to `buckets`,
-    each (rows, tokens of a row), rows and L count as the next ones there.
+    Rows are sorted by length; a call on rows of longest length L costs `rows * L + call_cost`, in tokens, where
+    `call_cost` is what a call costs besides its tokens. The cheapest partition of the sorted rows into runs is found by
+    dynamic programming, O(n * max_rows). A call holds at most `max_rows` rows and at most `token_budget` padded tokens,
+    except that a single row is always allowed. With `buckets`, each (rows, tokens of a row), rows and L are rounded up
+    to those of the next bucket.
     """
     order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
     ordered = _round_up(np.asarray(lengths, dtype=np.int64)[order], [tokens for _, tokens in buckets])
@@ -50,17 +50,17 @@ def cut(
 
 
 def _round_up(values: np.ndarray, steps: "Sequence[int]") -> np.ndarray:
-    """Round each of `values` up to the next of `steps`; a value after the last stays."""
+    """Round each of `values` up to the next of `steps`; values above the last step stay."""
     ordered = np.unique(np.asarray(steps, dtype=np.int64))
     places = np.searchsorted(ordered, values)
     return np.where(places < len(ordered), np.append(ordered, 0)[places], values)
 
 
 def smallest_bucket(call: "tuple[int, int]", buckets: "Sequence[Sequence[int]]") -> "tuple[int, int]":
-    """Return the smallest bucket, (rows, tokens of a row), that holds `call`; `call` itself if none does.
+    """Return the smallest bucket, (rows, tokens of a row), into which `call` fits; `call` itself if there is none.
 
-    A CUDA graph runs on the one shape that it was captured on; OpenVINO prepares itself for each new shape.
-    `buckets` are in order of their size.
+    A CUDA graph runs only on the shape that it was captured on, and OpenVINO prepares itself for each new shape.
+    `buckets` are sorted by size.
     """
     for rows, length in buckets:
         if rows >= call[0] and length >= call[1]:

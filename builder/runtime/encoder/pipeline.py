@@ -1,7 +1,7 @@
 """Answer the requests of one batch: read, tokenise, cut, infer, answer.
 
-Knows an `infer` callable that takes and returns named numpy arrays: an executor's in Triton, a session's in a build or
-a test. Does not know which.
+The callable `infer` takes and returns named numpy arrays; it belongs to an executor in Triton, or to a session in a
+build or a test.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PendingRequest:
 
 @dataclass
 class Counts:
-    """Tokens since the start: those of the texts, and those of the padded batches that the engine got."""
+    """Tokens since the start: of the texts, and of the padded batches passed to the engine."""
 
     calls: int = 0
     tokens: int = 0
@@ -71,12 +71,12 @@ class Pipeline:
         return [answers.get(index, RuntimeError("no answer was made")) for index in range(len(requests))]
 
     def feeds(self, requests: Sequence[Tensors]) -> tuple[list[dict[str, np.ndarray]], dict[int, Answer]]:
-        """Return the engine's inputs for these requests, call by call, and, by place, the answers without a call."""
+        """Return the engine's inputs for these requests, call by call, and, by index, the answers that need no call."""
         answers, works = self._read(requests)
         return [feeds for _, feeds in self._calls(works)], answers
 
     def _read(self, requests: Sequence[Tensors]) -> tuple[dict[int, Answer], dict[int, PendingRequest]]:
-        """Return the requests already answered, by an error or by their tokens, and those that need the engine."""
+        """Return answers that need no engine (errors, lists of tokens), and the requests that need it."""
         answers: dict[int, Answer] = {}
         jobs: dict[int, EncodingJob] = {}
         for index, tensors in enumerate(requests):

@@ -2,10 +2,10 @@
 
 Triton's own queue has no limit: with one, its batcher stops preparing the next batch (core, src/scheduler_utils.cc,
 PriorityQueue: support_prefetching_), and a model of one instance pauses. Triton does not report how many wait either.
-So while batches come full the front drains Triton's queue, once in DRAIN_INTERVAL_S: it queues as many requests as may
-wait, refuses the others, and answers the queued ones from a thread of its own, with a message for each request.
+So while batches arrive full, the front drains Triton's queue once every DRAIN_INTERVAL_S: it queues as many requests as
+may wait, refuses the others, and answers the queued ones from a thread of its own, with a message for each request.
 Meanwhile others wait in Triton's queue. Once all queued requests are answered, execute() answers batches directly
-again, until it is time to drain again. In a shared front each model has a queue of its own, and they enqueue turns:
+again, until it is time to drain again. In a shared front each model has a queue of its own, and the queues take turns:
 requests that wait for one model do not count towards another's limit.
 
 Knows queued requests; knows nothing of Triton, texts or engines.
@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 DRAIN_INTERVAL_S = 1.0
-SPARSE_FACTOR = 10  # of the interval while batches are not full: requests with other inputs share none
+SPARSE_FACTOR = 10  # factor for the interval while batches are not full, as where requests cannot share a batch
 MAX_DRAIN_S = 0.25  # Triton's metrics do not count the waiting time of queued requests
-MAX_GAP_S = 0.005  # a batch that comes so soon after the one before had to wait for it: more may wait behind it
-CONNECTION_CHECK_S = 0.5  # after so long a client may have disconnected; checking is a message to the server
+MAX_GAP_S = 0.005  # a batch that follows the previous one within this time had to wait for it; more may wait
+CONNECTION_CHECK_S = 0.5  # check the client of a request that waited this long; a check is a message to the server
 FAMILIES = (
     ("refused", "COUNTER", "Requests that were refused because too many waited, or for too long"),
     ("waited_seconds", "COUNTER", "Time that requests waited in the front, after Triton's own queue"),
@@ -131,15 +131,16 @@ class RequestQueue:
         return not self.queued and not self.answering
 
     def _is_draining(self, arrived: float) -> bool:
-        """Return True while the drain that queued the batch before goes on: more may wait behind this one."""
+        """Return True while the drain that queued the previous batch continues: more may wait behind this one."""
         had_to_wait = arrived - self.answered_at < MAX_GAP_S
         return self.failure is None and had_to_wait and arrived - self.drain_started < MAX_DRAIN_S
 
     def _should_drain(self, arrived: float, rows: int) -> bool:
         """Return True if it is time to drain, and more may wait behind this batch.
 
-        More may wait if the batch fills more than half of the rows that a batch may have, so that another like it does
-        not fit; or if it was there before its turn, which seldom means that many wait.
+        More may wait if the batch fills more than half of the maximum rows, so that no second one like it fits. More
+        may also wait, though rarely many, if the batch arrived before the previous one was answered; this is checked
+        less often.
         """
         if not self.size and not self.timeout_s:
             return False

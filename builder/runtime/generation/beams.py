@@ -1,8 +1,8 @@
-"""Search beams for one request: from their logits to the beams that go on and the hypotheses that ended.
+"""Run beam search for one request: choose the beams that continue, and the hypotheses that end, from their logits.
 
-The rules are those of transformers' `generate`: candidates are (1 + end tokens) x beams, only the best of them may
-end, an ended hypothesis is scored by its log-probability over length ** length_penalty, and `early_stopping` says when
-no better one is to be expected. Knows token ids and scores; knows nothing about slots or caches.
+The rules are those of transformers' `generate`: candidates are (1 + end tokens) x beams, only the best of them may end,
+an ended hypothesis is scored by its log-probability over length ** length_penalty, and `early_stopping` decides when to
+stop looking for a better one. Knows token ids and scores; knows nothing about slots or caches.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class BeamSearch:
     def step(self, logits: "Sequence[np.ndarray] | ScoredCandidates") -> "list[int]":
         """Extend the beams by one token; return, for each new beam, the index of the beam that it extends.
 
-        `logits`: (vocabulary,) of each beam; or the highest logits of each beam, at least `candidates_needed`.
-        The last step sets `is_done`, and its return value means nothing. Raises RuntimeError if every token is banned.
+        `logits`: (vocabulary,) of each beam; or the highest logits of each beam, at least `candidates_needed`. The last
+        step sets `is_done`; ignore its return value. Raises RuntimeError if every token is banned.
         """
         length = len(self.generated[0])
         beams, tokens, scores = self._candidates(logits)
@@ -96,7 +96,7 @@ class BeamSearch:
         return best_of(values, likeliest.logits, likeliest.tokens, self.count)
 
     def _scored(self, row: np.ndarray, generated: "list[int]", scratch: np.ndarray) -> "tuple[np.ndarray, np.float32]":
-        """Return the scores of a beam's next tokens, (vocabulary,), and the log of their normaliser.
+        """Return the scores of a beam's next tokens, (vocabulary,), and their log-sum-exp.
 
         The scores minus the second value are log-probabilities.
         """
@@ -135,8 +135,8 @@ class BeamSearch:
 def reorder(slots: "Sequence[int]", parents: "Sequence[int]") -> "tuple[list[int], list[tuple[int, int]]]":
     """Assign slots to the new beams, given `slots` of the old ones and the spare ones after them.
 
-    A beam that goes on keeps its slot; only a second child of the same parent moves, to a slot in which no beam goes
-    on. Returns the slots of the new beams, the spare ones after them, and the necessary copies (source, target).
+    A beam that continues keeps its slot; only a further child of the same parent moves, to a slot without a continuing
+    beam. Returns the slots of the new beams, the spare ones after them, and the necessary copies (source, target).
     """
     spare = [slot for beam, slot in enumerate(slots) if beam not in set(parents)]
     placed: "list[int]" = []

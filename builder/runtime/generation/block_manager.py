@@ -33,7 +33,7 @@ class BlockManager:
         self.free_blocks = list(range(num_blocks - 1, -1, -1))
 
     def count_for(self, tokens: int) -> int:
-        """Return how many blocks hold `tokens` tokens."""
+        """Return how many blocks `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
     def count_missing(self, pending_writes: "Iterable[PendingWrite]") -> int:

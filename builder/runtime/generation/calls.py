@@ -17,7 +17,7 @@ from .prompt_lookup import PromptLookup
 from .sequences import GeneratedSequence, Request, RunningSequence, SequenceStatus
 from .slot_cache import SlotCache
 
-MAX_SCORED_TOKENS = 64  # of a prompt in one call that returns logits for each: up to 0.6 MB a token
+MAX_SCORED_TOKENS = 64  # prompt tokens of a call that returns logits for each of them, up to 0.6 MB a token
 PromptChunk = tuple[RunningSequence, Sequence[int]]  # the sequence, and tokens of its prompt
 
 

@@ -27,15 +27,15 @@ TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # ends a message that the answer continues;
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # as in vLLM
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same thing; the first that is present counts
+REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first that is present counts
 
 
 class ChatTemplate:
     """Renders messages. `source` comes from the checkpoint and is not trusted: it cannot reach any Python object.
 
-    `with_tools`: a separate template for requests with tools, if there is one.
-    `problem` says why a template does not compile; every chat is then refused with it, and text prompts are answered.
-    `supports_tools`: True if the template reads the tools. `request_variables`: the variables that a request may add.
+    `with_tools`: a separate template for requests with tools, if there is one. `problem`: why the template does not
+    compile; every chat is then refused with this reason, while text prompts are answered. `supports_tools`: True if the
+    template reads the tools. `request_variables`: the variables that a request may add.
     """
 
     def __init__(self, source: str, tokens: "Mapping[str, str]", with_tools: "str | None" = None) -> None:
@@ -55,7 +55,7 @@ class ChatTemplate:
             self.request_variables = frozenset(set.union(*read) - RESERVED - {*self.tokens, *self.environment.globals})
         except jinja2.TemplateSyntaxError as error:
             self.problem = f"the model's chat template does not compile: line {error.lineno}: {error.message}"
-        except Exception as error:  # nested too deeply, for example: a checkpoint's template must not stop a server
+        except Exception as error:  # nested too deeply, for example: the server has to start all the same
             self.problem = f"the model's chat template does not compile: {error!r}"
 
     def variables(self, added: "Mapping[str, Any]", effort: str = "") -> "dict[str, Any]":
@@ -110,7 +110,7 @@ class ChatTemplate:
             text = self._render(template, {**variables, "add_generation_prompt": not continues, **self.tokens})
         except RecursionError as error:
             raise InputError("the model's chat template refuses these messages: they have too many levels") from error
-        except Exception as error:  # a template is a program: anything can go wrong in it
+        except Exception as error:  # a template is a program: it can raise anything
             raise InputError(f"the model's chat template refuses these messages: {error}") from error
         return _before_tag(text) if continues else text
 
@@ -162,7 +162,7 @@ def _environment() -> Sandbox:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks an assistant's text for training; its text stays, its variables are its own."""
+    """`{% generation %}` marks an assistant's text for training: render its text, in a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 

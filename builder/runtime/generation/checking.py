@@ -52,7 +52,7 @@ def read_options(
         requested.setdefault(name, list(value) if isinstance(value, (list, tuple)) else [value])
     for name, values in requested.items():
         _refuse_untyped(known[name], values)
-    requested = {name: values for name, values in requested.items() if values}  # an empty tensor is an option left out
+    requested = {name: values for name, values in requested.items() if values}  # an empty tensor: not set
     own = translated(requested)
     options = dict(defaults)
     for name, values in own.items():
@@ -116,7 +116,7 @@ def _checked(options: "dict[str, Any]", requested: "set[str]") -> RequestOptions
 
 
 def _read_prompt(options: "dict[str, Any]", requested: "set[str]") -> None:
-    """Keep, in place, the one given of text, token ids and chat. Raises InputError unless exactly one is given."""
+    """Keep, in place, the only prompt: text, token ids or chat. Raises InputError unless exactly one is given."""
     prompts = [name for name in ("text_input", "input_ids", "messages") if name in requested and options.get(name)]
     if len(prompts) > 1:
         raise InputError(f"{' and '.join(prompts)} are both given; send one of them")
@@ -150,10 +150,10 @@ def _read_documents(options: "dict[str, Any]", requested: "set[str]") -> None:
 def _fill_in(options: "dict[str, Any]", requested: "set[str]") -> None:
     """Adjust, in place, options that the request leaves to the checkpoint to those that it sends."""
     if options.get("guide") and "min_tokens" not in requested:
-        options["min_tokens"] = 0  # the guide says when an answer may end, not the checkpoint
+        options["min_tokens"] = 0  # the guide, not the checkpoint, determines when an answer may end
     sampling = requested & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
     if sampling and "temperature" not in requested and options.get("temperature") == 0:
-        options["temperature"] = 1.0  # an option of sampling asks for sampling
+        options["temperature"] = 1.0  # a sampling option turns sampling on
     if "min_tokens" not in requested and options.get("max_tokens") is not None:
         minimum = options.get("min_tokens", 0)  # the checkpoint's: it must not exceed the request's maximum
         options["min_tokens"] = min(minimum, options["max_tokens"])
@@ -165,7 +165,7 @@ def _fill_in(options: "dict[str, Any]", requested: "set[str]") -> None:
 
 
 def _plain(limit: float) -> str:
-    """Format a limit as people write it: 2147483648, not 2.14748e+09."""
+    """Format a limit without an exponent: 2147483648, not 2.14748e+09."""
     return str(int(limit)) if limit == int(limit) else str(limit)
 
 

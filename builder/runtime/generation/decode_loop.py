@@ -2,7 +2,7 @@
 
 A step schedules calls, runs them on the executor, chooses the next tokens and emits their text. A second thread encodes
 the sources of an encoder-decoder ahead of their turn. Knows token ids and an executor; knows nothing about Triton,
-tensors of requests, or how a prompt was made.
+tensors of requests, or prompts as text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .stats import Stats
 IDLE_POLL_S = 0.05  # how often queue deadlines are checked while nothing runs
 COUNT_MULTIPLE = 16  # a search's number of candidates is rounded up to a multiple, so that bindings are reused
 LOG = logging.getLogger(__name__)
-Logits = Union[np.ndarray, TokenCandidates]  # an array is all logits of a call
+Logits = Union[np.ndarray, TokenCandidates]  # an array has all logits of a call
 
 
 class DecodeLoop:
@@ -130,7 +130,7 @@ class DecodeLoop:
             return 0
         try:
             needed = [search.candidates_needed() for search in searches]
-        except Exception as error:  # one request's search fails here; it fails again over all scores, then alone
+        except Exception as error:  # over all scores the search fails again, and then its request alone
             LOG.warning("the number of candidates of a search is unknown, it gets all logits: %r", error)
             return 0
         count = -(-max(needed) // COUNT_MULTIPLE) * COUNT_MULTIPLE
@@ -184,7 +184,7 @@ class DecodeLoop:
         """Run `work`; if it raises, fail all requests and return False."""
         try:
             work()
-        except BaseException as error:  # the thread ends: whatever the error, no request may go on waiting
+        except BaseException as error:  # the thread ends, so no request may be left waiting, whatever the error
             with self.scheduler.changed:
                 self.failure, self.stats.healthy = error, 0
                 self.scheduler.changed.notify_all()
@@ -262,7 +262,7 @@ class DecodeLoop:
         sampler = sequence.sampler
         if sampler.guide is None or not goes_on:
             return
-        forced = sampler.forced if sampler.options.logprobs < 0 else []  # these need every token's logits
+        forced = sampler.forced if sampler.options.logprobs < 0 else []  # these requests need the logits of every token
         if forced and self.scheduler.fast_forward(sequence, len(forced)):
             for token in list(forced):
                 goes_on = goes_on and self._append(sequence, TokenChoice(token), now)

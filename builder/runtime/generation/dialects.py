@@ -46,7 +46,7 @@ RENAMED = {
     "min_length": "min_tokens",
     "stop": "stop_words",
 }
-NOT_GIVEN = (  # outputs of these backends that this model does not have
+NOT_GIVEN = (  # outputs of these backends that this model lacks
     "return_cumulative_logprob",
     "return_log_probs",
     "return_context_logits",
@@ -68,14 +68,14 @@ LARGEST_SEED = 2**63 - 1
 
 
 def translated(inputs: "Mapping[str, list[Any]]") -> "dict[str, list[Any]]":
-    """Return the values of a request by this model's names. Raises InputError for what it cannot give.
+    """Return the values of a request by this model's names. Raises InputError for unsupported values.
 
     This model's own name takes precedence over another backend's name and over `sampling_parameters`.
     """
     known = {name: values for name, values in inputs.items() if name not in _FOREIGN_NAMES and values}
     foreign = {name: values[0] for name, values in inputs.items() if name in _FOREIGN_NAMES and values}
     for name in ("stop_words", "bad_words"):
-        if known.get(name) == [""]:  # how TensorRT-LLM sends none
+        if known.get(name) == [""]:  # TensorRT-LLM's value for none
             del known[name]
     sampling = _sampling_parameters(foreign.pop("sampling_parameters", "{}"))
     kind, guide = (foreign.pop(name, None) for name in ("guided_decoding_guide_type", "guided_decoding_guide"))
@@ -88,7 +88,7 @@ def translated(inputs: "Mapping[str, list[Any]]") -> "dict[str, list[Any]]":
 
 
 def _translate(name: str, value: Any) -> "dict[str, list[Any]]":
-    """Return one value by its name here, or nothing if it asks for what is done anyway."""
+    """Return one value by its name here; nothing if it asks for the default behaviour."""
     if name in NOT_GIVEN:
         if value:
             raise InputError(f"{name} asks for what this model does not answer; send logprobs for log-probabilities")

@@ -13,7 +13,7 @@ from .sequences import Request, RunningSequence
 if TYPE_CHECKING:
     from .executors.encoding import EncodingExecutor
 
-MAX_LENGTH_RATIO = 1.3  # of the texts of one encoder call
+MAX_LENGTH_RATIO = 1.3  # between the first text of an encoder call and any other, in length
 
 
 class EncoderCache:

@@ -1,7 +1,7 @@
 """Constrain an answer to JSON of a schema, a regular expression, a grammar, or one of several texts.
 
-llguidance (https://github.com/guidance-ai/llguidance) says which tokens may come next; it is imported with the first
-request that needs it. Knows token ids and arrays; does not know how a token is chosen.
+llguidance (https://github.com/guidance-ai/llguidance) determines which tokens may come next; it is imported by the
+first request that needs it. Knows token ids and arrays; does not know how a token is chosen.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ STATE_MARK = "<state>"  # llguidance's errors continue after it with details for
 
 
 class Guide:
-    """Constraint of one sequence: the tokens that may come next, after those that came.
+    """Constraint of one sequence: the tokens that may come next.
 
-    `forced`: tokens that must come next, where text can go on in one way only. Several token sequences may spell that
-    text; these are the tokeniser's own. `complete`: True if the answer is whole, and nothing can follow. Do not read
-    the matcher while `prepare` is at work: it refuses two threads.
+    `forced`: tokens that must come next, where only one text can follow. Of the token sequences that spell this text,
+    it is the tokeniser's own. `complete`: True if the answer is complete, and nothing can follow. Do not use the
+    matcher while `prepare` runs: it refuses two threads.
     """
 
     def __init__(

@@ -15,11 +15,11 @@ from ..fields import InputError
 from .formats import LENGTHS, PATTERNS
 from .numerals import MAX_DIGITS
 
-BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # schemas under any names
-DATA = ("const", "enum", "default", "examples")  # no schemas
+BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # map any names to schemas
+DATA = ("const", "enum", "default", "examples")  # values that are not schemas
 WITHOUT_EFFECT = ("x-guidance", "deprecated", "contentSchema")  # llguidance obeys the first and refuses the others
 ESCAPED = {chr(code) for code in range(32)} - set("\b\f\n\r\t")  # characters that need \u, which answers may not have
-JOINED = ("allOf", "anyOf", "oneOf", "$ref")  # keywords by which one value has several schemas
+JOINED = ("allOf", "anyOf", "oneOf", "$ref")  # keywords that apply several schemas to one value
 MAX_STEP = 5000  # of multipleOf: llguidance gives up on more, counted in the last decimal
 LARGEST_EXACT = 2**53
 LARGEST = 2**63 - 1024  # the largest double of 64 bits
@@ -28,7 +28,7 @@ BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1
 
 
 def normalised(schema: "Mapping[str, Any]") -> "dict[str, Any]":
-    """Return `schema` without what llguidance gets wrong. Raises InputError for what has no other form."""
+    """Return `schema` without constructs that llguidance gets wrong. Raises InputError if one cannot be rewritten."""
     result: "dict[str, Any]" = _mended(schema, "#")
     _refuse_steps(result)
     return result

@@ -40,7 +40,7 @@ class NumeralState(NamedTuple):
 
     @property
     def is_too_long(self) -> bool:
-        """True in a number of more digits than readers accept."""
+        """True within a number of more digits than readers accept."""
         if self.part == "whole":
             return self.whole > MAX_WHOLE_DIGITS
         return self.exponent > MAX_EXPONENT_DIGITS or (self.part == "decimals" and self._written > MAX_DIGITS)

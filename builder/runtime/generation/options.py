@@ -132,7 +132,7 @@ PROMPT_OUTPUTS = (
     *FOREIGN_OUTPUTS,
 )
 LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))  # each of bounded length
-COUNT = Field("count_tokens", FLAG, optional=True)  # as `dialects` calls it
+COUNT = Field("count_tokens", FLAG, optional=True)  # the name that dialects.py uses
 GUIDES: "dict[str, type]" = {"json_schema": dict, "json_object": bool, "regex": str, "grammar": str, "choice": list}
 CHAT_OPTIONS = ("chat_template_kwargs", "reasoning_effort", "continue_final_message")
 EARLY_STOPPING = ("true", "false", "never")

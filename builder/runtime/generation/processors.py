@@ -21,7 +21,7 @@ class Rules:
     options: RequestOptions
     ends: "tuple[int, ...]" = ()
     bad_words: "tuple[tuple[int, ...], ...]" = ()
-    source: "tuple[int, ...]" = ()  # of an encoder-decoder model: the tokens that the encoder read
+    source: "tuple[int, ...]" = ()  # tokens that the encoder of an encoder-decoder read
     first: "int | None" = None  # the token that every answer begins with
     last: "tuple[int, ...]" = ()
     max_tokens: int = 0

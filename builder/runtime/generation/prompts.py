@@ -1,4 +1,4 @@
-"""Define what a model starts an answer from, which decoder_prompts.py, chat_prompts.py and source_texts.py make."""
+"""Define the prompt from which a model starts an answer; built by decoder_prompts, chat_prompts and source_texts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def token_ids(tokenizer: Tokenizer, texts: "Sequence[str]", special: bool) -> "l
 
 
 class Prompts(Protocol):
-    """Maker of prompts; `tokens` belongs to decoders alone, whose requests have the option `tokenize`."""
+    """Builder of prompts. Only those of decoders have `tokens`, for requests with the option `tokenize`."""
 
     def __call__(self, options: RequestOptions) -> Prompt: ...
 

@@ -25,7 +25,7 @@ def refuse_endless_documents(schema: "Mapping[str, Any]") -> None:
 
 
 def _is_finite(place: str, schema: "Mapping[str, Any]", open_parts: "Mapping[str, Any]") -> bool:
-    """Return True if a finite document is valid here, where none is known for the schemas at `open_parts`."""
+    """Return True if a finite document is valid here, assuming none for the schemas at `open_parts`."""
     if "const" in schema or "enum" in schema:
         return True
     every = [f"{place}/allOf/{number}" for number, _ in enumerate(_list(schema, "allOf"))]

@@ -19,12 +19,12 @@ from .text import Spelling
 
 Texts = dict[int, str]  # by token
 Answer = Union["dict[str, np.ndarray]", Exception]
-Respond = Callable[[Answer, bool], None]  # the answer, and whether it is the last
-Spell = Callable[[bool, "Sequence[int]"], Spelling]  # whether to leave out special tokens, and the tokens before
+Respond = Callable[[Answer, bool], None]  # the answer, and True for the last one
+Spell = Callable[[bool, "Sequence[int]"], Spelling]  # (True to leave out special tokens, the tokens before)
 
 
 class StreamedAnswer:
-    """Sends one response for each piece of text. `scores`: of the prompt, complete before the first piece."""
+    """Sends one response for each piece of text. `scores`: those of the prompt, complete before the first piece."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Choose tokens from logits, for all rows of a step at once; each row has its own options and random stream.
 
-Filters are those of transformers' logits processors, in its order: the rules of the request, temperature, top-k,
-top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), locally typical (arXiv:2202.00666), epsilon and eta
-(arXiv:2210.15191). The module knows arrays, and no text.
+Filters are those of transformers' logits processors, in its order: the rules of the request, temperature, top-k, top-p
+(arXiv:1904.09751), min-p (arXiv:2407.01082), locally typical (arXiv:2202.00666), epsilon and eta (arXiv:2210.15191).
+Knows arrays; knows no text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Sampler:
     """State of one row: the rules of its request, the tokens it generated, and its random stream."""
 
     rules: Rules
-    stream: int = 0  # which of a request's n sequences this is
+    stream: int = 0  # index among the request's n sequences
     prompt: "Sequence[int]" = ()
     generated: "list[int]" = field(default_factory=list)
     guide: "Guide | None" = None

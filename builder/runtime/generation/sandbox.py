@@ -102,7 +102,7 @@ def sized(value: Any) -> Any:
 def _padding(name: str, apply: Any) -> Any:
     """Return the filter `apply`, which then raises LimitError if its result would be too long."""
 
-    @functools.wraps(apply)  # keeps the marks that say what else jinja2 passes to it
+    @functools.wraps(apply)  # keeps jinja2's marks for further arguments, such as the environment
     def guarded(*arguments: Any, **named: Any) -> Any:
         text = next((value for value in arguments if isinstance(value, str)), "") if name == "format" else ""
         _refuse_wide(text, *arguments, *named.values())

@@ -221,16 +221,16 @@ class Scheduler:
         if self.encoder_cache is None:
             sequence.status = SequenceStatus.PREFILLING
         else:
-            sequence.status = SequenceStatus.DECODING  # its prompt is one token: a step like any other
+            sequence.status = SequenceStatus.DECODING  # its prompt is one token, so it prefills in an ordinary step
             self.encoder_cache.allocate(sequence)
 
     def _active(self, status: SequenceStatus) -> list[RunningSequence]:
         return [sequence for sequence in self.running if sequence.status is status and sequence.request.active]
 
     def fast_forward(self, sequence: GeneratedSequence, forced: int) -> bool:
-        """Prefill `forced` tokens in one call instead of decoding them; return False if that does not pay.
+        """Prefill `forced` tokens in one call instead of decoding them; return False if that saves no time.
 
-        The call costs as much as a step of one row, so it pays for at least as many tokens as there are rows.
+        The call costs as much as a step of one row, so it saves time if there are at least as many tokens as rows.
         """
         if self.encoder_cache is not None or forced < len(self.running):
             return False

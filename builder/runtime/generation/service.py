@@ -34,7 +34,7 @@ from .text import Detokenizer, Spelling, StopStrings
 
 
 class Service:
-    """Everything that a front model does between Triton's requests and responses."""
+    """Everything a front model does between receiving Triton's requests and sending responses."""
 
     def __init__(self, folder: Path, infer: "EngineModel | None" = None) -> None:
         self.serving = load_generation(folder)
@@ -70,7 +70,7 @@ class Service:
         """Read one request, including all the slow work; raise InputError if it cannot be answered.
 
         A request that only asks for tokens is answered at once, and the returned list is empty. `respond` is called
-        with `True` exactly once, last. `defer` runs what turns pieces into responses, which may be slow
+        with `True` exactly once, with the last answer. `defer` runs what turns pieces into responses, which may be slow
         (log-probabilities are written as JSON), in the loop's thread or in another.
         """
         limits = self.serving.limits

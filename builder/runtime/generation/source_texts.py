@@ -75,7 +75,7 @@ class SourceTexts:
 
 
 def beginning(source: EncoderInput, target: "Language | None") -> "tuple[int, int | None]":
-    """Return the token that an answer starts from and the one forced after it: one of the two names the language.
+    """Return the token that an answer starts from and the one forced after it: one of the two is the language's token.
 
     It is the first if the checkpoint's own start is a language's token: such answers have no other token before their
     text.

@@ -35,7 +35,7 @@ FAMILIES = (
 
 @dataclass
 class Stats:
-    """Counters since the start, and gauges of the present state."""
+    """Counters since the start, and gauges of the current state."""
 
     prompt_tokens: int = 0
     reused_tokens: int = 0

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from ..panics import call_tokenizer
 from ..spaces import Cleaner
 
-BROKEN = "\ufffd"  # what a decoder returns for bytes that are not yet a whole character
+BROKEN = "\ufffd"  # decoded from bytes that are not yet a whole character
 CONTEXT = 8  # tokens of the prompt that decide how the first new token is spelled (its leading space, for example)
 
 

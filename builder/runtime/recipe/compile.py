@@ -99,9 +99,9 @@ def build(recipe: Path, options: "dict[str, Any]", plan: Path) -> float:
         builder_optimization_level=options["optimization_level"],
         memory_pool_limits=limits or None,
         load_timing_cache=str(timings) if timings.is_file() else None,
-        tf32=False,  # fp32 stays fp32, as in ONNX Runtime, whose answers these are compared with
+        tf32=False,  # fp32 stays fp32, as in ONNX Runtime, with whose answers the plan is compared
     )
-    typed = hasattr(tensorrt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # else the only mode
+    typed = hasattr(tensorrt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # later versions have no other mode
     try:
         network = network_from_onnx_path(str(recipe / options["onnx"]), strongly_typed=typed)
         engine = engine_from_network(network, config=config, save_timing_cache=str(timings))
@@ -173,8 +173,8 @@ def _publish(version: Path, staging: Path, fingerprint: "dict[str, Any]") -> Non
     """Move the plan into its version, and record it in every build.json of this build.
 
     One rename publishes it. If the process is killed, either the old plan or the new one is there. build.json is
-    written afterwards: a plan that it does not describe is compiled again. The version's own build.json is the last,
-    because that is the one that is read to find out.
+    written afterwards: a plan that it does not describe is compiled again. The version's own build.json is written
+    last, because that check reads it.
     """
     _sync(staging / PLAN)
     os.replace(staging / PLAN, version / PLAN)

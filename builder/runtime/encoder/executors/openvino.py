@@ -34,7 +34,7 @@ class Executor:
         compiled = core.compile_model(core.read_model(str(folder / serving.model)), "CPU", settings)
         multiplied = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            multiplied = "f32"  # whatever the hint says: 2026.4 returns it unchanged
+            multiplied = "f32"  # the property repeats the hint even if the CPU lacks bf16 (OpenVINO 2026.4)
         if multiplied != precision:
             raise RuntimeError(
                 f"OpenVINO multiplies in {multiplied} on this CPU and the model was verified in {precision}: build it "

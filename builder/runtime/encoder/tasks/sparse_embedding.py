@@ -11,7 +11,7 @@ from ...fields import Field
 from .. import task
 from .feature_extraction import Task as FeatureExtraction
 
-NONE = -1  # in place of a token, if a row of a request has fewer than another
+NONE = -1  # fills rows that have fewer tokens than another row of the request
 
 
 class Task(FeatureExtraction):

@@ -94,7 +94,7 @@ class Task(task.Task):
         }
 
     def _word(self, tokens: list[Entity], strategy: str) -> Entity:
-        """Join one word's tokens; the strategy decides whose scores count."""
+        """Join one word's tokens; the strategy decides which token's scores count."""
         if strategy == "first":
             scores = tokens[0]["scores"]
         elif strategy == "max":
@@ -136,5 +136,5 @@ def _words(tokens: list[Entity]) -> list[list[Entity]]:
 
 
 def _tag(label: str) -> tuple[bool, str]:
-    """Return True if a label begins an entity, and its name without B- or I-."""
+    """Return (True if the label begins an entity, its name without B- or I-)."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label

@@ -1,11 +1,11 @@
 """Run the decoder's graph in a Triton model of its own with the cache on that model's device.
 
-The cache is a tensor that a call returns and the next one is given, and is not read here: on a GPU only a step's
-tokens and logits, all or the highest, cross to the host's memory. Within the GPU the cache is copied: the graph gathers
-the slots that go on and those of this call, and puts the latter back (builder/graphs/onnx/slots.py), and for each
-tensor of a request Triton's Python backend allocates memory of the server's and copies into it (python_backend,
-python_be.cc, ExecuteBLSRequest). The first call asks the graph for a cache of zeros, so that none is sent. Knows
-nothing about requests, and nothing about Triton but that a handle can be handed back.
+A call returns the cache as a tensor, which is passed unread to the next call: on a GPU only a step's tokens and logits,
+all or the highest, cross to the host's memory. Within the GPU the cache is copied: the graph gathers the slots to keep
+and those of this call, and scatters the latter back (builder/graphs/onnx/slots.py), and for each tensor of a request
+Triton's Python backend allocates memory of the server's and copies into it (python_backend, python_be.cc,
+ExecuteBLSRequest). The first call asks the graph for a cache of zeros, so that none is sent. Knows nothing about
+requests; of Triton it knows only that a call accepts the handles of an earlier one.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class BlsCuda(Executor):
         self.inputs = set(inputs)
         self.candidates = min(MAX_CANDIDATES, geometry.vocabulary) if TOP_TOKENS in outputs else 0
         self.new_length = geometry.max_length
-        self.cache: "dict[str, Any]" = {  # of the right rank and type, and not read: the first call creates the cache
+        self.cache: "dict[str, Any]" = {  # right rank and type, but unread: the first call creates the cache
             f"{kind}_{index}": np.zeros((1, heads, 1, size), geometry.cache)
             for index, (heads, size) in enumerate(geometry.layers)
             for kind in ("key", "value")
         }
-        self.rows = np.arange(geometry.slots)  # the row of the cache from which each slot goes on
+        self.rows = np.arange(geometry.slots)  # the row of the cache that each slot continues
 
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
@@ -69,7 +69,7 @@ class BlsCuda(Executor):
         return [candidates[rows] for rows in places(parts)]
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
-        """Let `target` go on from `source` at the next call."""
+        """Let `target` continue from `source` at the next call."""
         self.rows[target] = self.rows[source]
 
     def _call(self, parts: "Sequence[CallPart]", names: "Sequence[str]") -> "list[np.ndarray]":

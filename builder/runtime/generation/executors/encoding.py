@@ -40,4 +40,4 @@ class EncodingExecutor(Executor):
 
     @abstractmethod
     def assign(self, slot: int, position: int, beam: int) -> None:
-        """Let `slot` attend to `position`, as the `beam`-th of those that do; to none for -1."""
+        """Let `slot` attend to `position` as its `beam`-th slot; to none for -1."""

@@ -1,6 +1,6 @@
 """Run ONNX Runtime in this process with cache inputs and outputs bound to the same buffers.
 
-A step so writes one position and moves nothing else. Knows nothing about requests.
+So a step writes one position and moves nothing else. Knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BoundExecutor(Executor):
         self.session = session
         self.inputs = {value.name for value in session.get_inputs()}
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)  # every call writes its logits here
-        # by first slot, rows, logits, what is bound and how many of the best: the inputs of one new token a row, their
+        # by first slot, rows, logits, kind and number of outputs: the inputs of one new token a row, their
         # binding, its outputs
         self.decoding: dict[tuple[int, int, int, str, int], tuple[StepInputs, Any, Any]] = {}
 

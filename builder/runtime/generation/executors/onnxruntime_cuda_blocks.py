@@ -46,7 +46,7 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
 
 
 class CudaBlocks(Paged):
-    """BlockManager of a cache on a device."""
+    """Blocks of a cache on a device."""
 
     can_speculate = True
 

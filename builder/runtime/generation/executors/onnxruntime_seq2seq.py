@@ -50,7 +50,7 @@ class TextArena:
         self.last[position, 0] = np.concatenate(ends)
 
     def assign(self, slot: int, position: int, beam: int) -> None:
-        """Let `slot` attend to `position`, as the `beam`-th of those that do; to none for -1."""
+        """Let `slot` attend to `position` as its `beam`-th slot; to none for -1."""
         self.place_of[slot], self.beam_of[slot] = position, beam
 
 
@@ -132,7 +132,7 @@ class CrossAttending(InProcess, EncodingExecutor):
         attending = np.flatnonzero(places >= 0)
         feeds["cross_rows"][:] = 0
         feeds["cross_rows"][places[attending], beams[attending]] = attending
-        feeds["cross_seqlens_k"][:] = 0  # a place without slots that attend to it costs one key
+        feeds["cross_seqlens_k"][:] = 0  # a place to which no slot attends costs one key
         feeds["cross_seqlens_k"][places[attending]] = self.texts.lengths[places[attending]] - 1
         feeds["cross_total"][:] = feeds["cross_seqlens_k"].max() + 1
         self.session.run_with_iobinding(step.binding)

@@ -62,12 +62,12 @@ class Inputs:
     """
 
     def __init__(self, request: openvino.InferRequest, names: "Collection[str]") -> None:
-        """Prepare inputs for `request`; `names`: of the inputs that the graph has."""
+        """Prepare inputs for `request`; `names`: names of the graph's inputs."""
         self.request, self.names = request, names
         self.arrays: "dict[str, np.ndarray]" = {}
 
     def fill(self, feeds: "Mapping[str, np.ndarray]") -> None:
-        """Let the next call read `feeds`, as far as the graph has such inputs."""
+        """Let the next call read those of `feeds` that the graph has as inputs."""
         for name, values in feeds.items():
             array = self.arrays.get(name)
             if array is not None and array.shape == values.shape:

@@ -1,8 +1,8 @@
 """Join texts that begin in adjacent slots as rows of one call, padded on the right to the longest.
 
-An operator over a cache takes several tokens of several rows where none has a past, padded on their right
-(onnxruntime, group_query_attention_helper.h, CheckInputs; group_query_attention_impl.cu, GetSequenceLengths). What it
-writes after a row's own tokens is unused, as are all positions there. Knows shapes; knows no engine.
+An operator over a cache accepts several tokens a row, padded on the right, if all rows start empty (onnxruntime,
+group_query_attention_helper.h, CheckInputs; group_query_attention_impl.cu, GetSequenceLengths). What it writes after a
+row's own tokens is unused, as are all positions there. Knows shapes; knows no engine.
 """
 
 from __future__ import annotations
