@@ -4,7 +4,7 @@ build-repo MODEL [options]        build and publish one model
 build-repo models.yaml            build many, declared in a file
 build-repo serve [DIR]            a real Triton on a repository
 build-repo query NAME key=value   ask a served model
-build-repo gateway               the APIs of OpenAI, Cohere and TEI in front of a server
+build-repo gateway                the APIs of OpenAI, Cohere and TEI in front of a server
 build-repo load-test NAME         perf_analyzer on a served model
 build-repo plan models.yaml       what a load needs of a machine, with the arithmetic
 build-repo tune NAME              settings that need no build, by load tests
@@ -18,6 +18,7 @@ build-repo promote NAME           try the newest version on a running server, th
 build-repo rollback NAME          serve the version before
 build-repo remove NAME            take a model out of the repository
 build-repo share MODELS --name N  one front, in one process, for many encoders
+build-repo unshare MODELS --name N  give encoders of a shared front their own fronts again
 build-repo cache [prune]          what builds keep between runs, and how it is made smaller
 build-repo push NAME --to URL     a version of a model to an object store
 build-repo pull NAME --from URL   a version of a model from an object store

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from builder.cli import main, parse
+from builder import cli
+from builder.cli import VERBS, main, parse
 from builder.common.distribution import DISTRIBUTION
 from builder.serving.load.record import read
 from builder.serving.server.triton import TritonServer, free_ports
@@ -172,6 +173,11 @@ def test_version_and_help(arguments: list[str], shown: str, capsys: pytest.Captu
         main(arguments)
     assert stopped.value.code == 0
     assert shown in capsys.readouterr().out
+
+
+def test_help_lists_every_verb() -> None:
+    """Regression: `unshare` was missing."""
+    assert [verb for verb in VERBS if f"\nbuild-repo {verb} " not in str(cli.__doc__)] == []
 
 
 @pytest.mark.parametrize(

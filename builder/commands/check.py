@@ -73,4 +73,5 @@ def _show(repository: Path, findings: Sequence[Finding]) -> None:
     for name, verdict in verdicts(repository).items():
         screen.print(f"  {name}: {escape(verdict)}", highlight=False, soft_wrap=True)
     if not any(finding.severity is Severity.ERROR for finding in findings):
-        screen.print(f"[green]✓[/] {repository}: no problem found", highlight=False)
+        found = "no error found" if findings else "no problem found"
+        screen.print(f"[green]✓[/] {repository}: {found}", highlight=False)
