@@ -21,6 +21,7 @@ from builder.repository.lint.findings import Finding, Problem, Severity
 from builder.repository.lint.pbtxt import span_of
 from builder.repository.lint.repository import ModelVersion, Repository, RepositoryModel
 
+SCOPES = (Repository, RepositoryModel, ModelVersion)
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 Check = Callable[[Any], Iterator[Problem]]
 """Function of a Repository, a RepositoryModel or a ModelVersion, as its annotation says."""
@@ -66,7 +67,7 @@ RULES: dict[str, Rule] = {}
 def rule(code: str, severity: Severity, *, wrong: str, right: str, source: str = "") -> Callable[[Check], Check]:
     """Register a function as a rule.
 
-    Raises ValueError for a code that another rule has, or a rule without an explanation.
+    Raises ValueError for a code that another rule has, or a rule without an explanation or an annotated argument.
     """
 
     def register(check: Check) -> Check:
@@ -78,7 +79,10 @@ def rule(code: str, severity: Severity, *, wrong: str, right: str, source: str =
             raise ValueError(f"rule {code} does not say {missing[0]}: see {__name__}")
         if code in RULES:
             raise ValueError(f"two rules have the code {code}: {RULES[code].check.__name__} and {check.__name__}")
-        (scope, *_) = typing.get_type_hints(check).values()
+        scope: Any = next(iter(typing.get_type_hints(check).values()), None)
+        if scope not in SCOPES:
+            names = ", ".join(known.__name__ for known in SCOPES)
+            raise ValueError(f"rule {code} does not say what it sees: annotate its argument with one of {names}")
         topic = (inspect.getdoc(inspect.getmodule(check)) or "").split("\n\n")[0]
         RULES[code] = Rule(
             code, severity, topic, _line(what), _line(why), wrong.strip(), right.strip(), source, scope, check

@@ -212,3 +212,13 @@ def test_rule_without_explanation_is_refused() -> None:
             Because.
             """
             yield Problem("never")
+
+    with pytest.raises(ValueError, match="annotate its argument with one of Repository"):
+
+        @rule("TR999", ERROR, wrong="a", right="b")
+        def unannotated(model) -> Iterator[Problem]:  # type: ignore[no-untyped-def]
+            """Something.
+
+            Because.
+            """
+            yield Problem("never")
