@@ -1,4 +1,4 @@
-"""The product in one function: a checkpoint becomes a verified, published model repository.
+"""Build and publish a verified model repository from a checkpoint.
 
 resolve, export, reference, fuse, verify, select, verify where it runs, lay out, publish: each stage takes what the one
 before returned. builder/building/families implements the stages of each family of graphs; this module runs them all.
@@ -89,7 +89,7 @@ def verified(spec: BuildSpec, checkpoint: Checkpoint, key: str, folder: Path, st
 
 
 def select_variant(family: Family, context: Context, stage: Stage) -> BuiltModel:
-    """Run the stages of `family` in order, but those that an earlier build ran with the same key."""
+    """Run the stages of `family` in order, except those that an earlier build ran with the same key."""
     cache = StageCache.of(context)
     with stage("export"):
         exported = cache.run("export", family.export)
@@ -119,7 +119,7 @@ def _select_with_draft(family: Family, context: Context, stage: Stage) -> Drafte
 
 
 def _refuse_another_model(output: Path | Store, spec: BuildSpec, source: str) -> None:
-    """Raise RepositoryError where the build cannot be the next version of what has its name.
+    """Raise RepositoryError if the build cannot be the next version of the model that has its name.
 
     `source`: of its checkpoint. Only an explicit name makes it a version of a model from another checkpoint.
     """

@@ -15,7 +15,7 @@ EXPORT = ("task", "max_length", "pooling", "beams", "max_answer")
 REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
 EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
 ANY_ENGINE = (*EXACT, "cache", "cache_gb", "slots")  # decide which engines can be chosen: some refuse these
-# Options that stages before the layout do not read: how requests queue, and what Triton is told of the front.
+# Options that stages before the layout do not read: the queue, and the front's settings in config.pbtxt.
 LAID_OUT = ("name", "max_batch_size", "max_queue_delay_us")
 SERVING_LAID_OUT = (
     "preferred_batch_sizes",
@@ -34,7 +34,7 @@ SERVING_LAID_OUT = (
     "batch_dimension",
     "metadata",
 )
-MEASURED_AS_SERVED = ("prefill_tokens",)  # if an engine is chosen: that measures the emitted loop
+MEASURED_AS_SERVED = ("prefill_tokens",)  # also by the choice of an engine, which measures the emitted loop
 
 
 def stage_keys(spec: BuildSpec) -> dict[str, str]:
@@ -51,7 +51,7 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
         "export": {**exported, "options": _some(options, EXPORT)},
         "reference": {**measured, "options": _some(options, REFERENCE)},
         "fuse": exact,
-        "verify": {**exact, "precision is chosen": spec.precision == "auto"},  # by times, measured for longer then
+        "verify": {**exact, "precision is chosen": spec.precision == "auto"},  # then timed for longer
         "select": {**measured, "options": every, "graph": files["graph"]},
     }
     return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}

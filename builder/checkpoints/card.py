@@ -1,4 +1,4 @@
-"""Licence, base models and datasets of a checkpoint, as its card states them; nothing of the card is run."""
+"""Licence, base models and datasets of a checkpoint, from its card; nothing in the card is run."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ CONTEXTS: Sequence[tuple[str, Messages, Messages]] = (  # messages before and af
 
 
 def tool_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """Return the template that transformers takes for requests with tools, if the checkpoint has one per purpose."""
+    """Return the template that transformers uses for requests with tools, if the checkpoint has one per purpose."""
     templates = tokenizer.chat_template
     return templates.get("tool_use") if isinstance(templates, dict) else None
 

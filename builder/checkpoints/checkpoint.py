@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CheckpointFiles:
     """Checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does.
 
-    `card`: what its card says of its origin.
+    `card`: its origin, from its card.
     """
 
     source: str

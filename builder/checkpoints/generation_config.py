@@ -158,7 +158,7 @@ _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
     ),
     "forced_bos_token_id": lambda config, is_decoder: is_decoder and config.forced_bos_token_id is not None,
     "decoder_start_token_id": lambda config, is_decoder: isinstance(config.decoder_start_token_id, list),
-    "remove_invalid_values": lambda config, is_decoder: (  # makes a forbidden end a number, which then grows
+    "remove_invalid_values": lambda config, is_decoder: (  # makes a forbidden end's -inf a number, which grows
         bool(config.remove_invalid_values) and config.exponential_decay_length_penalty is not None
     ),
 }

@@ -17,7 +17,7 @@ import torch
 from builder.common.progress import Stage
 
 LARGE = 100_000_000  # bytes of weights from which it is worth the time to give memory back
-MIN_INTERVAL_S = 0.1  # between two releases: in less time no stage has taken much again
+MIN_INTERVAL_S = 0.1  # between two releases: a stage reads little in less time
 SMAPS = Path("/proc/self/smaps")  # man proc_pid_smaps(5)
 
 
@@ -30,9 +30,9 @@ class MappedRegion:
 
 
 def giving_back(model: torch.nn.Module, stage: Stage) -> Stage:
-    """Return `stage`, which begins by giving back the memory that earlier stages left, the pages of `model` too.
+    """Return `stage`, extended to first give back unused memory of earlier stages, the pages of `model` included.
 
-    A stage reads the pages that it needs. Unchanged for a small model, for which that would only take time.
+    A stage reads again the pages that it needs. For a small model, `stage` is returned unchanged.
     """
     if sum(tensor.nbytes for tensor in model.state_dict().values()) < LARGE:
         return stage

@@ -32,8 +32,8 @@ def load_models() -> None:
 
 
 def offered() -> Offered:
-    """Return what `transformers.models` finds, made of what `transformers` found; no file is read."""
-    everything = import_utils.define_import_structure(MODELS, prefix=MODELS.name)  # as it is asked there: remembered
+    """Return the index that `transformers.models` needs, derived from that of `transformers` without reading a file."""
+    everything = import_utils.define_import_structure(MODELS, prefix=MODELS.name)  # cached by `import transformers`
     return {needed: _within(modules) for needed, modules in everything.items()}
 
 

@@ -106,7 +106,7 @@ def unpack(
             name: file
             for path in files
             for file in [opened.enter_context(safe_open(path, framework="pt"))]
-            for name in file.keys()  # noqa: SIM118  # it is no mapping
+            for name in file.keys()  # noqa: SIM118  # not a mapping
         }
         for name, file in tensors.items():
             module, _, part = name.rpartition(".")

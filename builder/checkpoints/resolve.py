@@ -110,7 +110,7 @@ def _max_length(source: Source, files: CheckpointFiles, positions: int | None) -
 def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:
     """Drop the tokenizer's outputs that the model does not take.
 
-    BERT's tokenizer makes token types, beside a DistilBERT too, whose forward would refuse them.
+    For example, BERT's tokenizer returns token types for a DistilBERT too, whose forward refuses them.
     """
     accepted = inspect.signature(model.forward).parameters
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):

@@ -20,7 +20,7 @@ UNIGRAM = 1  # of sentencepiece_model.proto's ModelType
 SPLIT_TYPES = (1, 4)  # its types of pieces that texts are split into: normal and user-defined
 MIN_SCORE = 32.0  # of the least likely piece; in both libraries an unknown letter has 10 less, so two are likelier
 LONE_LETTER_SCORE = 4 * MIN_SCORE  # of an unknown letter that stands alone and is a piece of the other language
-MARK = "\x01"  # before such a letter, in texts and in its piece: elsewhere it is no piece, but a part of an unknown run
+MARK = "\x01"  # before such a letter, in texts and in its piece: elsewhere it is part of an unknown run
 OTHER_MARK = "\x02"  # replaces a text's own MARK
 COMPARED_PIECES = 20  # the longest pieces of the other language, which both tokenizers have to split in one way
 PROBES = (*TEXTS, "", " ", "  two  spaces ", "Ünïcödé ﬁ … №", "日本語", "a\tb\nc", "<unk> </s>", ">>fra<< Hello")
@@ -59,7 +59,7 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
         model_input_names=list(tokenizer.model_input_names),
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
     )
-    tokenizer.punc_normalizer = str  # as transformers does without sacremoses, which the emitted code has not
+    tokenizer.punc_normalizer = str  # as transformers does without sacremoses, which the emitted code does not have
     words = _of_the_other_language(pieces, scores)
     known = [word for word in words if tokenizer.unk_token_id not in tokenizer(word)["input_ids"]]
     strange = sorted(piece for piece in pieces if _is_foreign_letter(piece, scores))

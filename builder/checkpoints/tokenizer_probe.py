@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from builder.runtime.panics import TokenizerError, call_tokenizer
 
 LENGTH = 4096  # characters of a text that is tried
-SPARE = "\x01"  # what no expression expects; after it, all letters: one whose end is nowhere is not tried at all
+SPARE = "\x01"  # in no expression; all letters follow it, since an expression whose end is missing is not tried at all
 COMMON = "a1 \n.'-_A0é中"
 MAX_WRITTEN = 64  # characters and tokens for each character of a text; NFKC writes 18 for one
 MAX_TOKEN = 10_000  # characters; the longest of known vocabularies, of spaces, have hundreds

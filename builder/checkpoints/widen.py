@@ -26,8 +26,8 @@ PIECE = 1 << 22  # numbers that are widened at once: a whole table of words may 
 def widened(folder: Path, files: Sequence[Path]) -> Iterator[Path]:
     """Yield a folder like `folder`, with no 16-bit weights in `files`: `folder` itself if there are none.
 
-    A model that was loaded from it within the `with` keeps its weights mapped after it. Raises RepositoryError where
-    the disk has no room for them.
+    A model that was loaded from it within the `with` keeps its weights mapped after it. Raises RepositoryError if
+    the disk is too full for them.
     """
     narrow = {file.name for file in files if _is_narrow(file)}
     if not narrow:
@@ -78,7 +78,7 @@ def _widen(narrow: Path, wide: Path) -> None:
 
 def _tensors(opened: Any) -> Mapping[str, torch.Tensor]:
     """Return all tensors of a file, mapped: reading their types and shapes reads no values."""
-    return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
+    return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # not a mapping
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

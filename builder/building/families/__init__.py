@@ -1,4 +1,4 @@
-"""One file a family of graphs: how its checkpoints are exported, verified, measured and laid out.
+"""Families of graphs, one module each: how their checkpoints are exported, verified, measured and laid out.
 
 The folder is the registry: a task names its family, and `begin` in the family's module returns its stages. vLLM and
 TensorRT-LLM run the checkpoint as it is, whatever its task: `hand_over` in the module of that name returns their entry.
@@ -33,7 +33,7 @@ class Choice(Protocol):
 
     @property
     def is_cacheable(self) -> bool:
-        """True if a later build of the same may reuse the choice; False if memory was short for a part of it."""
+        """True if a later build may reuse the choice; False if memory was too short to judge a part of it."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Family(Protocol):
         """Return the fused graph after checking that it answers as PyTorch does."""
 
     def select(self, exact: Any, stage: Stage) -> Choice:
-        """Return the variant to serve, with all that were measured for it."""
+        """Return the variant to serve, and every variant that was measured."""
 
     def replay(self, choice: Any) -> Replay:
         """Return calls for the serving engine to repeat, where its version differs from this build's."""
@@ -121,7 +121,7 @@ def code_not_run(checkpoint: CheckpointFiles) -> str | None:
 
 
 def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
-    """Return what every report begins with: the request, the checkpoint, the versions and the machine."""
+    """Return the fields that every report begins with: the request, the checkpoint, the versions and the machine."""
     return {
         "name": spec.entry_name,
         "task": checkpoint.task.name,

@@ -1,4 +1,4 @@
-"""Opening of the graph in fp32 to judge it: as it is served, or with its weights left in their file.
+"""Decide how a build opens the fp32 graph to judge it: as it is served, or with its weights left in their file.
 
 The second takes less memory and is slower. It is for a large graph that is not served itself, or for which this machine
 lacks memory now; a later build that serves the graph and has the memory judges it again.
@@ -40,9 +40,9 @@ class Fp32Judging:
         return mapped
 
     def is_outdated(self, was_mapped: bool, graph: Graph) -> bool:
-        """Return True if an earlier build judged `graph` from its file, and this one serves it and can open it so."""
+        """Return True if an earlier build judged `graph` from its file, but this one can open it as served."""
         return was_mapped and self.is_served and not self.is_mapped(graph)
 
     def is_final(self, was_mapped: bool) -> bool:
-        """Return True if a build that finds more memory would judge the graph no better."""
+        """Return True if a later build with more memory would judge the graph in the same way."""
         return not (was_mapped and self.is_served)

@@ -57,7 +57,7 @@ def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]
 
 
 def refuse_options(spec: BuildSpec, family_options: Mapping[str, bool], family: str) -> None:
-    """Raise SpecError for an option that means nothing to a model that generates, by name: none is ignored.
+    """Raise SpecError, with the names, for options that a generating model does not have: none is ignored.
 
     `family_options`: what this family refuses besides, and whether it is given.
     """
@@ -134,9 +134,9 @@ def generation_serving(
     start: int | None = None,
     **family_fields: Any,
 ) -> GenerationServing:
-    """Return what serving.json tells the emitted loop, with the checkpoint's generation_config as defaults.
+    """Return the settings, for serving.json, of the emitted loop; the checkpoint's generation_config sets the defaults.
 
-    `start`: tokens that an answer has before its first, of an encoder-decoder.
+    `start`: of an encoder-decoder, the tokens that its decoder starts with.
     """
     vocabulary = vocabulary_of(checkpoint.model)
     ends = end_ids(config, checkpoint.tokenizer, vocabulary)

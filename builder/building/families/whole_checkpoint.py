@@ -94,9 +94,9 @@ def unverified(
     engine: CheckpointEngine,
     entry: RepositoryEntry,
 ) -> Unverified:
-    """Return the entry with its report, which says that its answers were compared with nothing.
+    """Return the entry with its report, which says that its answers were not verified.
 
-    `about`: what every report begins with.
+    `about`: the fields that every report begins with.
     """
     name = f"{engine.dtypes[spec.precision]} {engine.facts.title}"
     measured = MeasuredVariant(name, sum(file.stat().st_size for file in checkpoint.weights), {})

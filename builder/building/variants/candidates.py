@@ -132,7 +132,7 @@ class VariantMaker:
         return save_graph(model, self.folder / "given" / MODEL_FILE)
 
     def sensitive(self, variant: Variant) -> list[str]:
-        """Return the layers of `variant` that can be left alone, those that lose most first."""
+        """Return the layers of `variant` that can be left alone, those that lose most quality first."""
         source = self._source(variant)
         return sensitivity(source, candidates(source), self.feeds) if variant.precision in SENSITIVE else []
 

@@ -21,7 +21,7 @@ class CpuWaitMeter:
 
     @property
     def share(self) -> float:
-        """Share of the time in which this process's threads could run that they waited for a core, 0 to 1."""
+        """Share of their runnable time that this process's threads waited for a core, 0 to 1."""
         ran, waited = (max(0, now - then) for now, then in zip(_times(), self.start, strict=True))
         return waited / (ran + waited) if ran + waited else 0.0
 

@@ -86,13 +86,13 @@ class EncoderCandidates:
         return None if left_alone > len(self._sensitive(candidate.option)) // 2 else left_alone
 
     def drop(self, candidate: Candidate[Variant]) -> None:
-        """Remove its graph, if it was built; it would be built again if it was asked for."""
+        """Remove its graph, if it was built. A later request builds it again."""
         built = self._variants.pop((candidate.option, candidate.left_alone), None)
         if built is not None:
             self.maker.discard(candidate.option, built)
 
     def served(self, candidates: Sequence[Candidate[Variant]]) -> Mapping[str, Rates]:
-        """Measure the emitted front's own traffic over each."""
+        """Measure how many requests a second the emitted front answers over each."""
         return self.evaluator.traffic(
             {one.measured.name: self.variant(one.option, one.left_alone).graph for one in candidates}
         )

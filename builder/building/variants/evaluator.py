@@ -164,7 +164,7 @@ class Evaluator:
         return judged, quality
 
     def on_more_samples(self) -> Evaluator:
-        """Return this evaluator with the task's further samples; itself where the user gave samples, or it takes long.
+        """Return this evaluator with the task's further samples; itself if the user gave samples or it takes long.
 
         The fewer samples there are, the better the worst of them looks.
         """

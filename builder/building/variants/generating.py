@@ -49,7 +49,7 @@ class PrecisionCandidates(Generic[Variant]):
     """Precisions to select from. `exact`: the verified variant in fp32, and its graphs; `base`: PyTorch's measurements.
 
     The family gives four functions: `make` builds the graphs of a precision, `timed` makes its variant, with size and
-    latencies, `judged` adds the quality, and `graphs` says which there are, so that those that lost can be removed.
+    latencies, `judged` adds the quality, and `graphs` lists the graphs of a variant, to be removed.
     """
 
     base: MeasuredVariant

@@ -20,13 +20,13 @@ from builder.repository.report.record import MeasuredVariant
 
 
 class Measurements:
-    """Measured variants by name. Without a `path` they are forgotten at the end."""
+    """Measured variants by name. Without a `path` they are not stored."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.variants: dict[str, MeasuredVariant] = {}
         if path is not None and path.is_file():
-            with suppress(OSError, ValueError, TypeError):  # a damaged file is as good as none
+            with suppress(OSError, ValueError, TypeError):  # a damaged file counts as missing
                 self.variants = {
                     name: MeasuredVariant(**measured) for name, measured in json.loads(path.read_text("utf-8")).items()
                 }

@@ -67,7 +67,7 @@ def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> Run:
 def decoder_latencies(
     executors: Executors, caches: Sequence[LayerShape], vocabulary: int, cache: CacheType, choosing: bool
 ) -> Latencies:
-    """Time the same on a graph, in the emitted executor. `choosing`: whether a choice depends on it."""
+    """Time these on a graph, in the emitted executor. `choosing`: whether a choice depends on it."""
     executor = executors(geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache))
     runs = {f"token, {rows} rows": _step(executor, rows) for rows in ROWS}
     prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
@@ -76,7 +76,7 @@ def decoder_latencies(
 
 
 def seq2seq_latencies(graphs: Graphs, threads: int, choosing: bool) -> Latencies:
-    """Time the same on the graphs, in the emitted executor."""
+    """Time these on the graphs, in the emitted executor."""
     executor = graphs.executor(max(ROWS), 4 * CONTEXT, 2 * CONTEXT, threads)
     text = [1] * (2 * CONTEXT)
     (encoded,) = executor.encode([text])
@@ -97,6 +97,6 @@ def _latencies(runs: Mapping[str, Run], choosing: bool) -> Latencies:
 
 
 def _rough_latencies(runs: Mapping[str, Run]) -> Latencies:
-    """Return rough times. The first is run once before: it may be what reads the weights."""
+    """Return rough times. The first is run once before, since it may have to read the weights."""
     next(iter(runs.values()))()
     return {name: warm_ms(run, ROUGH_SHARE) for name, run in runs.items()}

@@ -30,10 +30,10 @@ def median_ms(run: Callable[[], object]) -> float:
 
 
 def warm_ms(run: Callable[[], object], share: float) -> float:
-    """Return the same in `share` of the time, for a run that is warm and needs a rough time only.
+    """Return a rougher median of a warm run, in `share` of the time that `median_ms` takes.
 
-    That is PyTorch, which others are only compared with, all of a build that has nothing to choose, and encoders, of
-    which the fastest are measured as they will be served.
+    It is enough for PyTorch, which is only compared with, for a build that has nothing to choose, and for encoders,
+    whose fastest variants are measured again as they will be served.
     """
     times: list[float] = []
     while not times or (len(times) < MIN_RUNS and sum(times) < share * MEASURED_S):

@@ -125,10 +125,9 @@ def remark_on_noise(rates: Mapping[str, Rates], measured: str) -> str:
 
 
 def settled(rates: Mapping[str, Rates]) -> bool:
-    """Return True if another round would change nothing.
+    """Return True if another round would not change the result.
 
-    For each of the others it is known that the fastest is faster, by more than noise and in every round, or that the
-    two are equal.
+    Then the fastest leads each of the others by more than noise in every round, or equals it.
     """
     best = rates[fastest(rates)]
     others = [one for one in rates.values() if one is not best]

@@ -1,4 +1,4 @@
-"""Constraint on the rows of one engine call; found by running PyTorch, since no configuration says it.
+"""Constraint on the rows of one engine call; found by running PyTorch, since no configuration contains it.
 
 Padding gets into the answers of models with parts that no attention mask reaches (the Fourier transform of FNet,
 arXiv:2105.03824; the convolutions of ConvBERT, arXiv:2008.02496). Heads that pool at the end token, as BART's, take as

@@ -16,7 +16,7 @@ BUG = "this is a bug worth reporting, with the checkpoint's name"
 
 
 def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, threads: int) -> str:
-    """Return in a sentence what in the model no graph can represent, or that the cause is a bug."""
+    """Return a sentence: which part of the model no graph can represent, or that the cause is a bug."""
     usual = [min(USUAL, checkpoint.max_length)]
     again = first_row_distance(reference(module, rows, usual), reference(module, rows, usual))
     if again > TOLERANCE:

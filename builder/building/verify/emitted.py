@@ -27,7 +27,7 @@ PREFILL_TOKENS = 16  # few, so that short prompts come in pieces too
 
 @dataclass(frozen=True)
 class ForcedRow:
-    """Sequence that is fed token by token, whatever the model would say: `targets[i]` follows `tokens[i]`.
+    """Sequence that is fed token by token, whatever the model would generate: `targets[i]` follows `tokens[i]`.
 
     `best[i]` is the token that PyTorch finds most probable there.
     """

@@ -101,7 +101,7 @@ class GreedyText:
         return row[: len(self.tokens)] == self.tokens
 
     def refuse_short(self) -> None:
-        """Raise VerificationError where tokens are missing: the writer knows no end token, so all must be there."""
+        """Raise VerificationError if tokens are missing: the writer has no end token, so it must write all of them."""
         if len(self.text) != self.asked:
             raise VerificationError(
                 f"{self.writer} wrote {len(self.text)} tokens instead of {self.asked}, although no end token came. "
@@ -109,7 +109,7 @@ class GreedyText:
             )
 
     def refuse_wrong(self, logits: torch.Tensor) -> None:
-        """Raise VerificationError for a token that is neither the best after those before it, nor as good.
+        """Raise VerificationError for a token that is neither the best after those before it nor tied with the best.
 
         `logits`: PyTorch's after each of the `tokens`, (tokens, vocabulary).
         """
@@ -231,7 +231,7 @@ def measure(
 
 
 def refuse_wrong_probabilities(agreement: DecoderAgreement) -> None:
-    """Raise VerificationError where a token's log-probability in fp32 is another than PyTorch's."""
+    """Raise VerificationError if a token's log-probability in fp32 differs from PyTorch's."""
     if not agreement.error <= TOLERANCE:
         raise VerificationError(
             f"the fused graph's log-probabilities are off by {agreement.error:.1e} of PyTorch's; at most "
@@ -240,7 +240,7 @@ def refuse_wrong_probabilities(agreement: DecoderAgreement) -> None:
 
 
 def refuse_wrong_text(model: PreTrainedModel, reference: DecoderReference, agreement: DecoderAgreement) -> None:
-    """Raise VerificationError where a greedy token of the graph is missing, or is not PyTorch's and the two no tie.
+    """Raise VerificationError if a greedy token of the graph is missing, or differs from PyTorch's without a tie.
 
     A text is greedy where each of its tokens is the best after those before it, which one run over it shows for all.
     That `generate` writes such texts is checked on a text of its own.

@@ -75,7 +75,7 @@ def long_row(config: Any, vocabulary: int, max_length: int) -> LongRow:
 
 
 def unreached(config: Any, max_length: int) -> tuple[str, ...]:
-    """Return a warning where a served row may be longer than a window that no row of the build goes past."""
+    """Return a warning if a served row may be longer than a window that the build's rows do not exceed."""
     beyond = [window for window in windows(config) if window + STEPS >= LONGEST and window < max_length]
     return tuple(
         f"no row of the build went past the window of {window} tokens: it ends at {LONGEST}" for window in beyond

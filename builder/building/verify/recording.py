@@ -140,7 +140,7 @@ def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[i
     for slot, row in enumerate(rows[1:], 1):
         tokens[slot] = executor.run(slot, np.array([row], np.int64), np.zeros(1, np.int64)).argmax()
     lengths = np.array([len(row) for row in rows], np.int64)
-    if executor.has_likeliest:  # the step is then made again, and writes the same
+    if executor.has_likeliest:  # repeats the step, which writes the same values
         executor.likeliest(CallPart(0, tokens, lengths), LIKELIEST_TOKENS)
     for _ in range(STEPS):
         tokens = executor.run(0, tokens, lengths).argmax(axis=-1)[:, None]

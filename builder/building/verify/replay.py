@@ -58,7 +58,7 @@ def load_module(file: str) -> Any:
 
 
 def main(calls: Path, answers: Path) -> None:
-    """Write each case's answers, or in words why it has none."""
+    """Write each case's answers, or the reason why it has none."""
     replies: list[list[Any] | str] = []
     for case in pickle.loads(calls.read_bytes()):
         try:

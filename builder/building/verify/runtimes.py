@@ -1,4 +1,4 @@
-"""Other versions of the engines: the one that serves must repeat the answers that this build's own verified.
+"""Other versions of an engine: the one that serves must repeat the answers of this build's own, which were verified.
 
 An environment is a folder with one version of an engine, installed once into the user's cache and put before this
 build's own packages in a process of its own. There the recorded calls are repeated (replay.py). Knows graphs and
@@ -79,7 +79,7 @@ def install(engine: str, version: str) -> Path:
 
 
 def replayed(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[list[Any] | str]:
-    """Return the answers to `jobs` on the engine in `folder`, or in words why one has none.
+    """Return the answers to `jobs` on the engine in `folder`, or the reason why one has none.
 
     Raises VerificationError.
     """
@@ -124,7 +124,7 @@ def difference(expected: Any, actual: Any, by_norm: bool = False) -> float:
 def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[Case]]) -> EngineCheck:
     """Repeat the calls of `cases` on `engine` in `version`; they are recorded here first, if it is available.
 
-    Raises VerificationError where one is answered otherwise, or not at all.
+    Raises VerificationError if one is answered differently, or not at all.
     """
     check = EngineCheck(engine, version, where, False)
     if version == installed(engine):

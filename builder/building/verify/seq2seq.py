@@ -170,7 +170,7 @@ def measure(graphs: Graphs, reference: Seq2SeqReference, threads: int) -> Seq2Se
     executor = graphs.executor(ROWS, NEW_TOKENS + 1, longest, threads)
     try:
         forced = teacher_forced(executor, reference.taught, lambda group: _attach(executor, reference, group))
-    except RUN_ERRORS as error:  # an attention that was exported for one shape alone, say
+    except RUN_ERRORS as error:  # for example, an attention that was exported for one shape alone
         raise VerificationError(
             f"the exported graphs do not run on the samples ({first_line(error)[:200]}). Nothing was "
             "published: this architecture needs a file of its own in builder/graphs/export/architectures"
@@ -208,7 +208,7 @@ def _attach(executor: CrossAttending, reference: Seq2SeqReference, group: Sequen
 def recorded(graphs: Graphs, reference: Seq2SeqReference, threads: int) -> Case:
     """Record the graphs' answers to a few texts together, the first also searched, for another version to repeat.
 
-    The search ends before the rows beside it, which so go on in steps without a search.
+    The search ends before the rows beside it, which then continue in steps without a search.
     """
     sources, beams = reference.sources[:REPLAYED_SAMPLES], reference.beams
     executor = graphs.executor(len(sources) + beams, REPLAYED_TOKENS + 1, max(map(len, sources)), threads)

@@ -62,7 +62,7 @@ class Task(ABC):
     metric: str
     threshold: float
     samples: tuple[Sample, ...]
-    labels: tuple[str, ...] = ()  # keys of a sample that say what the right answer is
+    labels: tuple[str, ...] = ()  # keys of a sample that contain the right answer
 
     @property
     def module(self) -> str:
@@ -157,7 +157,7 @@ class Instructions:
     """Instructions for a text-to-text checkpoint: a prefix, or one for each pair of languages ("en to de").
 
     `prefix`: None for the checkpoint's own, whatever it is to do. `options`: of its generation_config that apply to
-    this task alone. `source`, `target`: languages where a request says none.
+    this task alone. `source`, `target`: languages if a request names none.
     """
 
     prefix: str | None = None

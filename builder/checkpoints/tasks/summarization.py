@@ -11,7 +11,7 @@ class Summarization(Seq2SeqTask):
     name = "summarization"
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
-        return False  # a checkpoint does not say that it summarises
+        return False  # no configuration tells that a checkpoint summarises
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
         """Read config.json's task_specific_params for this task, as transformers' pipeline did."""

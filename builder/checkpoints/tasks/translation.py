@@ -19,7 +19,7 @@ class Translation(Seq2SeqTask):
         return name == self.name or PAIR.fullmatch(name) is not None
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
-        return False  # a checkpoint does not say that it translates
+        return False  # no configuration tells that a checkpoint translates
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
         """Read config.json's task_specific_params for each pair of languages, as transformers' pipeline did.

@@ -20,7 +20,7 @@ class ZeroShotClassification(TextClassification):
     )
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
-        return False  # nothing in a configuration says so: an entailment model also classifies pairs
+        return False  # no configuration tells: an entailment model also classifies pairs
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         labels = super().parameters(checkpoint)["labels"]

@@ -50,7 +50,7 @@ def document(deployment: Deployment, version: str, kind: str, spec: Document) ->
 
 
 def workload(deployment: Deployment) -> Document:
-    """Return a Deployment whose replicas are replaced one after another, each new one before an old one goes."""
+    """Return a Deployment whose replicas are replaced one after another, each new one before an old one is removed."""
     spec: Document = {
         "replicas": deployment.replicas,
         "selector": {"matchLabels": labels(deployment)},

@@ -1,7 +1,7 @@
 """Pod of a replica: the pull of the models, Triton, and the gateway in front of it.
 
 Triton is a sidecar (an init container that stays, Kubernetes 1.29 and later): it starts before the gateway, and is told
-to stop only when the gateway has finished what ran, so no accepted request is lost. Sources:
+to stop only when the gateway has finished its requests, so no accepted request is lost. Sources:
 https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../pods/pod-lifecycle/
 """
 

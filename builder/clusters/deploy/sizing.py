@@ -1,4 +1,4 @@
-"""Resources of a replica: by the plan of a models.yaml that states a load, or as the models were built."""
+"""Resources of a replica: by the plan of a models.yaml that describes a load, or as the models were built."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from builder.options import BuildSpec
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family:
     """Return the stages of a decoder.
 
-    Raises SpecError and CheckpointError for what is refused before the work begins.
+    Raises SpecError and CheckpointError for options and checkpoints that can be refused before the export.
     """
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
     refuse_draft(spec)

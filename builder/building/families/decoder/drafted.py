@@ -30,11 +30,11 @@ from builder.repository.verdict import Comparison
 from builder.runtime.contract import DRAFT
 from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS
 
-SLOTS = MAX_DECODE_TOKENS // 2  # sequences that guess in one step, at most: each has its own token and a guess
+SLOTS = MAX_DECODE_TOKENS // 2  # at most, of those that guess in one step: each has its own token and a guess
 
 
 def refuse_draft(spec: BuildSpec) -> None:
-    """Raise SpecError if --draft is given and what runs the steps cannot verify a guess."""
+    """Raise SpecError if --draft is given with an engine, executor or target that cannot verify a guess."""
     unable = {
         "--engine auto (name the engine)": spec.engine == "auto",
         f"--executor {spec.executor}": spec.executor != "in-process",

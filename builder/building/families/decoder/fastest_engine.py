@@ -1,4 +1,4 @@
-"""A decoder on the engine that generates most over the samples: `--engine auto`.
+"""A decoder on the engine that generates most tokens a second on the samples: `--engine auto`.
 
 All engines share the export and PyTorch's answers; then each has its own stages (one_engine.py). An engine is left out,
 and the report says why, if it cannot serve this model, or not with these options, or if no precision keeps the quality.

@@ -39,7 +39,7 @@ class DecoderJudge:
     def measure_fp32(self, mapped: bool) -> tuple[MeasuredVariant, DecoderAgreement, float]:
         """Measure the graph in fp32 in every way, and its error on a long row; the weights are in memory once.
 
-        Raises VerificationError for other probabilities than PyTorch's.
+        Raises VerificationError if probabilities differ from PyTorch's.
         """
         long, caches = self.pytorch.long, self.fused.exported.caches
         executors = judging(self.fused.graph, self.engine.spec.build_threads, mapped)
@@ -51,7 +51,7 @@ class DecoderJudge:
     def measure(
         self, name: str, lowered: Lowered, executors: Executors | None = None
     ) -> tuple[MeasuredVariant, DecoderAgreement]:
-        """Measure `lowered` in every way. `executors`: over it, if it is open."""
+        """Measure the size, times and agreement of `lowered`. `executors`: over it, if it is open."""
         executors = executors or self._open(lowered)
         measured, agreement = self.compare(MeasuredVariant(name, lowered.graph.size, {}), lowered, executors)
         return replace(measured, latency_ms=self._latency(lowered, executors)), agreement

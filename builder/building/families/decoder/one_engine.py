@@ -68,7 +68,7 @@ class Decoder:
     rows: tuple[tuple[int, ...], ...]
 
     def export(self) -> DecoderExport:
-        """Return one graph for prefill and decode steps. Raises RepositoryError where the disk has no room for it."""
+        """Return one graph for prefill and decode steps. Raises RepositoryError if the disk is too full for it."""
         require_disk_space(self.memory.weights, GRAPHS)
         return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers)
 
@@ -80,7 +80,7 @@ class Decoder:
         return PyTorchDecoder(answers, long, measured_pytorch(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: DecoderExport) -> FusedDecoder:
-        """Return the fused graph. Raises an error where the release's engine would not run it."""
+        """Return the fused graph. Raises an error if the release's engine cannot run it."""
         return FusedDecoder(exported, self.engine.fuse(exported.graph, self.folder))
 
     def verify(self, fused: FusedDecoder, reference: PyTorchDecoder) -> VerifiedDecoder:

@@ -20,7 +20,7 @@ from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 def decoder_serving(
     checkpoint: Checkpoint, engine: DecodingEngine, memory: ReservedMemory, graph: Graph, caches: Sequence[LayerShape]
 ) -> GenerationServing:
-    """Return what serving.json tells the emitted loop over `graph`."""
+    """Return the settings, for serving.json, of the emitted loop over `graph`."""
     spec, config = engine.spec, checkpoint.model.generation_config
     in_process, template = spec.executor == "in-process", chat_template(checkpoint.tokenizer)
     return generation_serving(

@@ -16,7 +16,7 @@ from builder.options import BuildSpec
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Encoder:
     """Return the stages of an encoder.
 
-    Raises SpecError for an option that it does not have, CheckpointError for a model of several parts or of bytes.
+    Raises SpecError for an option that encoders do not have, CheckpointError for a model of several parts or of bytes.
     """
     generating = {
         "--beams": spec.beams,

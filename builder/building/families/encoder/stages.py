@@ -54,9 +54,9 @@ class Encoder:
     variants: tuple[Variant, ...]
 
     def export(self) -> ExportedEncoder:
-        """Export the graph, after the model's answers to the long rows: its first answers.
+        """Export the graph, after the model has answered the long rows, which must be its first.
 
-        Raises RepositoryError where the disk has no room for the graph.
+        Raises RepositoryError if the disk is too full for the graph.
         """
         checkpoint = self.checkpoint
         require_disk_space(weights_bytes(checkpoint.model), GRAPHS)
@@ -167,7 +167,7 @@ class Encoder:
             return _judged(exact.measured.name, exact.fused, exact.evaluator, exact.pytorch, mapped=False)
 
     def _judged_on_more(self, exact: VerifiedEncoder, stage: Stage) -> VerifiedEncoder:
-        """Return `exact` judged on further samples, where a variant may be served that rounds."""
+        """Return `exact`, judged on further samples if a variant that rounds may be served."""
         evaluator = exact.evaluator
         if all(variant.precision == "fp32" for variant in self.variants) and self.spec.prune is None:
             return exact
@@ -191,7 +191,7 @@ class Encoder:
 def _judged(
     name: str, fused: FusedEncoder, evaluator: Evaluator, pytorch: MeasuredVariant, mapped: bool
 ) -> VerifiedEncoder:
-    """Measure the fused graph in every way. Raises VerificationError where it does not answer as PyTorch does."""
+    """Measure the fused graph in every way. Raises VerificationError if it answers differently from PyTorch."""
     measured, quality = evaluator.measure(name, fused.graph, fused.exported.long, mapped)
     exact = VerifiedEncoder(fused, evaluator, pytorch, measured, quality, mapped)
     if exact.error > TOLERANCE:

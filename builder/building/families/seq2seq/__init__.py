@@ -23,7 +23,7 @@ from builder.runtime.contract import LayerShape
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Seq2Seq:
     """Return the stages of an encoder-decoder.
 
-    Raises SpecError and CheckpointError for what is refused before the work.
+    Raises SpecError and CheckpointError for options and checkpoints that can be refused before the export.
     """
     unusable = {
         "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",

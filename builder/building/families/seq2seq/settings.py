@@ -15,7 +15,7 @@ from builder.common.errors import CheckpointError, SpecError
 from builder.graphs.onnx.graph import ENCODER_FILE
 from builder.runtime.contract import EncoderInput, Language, LayerShape
 
-LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
+LONGEST_ANSWER = 256  # tokens, if neither the user nor the checkpoint sets a number
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def read_settings(
 
 
 def own_prefix(config: PreTrainedConfig) -> str:
-    """Return what transformers' pipelines up to 4.57 put before every text without a language, such as BART's space."""
+    """Return the prefix, such as BART's space, that pipelines of transformers up to 4.57 put before every text."""
     return str(getattr(config, "prefix", None) or "")
 
 
 def source_of(
     checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape], token_budget: int
 ) -> EncoderInput:
-    """Return what serving.json says of texts: their limit, what is put before them, and how answers begin."""
+    """Return the settings of texts, for serving.json: their limit, their prefix, and how answers begin."""
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
     if target is None:

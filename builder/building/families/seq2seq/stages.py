@@ -76,7 +76,7 @@ class Seq2Seq:
     samples: tuple[Mapping[str, Any], ...]
 
     def export(self) -> Seq2SeqExport:
-        """Export an encoder and a decoder step. Raises RepositoryError where the disk has no room for them."""
+        """Export an encoder and a decoder step. Raises RepositoryError if the disk is too full for them."""
         words = self.checkpoint.model.get_input_embeddings().weight.numel() * 4  # each of the two graphs has them
         require_disk_space(self.memory.weights + words, GRAPHS)
         return export_seq2seq(self.checkpoint.model, self.folder, self.settings.beams)
@@ -93,7 +93,7 @@ class Seq2Seq:
     def fuse(self, exported: Seq2SeqExport) -> FusedSeq2Seq:
         """Fuse both graphs and add to the decoder's what beam search and batching beside it need.
 
-        Raises an error where the release's engine would not run the decoder.
+        Raises an error if the release's engine cannot run the decoder.
         """
         encoder, decoder = fuse(exported.encoder, self.folder), fuse(exported.decoder, self.folder)
         vocabulary, beams = vocabulary_of(self.checkpoint.model), self.settings.beams
@@ -148,7 +148,7 @@ class Seq2Seq:
         return Result(entries, self._comparison(choice), self._report(choice, entries))
 
     def _serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:
-        """Return what serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""
+        """Return the settings, for serving.json, of the emitted loop over `graphs`, whose requests have `fields`."""
         spec, settings = self.spec, self.settings
         return generation_serving(
             spec,
