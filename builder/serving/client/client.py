@@ -1,4 +1,4 @@
-"""Client of a running Triton over gRPC: converts values to tensors and back by the model's own metadata."""
+"""Call a running Triton over gRPC, converting values to tensors and back by the model's metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from builder.common.tensors import WIRE_TYPES, to_tensors, to_values
 from builder.runtime.fields import Field
 from builder.serving.client.responses import Responses
 
-IN_PIECES = ("stream", "streaming")  # inputs that ask for pieces: of this project and vLLM, and of TensorRT-LLM
+IN_PIECES = ("stream", "streaming")  # inputs that request pieces: of this project and vLLM, and of TensorRT-LLM
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Signature:
 
     @property
     def in_pieces(self) -> bool:
-        """True if the model has the input `stream`, which requests the answer in pieces, each with the new part."""
+        """True if the model has the input `stream`, which requests the answer as pieces of new text."""
         return any(field.name == "stream" for field in self.inputs)
 
 
@@ -107,7 +107,7 @@ class Client:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Raise ServeError for errors of the server, or if it is gone."""
+        """Raise ServeError for errors of the server and lost connections."""
         try:
             yield
         except InferenceServerException as error:

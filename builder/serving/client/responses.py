@@ -1,15 +1,15 @@
-"""Responses of Triton to one request, on a gRPC stream of its own, and how to end such a request early.
+"""Stream Triton's responses to one request over a gRPC stream of its own, and end the request early if asked to.
 
 If the cancellation of a stream crosses its last response, Triton keeps the request forever, and with it the model
-version and its process: the first request of a stream stays among those in flight until the stream has ended, is marked
-as one whose last callback is awaited, and has had it (server, v2.51.0 to v2.71.0, infer_handler.h,
-IssueRequestCancellation, and stream_infer_handler.cc, StreamInferResponseComplete; a review of pull request 8078 says
-so too). So a stream of a generating model is not cancelled. It stays open for writing until its last response, so that
-a second request can make the model end the first (builder.runtime.generation_model), and it is read to its end.
-TensorRT-LLM's model recognises such a request by its input `stop` and the same id (NVIDIA/TensorRT-LLM,
+version and its process: the first request of a stream stays in flight until the stream has ended and the request,
+marked as waiting for its last callback, has received that callback (server, v2.51.0 to v2.71.0, infer_handler.h,
+IssueRequestCancellation, and stream_infer_handler.cc, StreamInferResponseComplete; see also the review of pull request
+8078). So a stream of a generating model is not cancelled. It stays open for writing until its last response, so that a
+second request can make the model end the first (builder.runtime.generation_model), and it is read to its end.
+TensorRT-LLM's model recognises the second request by its input `stop` and the same id (NVIDIA/TensorRT-LLM,
 triton_backend/all_models/llmapi/tensorrt_llm/1/model.py, handle_stop_request); it then sends the last response only for
 requests that stream. If a model supports neither, or does not answer, the stream is cancelled after all: vLLM's models,
-and models built before this existed, can be kept that way.
+and models built before this protocol existed, can remain in memory that way.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from builder.runtime.fields import CANCEL, CANCEL_COMPANION
 
 OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 LAST, SAY_LAST = "triton_final_response", "triton_enable_empty_final_response"
-PATIENCE_S = 10.0  # for a model that was asked to end a request
-SEPARATOR, ENDING = "#", "#end"  # in ids: after the caller's part, and of the request that ends another
+PATIENCE_S = 10.0  # time for a model to end a request
+SEPARATOR, ENDING = "#", "#end"  # in request ids: follows the caller's part; marks the request that ends another
 STREAMS, STOP, TEXT = "streaming", "stop", "text_input"  # inputs of TensorRT-LLM's model; only that model has the first
 TRUE = b"\x01"
 
@@ -101,7 +101,7 @@ class Responses:
 
 
 def endable(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
-    """Give `request` a unique id, ask for its last response even if empty, and return it."""
+    """Give `request` a unique id, request its last response even if empty, and return it."""
     request.id = f"{request.id.partition(SEPARATOR)[0]}{SEPARATOR}{secrets.token_hex(8)}"
     request.parameters[SAY_LAST].bool_param = True
     return request
@@ -150,7 +150,7 @@ def is_last(message: service_pb2.ModelStreamInferResponse) -> bool:
 
 
 def refuses_to_end(message: service_pb2.ModelStreamInferResponse, request: service_pb2.ModelInferRequest) -> bool:
-    """Return True if the model does not support what `ending` made of `request`.
+    """Return True if the model does not support the request that `ending` returned for `request`.
 
     TensorRT-LLM's ending has the id of `request` itself; Triton names the input that it does not know (core,
     infer_request.cc, Normalize: "unexpected inference input 'stop'").

@@ -12,8 +12,8 @@ from builder.common.samples import load_samples, with_mask
 from builder.serving.client.client import Client
 
 TOKENS = 32  # of an answer
-FIXED = {"truncate": True, "max_tokens": TOKENS, "ignore_eos": True}  # set where the model has these inputs
-AROUND = 8  # tokens that a tokenizer may put around a text
+FIXED = {"truncate": True, "max_tokens": TOKENS, "ignore_eos": True}  # set if the model has these inputs
+AROUND = 8  # allowance for the tokens that a tokenizer adds to a text
 
 
 def samples_for(client: Client, file: Path | None) -> Sequence[Mapping[str, Any]]:
@@ -33,9 +33,9 @@ def samples_for(client: Client, file: Path | None) -> Sequence[Mapping[str, Any]
 
 
 def _fitted(sample: Mapping[str, Any], client: Client) -> Mapping[str, Any]:
-    """Shorten a prompt and its answer to the model's context: half of it for the answer, where it is that short.
+    """Shorten a prompt and its answer to the model's context; in a short context the answer gets half.
 
-    A decoder's prompt loses its last words. An encoder-decoder is asked for an answer that fits, its text is kept.
+    A decoder's prompt loses its last words. An encoder-decoder's text is kept, and its answer shortened.
     """
     limits = {name: int(client.signature.parameters.get(name, 0)) for name in ("max_total_tokens", "max_output_length")}
     total = limits["max_total_tokens"]

@@ -1,4 +1,4 @@
-"""Abandoned calls, whose client disconnected: cancelled where the server can cancel safely, else drained.
+"""Cancel abandoned calls, whose client disconnected, if the server can cancel safely; drain them otherwise.
 
 A call without an answer after ABANDONED_TIMEOUT_S is cancelled in any case, so that a gateway does not keep the calls
 of processes that died. Before release 25.06, a cancellation that meets the answer crashes Triton, or makes it keep the
@@ -24,7 +24,7 @@ ABANDONED_TIMEOUT_S = 600.0
 
 
 class AbandonedCalls:
-    """Waits for calls, and drains or cancels the abandoned ones.
+    """Tracks calls, and drains or cancels the abandoned ones.
 
     `version`: returns the server's version, such as "2.51.0"; "" if it does not answer.
     """
@@ -65,7 +65,7 @@ class AbandonedCalls:
         return task
 
     async def _drain(self, running: asyncio.Future[Any]) -> None:
-        """Cancel a call if the server can do that safely, and wait for its end."""
+        """Cancel a call if the server can cancel safely, and wait for its end."""
         self.server_version = self.server_version or await self.version()
         if version_tuple(self.server_version) >= SAFE_CANCEL_VERSION:
             running.cancel()

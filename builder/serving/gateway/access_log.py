@@ -1,4 +1,4 @@
-"""Outermost middleware: request ids, access log, metrics, and draining before the gateway stops."""
+"""Provide the outermost middleware: request ids, access log, metrics, and draining before the gateway stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admin route that starts, renews or ends a canary."""
+"""Serve the admin route, which starts, renews or ends a canary."""
 
 from __future__ import annotations
 

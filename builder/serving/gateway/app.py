@@ -1,4 +1,4 @@
-"""Routes and their middleware, as a pure ASGI application: no task stands between a streamed step and its client."""
+"""Define routes and middleware as a pure ASGI application, without a task between a streamed step and its client."""
 
 from __future__ import annotations
 

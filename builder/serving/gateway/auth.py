@@ -1,4 +1,4 @@
-"""Access control: bearer keys, and limits of requests and tokens a minute for each key."""
+"""Control access: bearer keys, and limits of requests and tokens a minute for each key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of an inference backend: Triton, a canary, models loaded on demand, replicas on Ray."""
+"""Define the interface of an inference backend: Triton, a canary, models loaded on demand, replicas on Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detects calls that Triton will never answer: it keeps a model's requests when the model's process dies.
+"""Detect calls that Triton will never answer: it keeps a model's requests when the model's process dies.
 
 Requests in execute() fail with an error, but requests that a front answers later are dropped silently (python_backend,
 src/python_be.cc, ProcessRequests). The only sign is that the model is not ready until its process has been restarted.
@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 READY_CHECK_INTERVAL_S = 0.5  # between two readiness checks of a model with pending calls
-LOST_AFTER_S = 60.0  # after a model was last not ready, its earlier calls are lost
+LOST_AFTER_S = 60.0  # a call is lost if its model was last not ready this long ago, after the call was sent
 UNSTARTED_STREAM_LOST_AFTER_S = 300.0  # the same for a stream without output, which may be a complete answer
-SILENT_STREAM_LOST_AFTER_S = 60.0  # without output of a started stream, if its model was not ready meanwhile
+SILENT_STREAM_LOST_AFTER_S = 60.0  # silence after which a started stream is lost, if its model was not ready meanwhile
 
 IsReady = Callable[[], Awaitable[bool]]
 

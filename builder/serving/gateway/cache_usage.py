@@ -1,4 +1,4 @@
-"""Cache usage of the generating models, as Triton reports it. Endpoint pickers choose by it.
+"""Read the cache usage of the generating models from Triton. Endpoint pickers choose by it.
 
 Source: the Gateway API's inference extension, docs/proposals/003-model-server-protocol; the name is vLLM's.
 """

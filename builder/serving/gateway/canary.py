@@ -1,4 +1,4 @@
-"""Canary: sends a share of a model's requests to another version of it and compares the results.
+"""Run a canary: send a share of a model's requests to another version of it and compare the results.
 
 The candidate version is a separate Triton model (builder/serving/promotion/promote.py). If the candidate fails before
 its first answer, the model itself answers, so clients see no failure of the candidate; a stream that has started cannot

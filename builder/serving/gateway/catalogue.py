@@ -1,4 +1,4 @@
-"""Cached catalogue of a Triton's models, refreshed regularly: which are ready, and which are reloading."""
+"""Cache a catalogue of Triton's models, refreshed regularly: which are ready, and which are reloading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels of texts with their scores, for all classification routes, and scores without sigmoid or softmax."""
+"""Classify texts for all classification routes, with scores or raw logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/embed and /v2/embed, as Cohere's clients send them: vectors in several types at once.
+"""Serve POST /v1/embed and /v2/embed, as Cohere's clients send them: vectors in several types at once.
 
 Source: https://docs.cohere.com/reference/embed
 """

@@ -1,4 +1,4 @@
-"""Limit of concurrent requests to a model.
+"""Limit the concurrent requests to a model.
 
 A generating model has its own queue, which refuses at once. An encoder's front model checks its queue only once a
 second while it is busy, so the gateway refuses the excess request immediately.

@@ -1,4 +1,4 @@
-"""One request in progress: its client, its body and the facts collected so far."""
+"""Hold the state of a request in progress: its client, its body and the facts collected so far."""
 
 from __future__ import annotations
 

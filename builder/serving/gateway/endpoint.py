@@ -1,4 +1,4 @@
-"""Endpoint of one route: reads and validates a body, answers, and stops when its client disconnects."""
+"""Serve one route: read and validate a body, answer, and stop when the client disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of the API: a status and OpenAI's error object.
+"""Define the errors of the API: a status and OpenAI's error object.
 
 Source of the shape: https://platform.openai.com/docs/guides/error-codes
 """

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with a time limit for receiving a request.
+"""Extend uvicorn's HTTP/1.1 protocol by a time limit for receiving a request.
 
 uvicorn only limits how long a connection may be idle after an answer: one that sends no request, half of its headers or
 half of its body would stay open forever.

@@ -1,4 +1,4 @@
-"""Writes responses, as JSON or as server-sent events, in plain ASGI, and reads JSON.
+"""Write responses, as JSON or as server-sent events, in plain ASGI, and read JSON.
 
 Source of the events' format: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """

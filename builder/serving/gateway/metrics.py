@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway, with vLLM's and TEI's names where they mean the same.
+"""Record the gateway's Prometheus metrics, with vLLM's and TEI's names where they mean the same.
 
 Sources: https://docs.vllm.ai/en/latest/usage/metrics.html, https://huggingface.co/docs/text-embeddings-inference
 """

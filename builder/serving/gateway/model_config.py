@@ -1,4 +1,4 @@
-"""Reads models from their ModelConfig, and from the hosted.json of a shared front."""
+"""Read models from their ModelConfig, and from the hosted.json of a shared front."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that clients may name, and how a request selects one."""
+"""Define the models that clients may name, and select one for a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAPI document of the gateway, generated from the table that also defines its routes.
+"""Generate the gateway's OpenAPI document from the table that also defines its routes.
 
 Source: https://spec.openapis.org/oas/v3.1.0
 """
@@ -24,7 +24,7 @@ STREAMS = "text/event-stream"
 class ApiRoute:
     """One route. `schema` validates its body, None if it takes none; `bodies` are documented in its place.
 
-    `errors`: the shapes of its errors, the route's own first. `documented`: False for a route that is not for clients.
+    `errors`: the shapes of its errors, the route's own first. `documented`: False for an internal route.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""Requests and answers of Hugging Face's pipelines, as huggingface_hub's InferenceClient sends and reads them.
+"""Convert requests and answers of Hugging Face's pipelines, as huggingface_hub's InferenceClient sends and reads them.
 
 Source: https://github.com/huggingface/huggingface.js, packages/tasks/src/tasks/*/spec
 """

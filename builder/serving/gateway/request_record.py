@@ -1,4 +1,4 @@
-"""Record of a request and its answer so far, for the access log and the metrics."""
+"""Record a request and its answer so far, for the access log and the metrics."""
 
 from __future__ import annotations
 

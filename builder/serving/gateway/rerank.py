@@ -1,6 +1,6 @@
-"""POST /v1/rerank, /v2/rerank and /rerank, as Cohere's and Jina's clients send them: documents by relevance to a query.
+"""Serve POST /v1/rerank, /v2/rerank and /rerank, as Cohere's and Jina's clients send them.
 
-A body with `texts` is TEI's, and answered in TEI's shape: tei.py.
+They rank documents by their relevance to a query. A body with `texts` is TEI's, and answered in TEI's shape: tei.py.
 Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker, and TEI's OpenAPI document.
 """
 

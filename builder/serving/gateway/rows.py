@@ -1,4 +1,4 @@
-"""Sends many rows to a model that answers once, in as few concurrent requests as its batch size allows."""
+"""Send many rows to a model that answers once, in as few concurrent requests as its batch size allows."""
 
 from __future__ import annotations
 

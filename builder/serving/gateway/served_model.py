@@ -1,4 +1,4 @@
-"""A model that clients can use, as its config.pbtxt describes it."""
+"""Describe a model that clients can use, from its config.pbtxt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServedModel:
 
     @property
     def max_input_length(self) -> int | None:
-        """Maximum number of tokens of one text; None if the model does not state it."""
+        """Maximum number of tokens of one text; None if the model does not declare it."""
         return self._number("max_input_length")
 
     @property

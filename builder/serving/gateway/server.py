@@ -1,4 +1,4 @@
-"""Process of the gateway: uvicorn, which drains running requests before it stops."""
+"""Run the gateway's process: uvicorn, which drains running requests before it stops."""
 
 from __future__ import annotations
 

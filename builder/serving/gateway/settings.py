@@ -1,4 +1,4 @@
-"""Settings of a gateway."""
+"""Define the settings of a gateway."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GatewaySettings:
     max_waiting: int = 256  # requests of one model that answers once; further ones get 429
     timeout_s: float = 600.0  # of one request, from its first byte to its last
     body_timeout_s: float = 30.0
-    drain_s: float = 60.0  # time for running requests once the gateway is told to stop
+    drain_s: float = 60.0  # time for running requests after the signal to stop
     cors: tuple[str, ...] = field(default=())  # origins whose pages may send requests
     forward_traces: bool = False  # forward `traceparent` to Triton
     triton_metrics: str | None = None  # URL of Triton's metrics, for the cache usage; None: /metrics omits it

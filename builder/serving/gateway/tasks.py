@@ -1,4 +1,4 @@
-"""POST /v1/tasks/TASK and /models/NAME: every task with its own inputs, in the shape of Hugging Face's pipelines.
+"""Serve POST /v1/tasks/TASK and /models/NAME: any task with its own inputs, in the shape of Hugging Face's pipelines.
 
 {"model": "names", "inputs": "text" | {input: value} | [either, ...], "parameters": {option: value}}
 """

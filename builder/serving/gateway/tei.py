@@ -1,4 +1,4 @@
-"""Routes of Text Embeddings Inference (TEI), for its clients.
+"""Serve the routes of Text Embeddings Inference (TEI) to its clients.
 
 They are /, /embed, /embed_all, /embed_sparse, /predict, /rerank, /similarity and /info. Requests name no model, so
 either there is one model of the kind, or the body names one in `model`.

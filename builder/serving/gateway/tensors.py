@@ -1,4 +1,4 @@
-"""Converts JSON values to and from the bytes of Triton's tensors, in raw_input_contents and raw_output_contents.
+"""Convert JSON values to and from the bytes of Triton's tensors, in raw_input_contents and raw_output_contents.
 
 Source: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/README.html
 """

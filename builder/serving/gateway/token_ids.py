@@ -1,8 +1,8 @@
-"""Converts token ids of OpenAI's tokenisers, sent by clients, to text: the models here have other tokenisers.
+"""Convert token ids of OpenAI's tokenisers, sent by clients, to text: the models here have other tokenisers.
 
-LangChain's OpenAIEmbeddings tokenises texts with cl100k_base, whatever the model, and sends the ids. Only the
-vocabulary file tells what they mean: tiktoken's, with a token in base64 and its number on each line.
-Source: https://github.com/openai/tiktoken, tiktoken/load.py.
+LangChain's OpenAIEmbeddings tokenises texts with cl100k_base, whatever the model, and sends the ids. Only tiktoken's
+vocabulary file, with a token in base64 and its number on each line, defines these ids. Source:
+https://github.com/openai/tiktoken, tiktoken/load.py.
 """
 
 from __future__ import annotations

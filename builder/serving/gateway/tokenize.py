@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /decode: the tokens of a text, and the text of tokens.
+"""Serve POST /tokenize, /detokenize and /decode: the tokens of a text, and the text of tokens.
 
 The models tokenise, by their input `tokenize`. A body with `inputs` is TEI's, one with `prompt` or `messages` vLLM's.
 Sources: https://huggingface.github.io/text-embeddings-inference, and vLLM's entrypoints/serve/tokenize/protocol.py.

@@ -1,4 +1,4 @@
-"""Asynchronous gRPC client of Triton: one connection to each address behind its name, one call per request.
+"""Call Triton asynchronously over gRPC: one connection to each address behind its name, one call per request.
 
 A request to a streaming model has a gRPC stream of its own (builder.serving.gateway.triton_stream), on an existing
 connection, so opening it costs no round trip. A background task finishes a stream once its last response has come or
@@ -36,7 +36,7 @@ CHANNEL_OPTIONS = (
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 30.0  # of calls that need no inference
 CLOSE_TIMEOUT_S = 10.0  # for abandoned calls when the client closes
-ATTEMPTS = 2  # of a request that was lost unanswered: repeating it has no side effects
+ATTEMPTS = 2  # of a request that was lost before its first answer: repeating it has no side effects
 LOADED_STATES = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 TIMED_OUT = ("time was over", "Request timeout expired")
@@ -152,7 +152,7 @@ class Triton:
         raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
 
     async def _is_ready(self, name: str, version: str) -> bool:
-        """Return True if a model is ready, or the server does not say, since it then ends its calls itself."""
+        """Return True if a model is ready, or if the server does not answer: its calls then fail by themselves."""
         try:
             return await self.is_model_ready(name, version)
         except ApiError as error:
@@ -222,7 +222,7 @@ def _lost(reason: str) -> ApiError:
 
 
 def stream_error(message: str) -> ApiError:
-    """Return the error for an error text of a stream: the request's fault, unless the text is one of the server's."""
+    """Return the error for an error text of a stream: the request's fault, unless the text is a known server error."""
     return _known_error(message) or ApiError(500 if any(text in message for text in SERVER_ERRORS) else 400, message)
 
 

@@ -1,7 +1,7 @@
-"""A streamed request on a gRPC stream of its own, which ends without being cancelled.
+"""Send a streamed request on a gRPC stream of its own, which ends without being cancelled.
 
-builder.serving.client.responses says why, and how a request is ended early. Cancelling a caller that waits leaves the
-stream alone; ending it needs a task of its own.
+builder.serving.client.responses explains why, and how a request is ended early. Cancelling a caller that waits leaves
+the stream alone; ending it needs a task of its own.
 """
 
 from __future__ import annotations

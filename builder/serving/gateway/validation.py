@@ -1,4 +1,4 @@
-"""Bases of request bodies, and pydantic's errors as one sentence that names the wrong field. Knows no route."""
+"""Provide base classes of request bodies, and format pydantic's errors as one sentence with the wrong field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of texts, for all embedding routes: their size, length, similarity and base64."""
+"""Embed texts for all embedding routes: size, scale, compare and encode their vectors."""
 
 from __future__ import annotations
 

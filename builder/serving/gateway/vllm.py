@@ -1,4 +1,4 @@
-"""POST /score, /v1/score, /classify and /pooling, as vLLM's clients send them to models that do not generate.
+"""Serve POST /score, /v1/score, /classify and /pooling, as vLLM's clients send them to models that do not generate.
 
 Sources: vLLM's entrypoints/pooling/{scoring,classify,pooling}/protocol.py.
 """
@@ -155,7 +155,7 @@ async def _arrays(context: RequestContext, model: ServedModel, body: PoolingRequ
 
 
 def _pooled(model: ServedModel) -> str | None:
-    """Return vLLM's name for what the model answers for a text; None if it has none."""
+    """Return vLLM's name for the model's kind of output; None if it has none."""
     if model.is_embedder:
         return "embed"
     return "token_embed" if is_token_embedder(model) else "classify" if is_classifier(model) else None

@@ -30,8 +30,8 @@ from builder.serving.load.record import LoadMeasurement, LoadTestRun
 from builder.serving.load.statistics import statistics_between
 from builder.serving.load.traffic import Level, Target
 
-SAMPLES_SENT = 512  # samples that perf_analyzer has before it starts over
-MIN_WINDOWS = 3  # perf_analyzer measures at least so many, one after the other
+SAMPLES_SENT = 512  # samples in perf_analyzer's input, which it repeats
+MIN_WINDOWS = 3  # perf_analyzer measures at least this many windows in a row
 TIMEOUT_FACTOR = 20.0  # times the expected duration of a measurement: beyond it, perf_analyzer hangs
 MAX_ATTEMPTS = 3  # perf_analyzer 2.51 sometimes breaks off while it writes a stream's requests
 
@@ -48,7 +48,7 @@ def load_test(
     seconds: float = 6.0,
     p99_ms: float | None = None,
 ) -> LoadTestRun:
-    """Drive the models `targets` at `url` together, at each of `levels`, `repeats` times for `seconds` each.
+    """Send load to the models `targets` at `url` together, at each of `levels`, `repeats` times for `seconds` each.
 
     A ramp ends after the first level that the server refuses, or at which the p99 of any model exceeds `p99_ms`;
     for a stream that is the p99 to its first token.
@@ -84,7 +84,7 @@ def _exceeded_limit(loads: Sequence[LoadMeasurement], level: Level, limit_ms: fl
 
 
 def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0) -> list[LoadMeasurement]:
-    """Drive all `targets` together, once, for `seconds` after perf_analyzer's own warm-up. Returns a Load for each.
+    """Measure all `targets` together for `seconds`, after perf_analyzer's warm-up; return a measurement of each.
 
     `seed` draws the order of the samples, and the times at which the requests of a rate are sent. Repeated if
     perf_analyzer ends too early.
@@ -126,7 +126,7 @@ def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, 
 def _command(
     client: Client, samples: Sequence[Mapping[str, Any]], level: Level, seconds: float, seed: int, folder: Path
 ) -> list[str]:
-    """Return perf_analyzer's options. Writes its input to `folder`, where it will write its results too."""
+    """Return perf_analyzer's options. Writes its input to `folder`, where it also writes its results."""
     data = folder / f"{client.name}.input.json"
     data.write_text(json.dumps(_input_data(in_random_order(samples, seed), client.signature.inputs)), "utf-8")
     command = ["-m", client.name, "-u", client.url, "-i", "grpc", "--input-data", str(data)]

@@ -46,7 +46,7 @@ class RelativeChange:
 
     @property
     def sure(self) -> bool:
-        """True if the interval excludes 0, so that something did change."""
+        """True if the interval excludes 0."""
         return self.half is not None and abs(self.share) > self.half
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The real perf_analyzer: from PATH, or from a tritonclient wheel together with the libraries it needs.
+"""Find perf_analyzer: on PATH, or in a tritonclient wheel, together with the libraries it needs.
 
 PyPI's package perf-analyzer is empty; the manylinux wheels of tritonclient contain the program. Version 2.51 runs on
 glibc 2.34 and later, and needs libcudart.so.12 and libb64.so.0d, which the nvidia-pytriton wheel contains.

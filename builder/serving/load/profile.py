@@ -54,7 +54,7 @@ def from_csv(text: str) -> ClientFigures:
 
 
 def from_export(document: Mapping[str, Any]) -> ClientFigures:
-    """Compute the figures of a `--profile-export-file` from requests whose last response is in its windows.
+    """Compute the figures of a `--profile-export-file` from the requests whose last response is within its windows.
 
     Raises ServeError if there is no such request.
     """

@@ -54,7 +54,7 @@ class LoadTestRun:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a Load, which may lack it. `higher`: True if more is better; None if neither is."""
+    """One number of a measurement, which may lack it. `higher`: True if more is better; None if neither is."""
 
     title: str
     of: Callable[[LoadMeasurement], float | None]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from builder.common.errors import SpecError
 
-SHARE = ":"  # between the name of a model and its share; names do not have it
+SHARE = ":"  # separates the name of a model, which cannot contain it, from its share
 MAX_LEVELS = 100
 
 

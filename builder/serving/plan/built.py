@@ -1,4 +1,4 @@
-"""Plan of a model as it was built: the arithmetic for the settings in its repository."""
+"""Plan a model as it was built: the arithmetic for the settings in its repository."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _encoder(repository: Path, name: str, needs: ModelNeeds, serving: EncoderSer
 
 
 def _threads_said(config: model_config_pb2.ModelConfig, instances: int) -> int:
-    """Return the threads of one instance of an engine that is a Triton model; 0 if none are stated.
+    """Return the threads of one instance of an engine that is a Triton model; 0 if none are configured.
 
     All instances share OpenVINO's threads.
     """

@@ -1,4 +1,4 @@
-"""Arithmetic of an encoder, whose batches form by themselves while the previous one runs.
+"""Plan an encoder, whose batches form by themselves while the previous one runs.
 
 A request waits for the running batch, then for its own. That is a batch-service queue without a delay (Neuts, 1967);
 builder.serving.plan.waiting simulates it.
@@ -73,7 +73,7 @@ class Arrivals:
 
 
 def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) -> SpeedPlan:
-    """Choose the largest batch and how it is cut, if the texts leave time for more of them."""
+    """Choose the largest batch and the cutting of batches, unless the texts overload the instances."""
     arrivals = Arrivals(load.requests_per_s * load.texts / capacity.instances, cost.part * load.tokens)
     lines, cores = _cost_lines(capacity, load, needs, cost, arrivals), arrivals.share * capacity.cores
     if arrivals.share > MAX_UTILISATION:

@@ -1,4 +1,4 @@
-"""Arithmetic of a decode loop, in which prompts and steps share one engine, and running answers share each step.
+"""Plan a decode loop, in which prompts and steps share one engine, and running answers share each step.
 
 While R answers run, a step takes a + b R ms and gives R tokens. As many answers run at once as are needed to give the
 requested tokens in the time that prompts leave (Little's law).
@@ -92,7 +92,7 @@ class _Demand:
     @property
     def busy(self) -> float:
         """Share of the time in which the loop works."""
-        shared = max(1.0, self.running)  # answers per step: an answer that runs now and then has its steps to itself
+        shared = max(1.0, self.running)  # answers per step; an answer that runs alone has steps to itself
         return min(1.0, (self.prompts + self.tokens * self.cost.step.ms(shared) / shared) / 1000)
 
 

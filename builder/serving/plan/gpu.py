@@ -1,7 +1,7 @@
-"""Arithmetic of a model on GPUs: what it takes on each card, and how many instances fit.
+"""Plan a model on GPUs: the memory that it takes on each card, and how many instances fit.
 
-Weights and caches are those of the build; CUDA's share is what others have measured. It says nothing about speed: none
-was measured on a GPU, and nothing here was run on one.
+Weights and caches are those of the build; CUDA's share is from published measurements. The plan does not include speed,
+since none was measured on a GPU, and the plan itself was not tried on one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readable arithmetic: a quantity, the formula with its numbers, the result."""
+"""Define the lines of a plan: a quantity, the formula with its numbers, the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class SpeedPlan:
-    """Consequences of a measured speed. `cores`: kept busy; `rows`: an encoder's batch, or the slots of a loop."""
+    """Consequences of a measured speed. `cores`: busy cores; `rows`: an encoder's batch, or the slots of a loop."""
 
     lines: Sequence[PlanLine]
     settings: Mapping[str, object]
@@ -30,9 +30,9 @@ class SpeedPlan:
 class ModelPlan:
     """Plan of one model.
 
-    `settings`: keys of models.yaml, dotted, and their values. `lacking`: one sentence for each thing that the load
-    would need, empty if it can be served. `cores`: the number that its texts and tokens alone keep busy. `memory`,
-    `shm`: bytes. `gpu_memory`: bytes on each card, by its number.
+    `settings`: keys of models.yaml, dotted, and their values. `lacking`: one sentence for each missing resource; empty
+    if the load can be served. `cores`: the number that its texts and tokens alone keep busy. `memory`, `shm`: bytes.
+    `gpu_memory`: bytes on each card, by its number.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""All models of a machine together: whether they fit, and what the container that serves them needs."""
+"""Plan all models of a machine together: whether they fit, and what the container that serves them needs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SHARED_MEMORY = Path("/dev/shm")
 class MachinePlan:
     """Totals of a machine.
 
-    `lacking`: one sentence for each thing that does not fit. `shm`, `memory`, `response_cache`: bytes. `gpus`: number
-    of cards, from the first to the last that a model is on.
+    `lacking`: one sentence for each missing resource. `shm`, `memory`, `response_cache`: bytes. `gpus`: number of
+    cards, from the first to the last that a model is on.
     """
 
     lines: tuple[PlanLine, ...]
@@ -61,7 +61,7 @@ class _ReplacedList(list[object]):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that supports such lists."""
+    """Dumper that supports _ReplacedList."""
 
 
 _Dumper.add_representer(_ReplacedList, lambda dumper, entry: dumper.represent_sequence("!override", entry))

@@ -1,4 +1,4 @@
-"""Needs of a model: its sizes, from its repository or its checkpoint's config, and its speed, from its build."""
+"""Read a model's needs: its sizes, from its repository or its checkpoint's config, and its speed, from its build."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STRING = 64  # bytes of a text in an answer, such as a label or a name
 class ModelNeeds:
     """Sizes and speeds of a model.
 
-    `weights`: bytes of one instance. `length`: tokens of a text or of a slot. `cross`: what an encoder-decoder reads,
-    over `source` tokens. `draft`: bytes of the draft model, its cache included. `activations`: bytes that the largest
-    call of one instance computes on a GPU, and `activated` the formula for them.
+    `weights`: bytes of one instance. `length`: tokens of a text or of a slot. `cross`: layers of cross-attention, over
+    `source` tokens. `draft`: bytes of the draft model, its cache included. `activations`: bytes that the largest call
+    of one instance computes on a GPU, and `activated` the formula for them.
     """
 
     kind: Literal["encoder", "generation"]

@@ -1,6 +1,6 @@
-"""Division of models among N pods: all of them in each, with the requests divided, or the models themselves.
+"""Divide models among N pods: all models in each pod, which share the requests, or each model in one pod.
 
-The models are divided if one pod has no room for all.
+The models are divided if they do not all fit into one pod.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from builder.serving.plan.process import all_gpu_memory, all_memory, all_shared_
 class PodSize:
     """Resources for Triton in a pod.
 
-    `memory`, `shm`: bytes. `shm`: None if /dev/shm is made as large as needed. `gpus`: bytes of each card.
+    `memory`, `shm`: bytes. `shm`: None if /dev/shm is sized as needed. `gpus`: bytes of each card.
     """
 
     cores: float
@@ -53,7 +53,7 @@ class Pod:
 def divide_models(
     plans: Sequence[ModelPlan], pods: int, size: PodSize
 ) -> tuple[tuple[Pod, ...], tuple[ModelPlan, ...]]:
-    """Put each model into the first of `pods` pods with room, the largest first; also return those that fit nowhere.
+    """Put each model, the largest first, into the first of `pods` pods where it fits; also return the rest.
 
     This is first-fit decreasing (Johnson, Near-optimal bin packing algorithms, 1973).
     """

@@ -1,4 +1,4 @@
-"""Memory and shared memory that a Python process of Triton takes besides the model."""
+"""Compute the memory and shared memory that a Python process of Triton takes besides the model."""
 
 from __future__ import annotations
 

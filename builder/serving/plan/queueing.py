@@ -1,4 +1,4 @@
-"""A plan's note about the queue of an encoder: its limits, and which component enforces them."""
+"""Describe the queue of an encoder in a plan: its limits, and which component enforces them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time of an engine as a line fitted to a build's measurements: a cost per call, and one per part of it."""
+"""Fit an engine's time by a line to a build's measurements: a cost per call, and one per part of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Needs of a model that was not built, from its checkpoint's config: the shapes of its weights and cache."""
+"""Compute the needs of an unbuilt model from its checkpoint's config: the shapes of its weights and cache."""
 
 from __future__ import annotations
 

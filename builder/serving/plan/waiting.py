@@ -1,8 +1,8 @@
-"""Simulation of how long requests wait for batches that form by themselves, with many requests at random times.
+"""Simulate how long requests at random times wait for batches that form by themselves.
 
 A request that arrives while a batch runs joins the next one, which the front cuts into padded calls of texts of similar
-length. That queue has no closed form for texts of unequal length, so 20,000 requests stand for it, always the same
-ones: 200 of them are slower than their p99. With several texts per request there are fewer.
+length. That queue has no closed form for texts of unequal length, so 20,000 simulated requests, always the same ones,
+estimate it: 200 of them are slower than their p99. With several texts per request there are fewer requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Canary of a version: a gateway sends it a share of the real requests, and it ends early if the version does worse.
+"""Run a canary of a version: a gateway sends it a share of the real requests; end it early if the version does worse.
 
-Knows the gateway's order and its counts (builder/serving/gateway/canary.py); knows no models.
+Knows the gateway's admin route and its counts (builder/serving/gateway/canary.py); knows no models.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CanaryShare:
     share: float
 
     def order(self, share: float) -> CanaryFigures:
-        """Order this share from the gateway for the next seconds and return its counts. Raises ServeError."""
+        """Request this share of the gateway for the next seconds and return its counts. Raises ServeError."""
         body = {"model": self.model, "candidate": self.candidate, "versions": self.versions, "share": share}
         headers = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
         request = urllib.request.Request(f"{self.url}/admin/canary", json.dumps(body).encode(), headers)
@@ -99,7 +99,7 @@ def watch(
 ) -> tuple[CanaryFigures, list[str]]:
     """Run a canary for `seconds`, or until the candidate does worse. Returns the counts and the reasons against it.
 
-    The candidate has no share afterwards. `order`: that of a CanaryShare.
+    The candidate has no share afterwards. `order`: the method of a CanaryShare.
     """
     end = time.monotonic() + seconds
     try:

@@ -1,4 +1,4 @@
-"""Tries a version beside the running one, on the same server, before it takes that version's place.
+"""Try a version beside the running one, on the same server, before it replaces that version.
 
 The candidate is a set of links to its files under another name, so clients of the model never get its answers. Both
 versions answer the samples in turn. A lock keeps the model unchanged meanwhile; other models of the repository may
@@ -28,7 +28,7 @@ from builder.repository.versions import CONFIG, as_candidate, entry_names
 from builder.serving.client.client import Client
 from builder.serving.server.control import Control
 
-ROUNDS = 3  # of all samples, in turn
+ROUNDS = 3  # repetitions of all samples
 CANDIDATE_DRAIN_S = 60.0  # for the last request of a candidate
 REQUEST_ID = re.compile(r"\[request id: [^\]]*\] ")  # in Triton's errors
 GREEDY = {"temperature": 0.0, "num_beams": 1, "n": 1, "logprobs": 0}  # with logprobs, an answer names its tokens
@@ -46,7 +46,7 @@ class OutputMatch:
 
 @dataclass(frozen=True)
 class PromotionLimits:
-    """Where a candidate is refused: less `agreement`, scores further apart than `tolerance`, or `slower` than that."""
+    """Limits of a candidate: least `agreement`, `tolerance` of its scores, and at most `slower` times the time."""
 
     agreement: float
     tolerance: float
@@ -98,7 +98,7 @@ class PromotionTrial:
 
     @property
     def apart(self) -> tuple[float, str] | None:
-        """Return the distance of the scores and where it is largest; None for answers without scores."""
+        """Return the distance of the scores and its output; None for answers without scores."""
         scored = [match.numbers for match in self.agreements if match.numbers]
         return relative_distance(scored) if scored else None
 
@@ -227,10 +227,10 @@ def greedy(sample: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 def same_tokens(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> OutputMatch:
-    """Compare the tokens of two greedy answers up to the first difference: until there both had read the same text.
+    """Compare the tokens of two greedy answers up to the first difference: before it, both versions read the same text.
 
-    Later tokens say nothing, since they follow different texts. The share is thus that of next-token agreement. If
-    answers do not name their tokens, their texts are compared instead.
+    Later tokens follow different texts and are not compared. So the share is next-token agreement. If answers do not
+    name their tokens, their texts are compared instead.
     """
     if "logprobs_output" not in expected or "logprobs_output" not in actual:
         return OutputMatch(float(expected["text_output"] == actual["text_output"]))

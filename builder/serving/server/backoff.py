@@ -1,11 +1,11 @@
-"""Exponential backoff of a process or model that fails repeatedly."""
+"""Compute exponential delays before the restarts of a process or model that fails repeatedly."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-MAX_RESTARTS = 5  # in a row
+MAX_RESTARTS = 5  # consecutive failures
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Switches a running Triton to another version of a model by model control, without failed requests.
+"""Switch a running Triton to another version of a model by model control, without failed requests.
 
 Triton loads a version, lets it answer, and ends the earlier one when its last request is answered (core,
 model_lifecycle.cc, OnLoadFinal and GetModel). A front calls the engine of its own version, so the engine gets both
@@ -159,7 +159,7 @@ class Control:
             ) from error
 
     def unload(self, model: str, patience_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Unload a model and wait until it is gone."""
+        """Unload a model and wait until no version is left."""
         try:
             self._client.unload_model(model, client_timeout=LOAD_TIMEOUT_S)
         except InferenceServerException as error:

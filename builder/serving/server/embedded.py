@@ -1,4 +1,4 @@
-"""The tritonserver in the nvidia-pytriton wheel: its location, and the command that starts it.
+"""Locate the tritonserver in the nvidia-pytriton wheel, and build the command that starts it.
 
 The backends and the Python that it needs go to a folder of their own. Knows files; starts nothing.
 """

@@ -1,4 +1,4 @@
-"""Runs a gateway beside a server, in its own process, and restarts it when it ends by itself."""
+"""Run a gateway beside a server, in its own process, and restart it when it ends by itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gateway(triton: str, host: str, port: int, *more: str) -> Iterator[Process]:
 def kept_gateway(
     triton: str, host: str, port: int, *more: str, say: Callable[[str], None], poll_s: float = POLL_S
 ) -> Iterator[None]:
-    """Run a gateway and restart it if it ends by itself, up to a limit; check every `poll_s`, report to `say`."""
+    """Run a gateway and restart it if it ends by itself, up to a limit; check every `poll_s`. `say` prints a line."""
     start = partial(_start, triton, host, port, *more)
     process = start()
     try:

@@ -1,6 +1,6 @@
-"""Sends a Triton inference requests regularly, and kills a server whose process lives but does not answer.
+"""Send inference requests to a Triton regularly, and kill a server whose process lives but does not answer.
 
-The watcher of the process restarts it. builder.repository.liveness explains why only an inference will do.
+The watcher of the process restarts it. builder.repository.liveness explains why it takes an inference to find out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from builder.serving.server.triton import TritonServer
 
 PERIOD_S = 2.0
 REQUEST_TIMEOUT_S = 8.0  # of one request
-MAX_TIMEOUTS = 2  # in a row: a silent server is killed MISSES * (PERIOD_S + DEADLINE_S) = 20 s after its last answer
+MAX_TIMEOUTS = 2  # in a row: a silent server is killed 20 s after its last answer, 2 * (PERIOD_S + REQUEST_TIMEOUT_S)
 MAX_SILENCE_S = EXIT_TIMEOUT_S + 5  # a server that refuses may be draining, or reloading the liveness model
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -31,7 +31,7 @@ CHANNEL_OPTIONS = (
 class Heartbeat(threading.Thread):
     """Thread that sends requests to `server`, which has the liveness model, and kills it if it is silent.
 
-    `say` is told.
+    `say` prints a line.
     """
 
     def __init__(self, server: TritonServer, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Extracts from Triton's log why the server ended."""
+"""Extract from Triton's log why the server ended."""
 
 from __future__ import annotations
 

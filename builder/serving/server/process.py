@@ -1,4 +1,4 @@
-"""Runs a program in a process group of its own, reads its output, and leaves no process of the group behind.
+"""Run a program in a process group of its own, read its output, and leave no process of the group behind.
 
 Knows nothing about what the program does.
 """
@@ -18,8 +18,8 @@ from typing import IO, Any
 from builder.common.processes import PROC
 
 MAX_LOG_LINES = 10_000  # kept in memory
-READ_TIMEOUT_S = 10.0  # to read the last output of a program that ended
-KILL_TIMEOUT_S = 10.0  # for killed processes to disappear
+READ_TIMEOUT_S = 10.0  # time to read the last output of a program that ended
+KILL_TIMEOUT_S = 10.0  # time for killed processes to disappear
 PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
@@ -55,7 +55,7 @@ def process_group(
 def _keep_lines(output: IO[str], log: list[str], echo: Callable[[str], None] | None) -> None:
     """Read the output to its end and close it here.
 
-    Closing a stream that another thread reads would wait until its last writer is gone.
+    Closing a stream that another thread reads would wait for its last writer to end.
     """
     with output:
         for line in output:

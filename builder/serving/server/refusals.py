@@ -1,4 +1,4 @@
-"""Checks that refuse to start the embedded Triton, each with the remedy."""
+"""Refuse to start the embedded Triton where it cannot work, each time with the remedy."""
 
 from __future__ import annotations
 

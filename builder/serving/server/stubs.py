@@ -1,4 +1,4 @@
-"""The processes of a Triton on this machine that run Python models.
+"""Find the processes of a Triton on this machine that run Python models.
 
 Each instance of a Python model is a child of tritonserver: Triton's Python stub, whose first argument is the model's
 file, MODEL/VERSION/FILE.
@@ -59,7 +59,7 @@ class Stubs:
         return list(self._stubs.values())
 
     def died(self) -> list[Stub]:
-        """Return zombies among the stubs found last, each once: when this call and the one before see it dead.
+        """Return zombies among the stubs found last, each once, at the second call that sees it dead.
 
         Triton reaps the processes that it ended itself.
         """

@@ -1,4 +1,4 @@
-"""The embedded Triton: runs the tritonserver of the nvidia-pytriton wheel on a repository, without Docker.
+"""Run the embedded Triton, the tritonserver of the nvidia-pytriton wheel, on a repository without Docker.
 
 Knows processes, ports and logs; knows nothing about what the models do.
 """
@@ -32,7 +32,7 @@ from builder.serving.server.log import start_failure
 from builder.serving.server.process import READ_TIMEOUT_S, process_group
 from builder.serving.server.refusals import SHARED_MEMORY, is_loopback, refuse_host, refuse_repository, refuse_unsigned
 
-IDLE_REPORTS = 4  # of a stopping server, one per second; a model's Python takes one or two to end
+IDLE_REPORTS = 4  # reports of a stopping server, one per second; a model's Python takes one or two to end
 START_TIMEOUT_S = 600.0  # includes loading the models; a server that ends meanwhile is noticed at once
 READY_TIMEOUT_S = 10.0  # for a listening server to answer whether it is ready
 FREE_PORTS = range(20_000, 32_768)  # ports below the ephemeral range of Linux: ip(7), ip_local_port_range

@@ -1,4 +1,4 @@
-"""Keeps a server up: restarts what died, up to a limit.
+"""Keep a server running: restart what died, up to a limit.
 
 If a model's Python process is killed, Triton keeps a model that is ready and fails every request; a request that the
 server itself cannot handle ends it; a server that does not answer is killed (builder.serving.server.heartbeat). Knows
@@ -46,8 +46,8 @@ class Watcher:
     started: float = field(default_factory=time.monotonic)
     reloads: dict[str, int] = field(default_factory=dict)
     _backoffs: dict[str, Backoff] = field(default_factory=dict)
-    _due: dict[str, float] = field(default_factory=dict)  # when to load unloaded models
-    _loaded: dict[str, float] = field(default_factory=dict)  # when models were reloaded
+    _due: dict[str, float] = field(default_factory=dict)  # by model: when to load it again
+    _loaded: dict[str, float] = field(default_factory=dict)  # by model: when it was reloaded
 
     def __post_init__(self) -> None:
         self._stubs = Stubs(self.server.process.pid)

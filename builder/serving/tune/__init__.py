@@ -1,1 +1,1 @@
-"""Tuning by trial: the values to try (space), one trial (trials), the search (search), writing the result (winner)."""
+"""Tune settings by trial: the values to try (space), one trial (trials), the search (search), the result (winner)."""

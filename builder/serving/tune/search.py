@@ -1,4 +1,4 @@
-"""Search with Optuna's tree-structured Parzen estimator over the space, then winner and defaults in turn."""
+"""Search the space with Optuna's tree-structured Parzen estimator, then measure winner and defaults in turn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TriedSettings:
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of the search, repeated in turn. `settings`: the winner's; None if nothing beat the defaults."""
+    """Result of the search. `settings`: the winner's; None if nothing beat the defaults."""
 
     settings: Mapping[str, int] | None
     reason: str
@@ -118,7 +118,7 @@ def _by_turns(
     tried: tuple[TriedSettings, ...],
     say: Say,
 ) -> Finding:
-    """Measure both, each at its own best level, in turn, so that both meet the same machine; return the verdict."""
+    """Measure both in turn, each at its own best level, so that both see the same conditions; return the verdict."""
     new, old = [], []
     for turn in range(repeats):
         old.append(again(None, base.level))

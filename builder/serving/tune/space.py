@@ -1,4 +1,4 @@
-"""The values to try: a few of each setting, around the model's own and within the machine's resources."""
+"""List the values to try: a few of each setting, around the model's own and within the machine's resources."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _share(instances: int, threads: int) -> str:
 
 
 def _halves(cores: int) -> list[int]:
-    """Return all cores, a half, a quarter and so on."""
+    """Return the number of cores, a half of it, a quarter and so on."""
     halves = [cores]
     while halves[-1] > 1:
         halves.append(halves[-1] // 2)
@@ -82,7 +82,7 @@ def _halves(cores: int) -> list[int]:
 
 
 def _slots(serving: GenerationServing, memory: float) -> list[int]:
-    """Return the slots whose cache fits, as the build would count it, and that have room for a search of its beams."""
+    """Return the numbers of slots whose cache fits, as the build would count it, and that suffice for a beam search."""
     arena, source = serving.arena, serving.source
     width = BYTES_PER_VALUE[arena.dtype]
     each = cache_bytes(arena.layers, 1, arena.length, width)

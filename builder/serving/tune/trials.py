@@ -1,4 +1,4 @@
-"""One trial: a copy of the model with other settings, on the embedded server, under load."""
+"""Run one trial: a copy of the model with other settings, on the embedded server, under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes settings into a models.yaml, with the reason as a comment; the rest of the file stays as written."""
+"""Write settings into a models.yaml, with the reason as a comment; the rest of the file stays as written."""
 
 from __future__ import annotations
 

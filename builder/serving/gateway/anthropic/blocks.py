@@ -1,4 +1,4 @@
-"""Converts messages of content blocks to chat messages."""
+"""Convert messages of content blocks to chat messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content of an answer: its blocks and the events that stream them."""
+"""Assemble the content of an answer: its blocks and the events that stream them."""
 
 from __future__ import annotations
 

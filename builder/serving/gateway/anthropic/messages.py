@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens."""
+"""Serve POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts a request of /v1/messages to a chat."""
+"""Convert a request of /v1/messages to a chat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.validation import ExtensibleBody
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-SWITCHED_ON = "medium"  # reasoning effort of a request that turns thinking on without stating an effort
+SWITCHED_ON = "medium"  # reasoning effort of a request that turns thinking on without an effort
 HARMLESS = ("cache_control",)  # every prompt's prefix is cached anyway
 
 

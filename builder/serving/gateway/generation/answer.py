@@ -1,4 +1,4 @@
-"""A chat's answer, parsed as it arrives: reasoning, text and tool calls."""
+"""Parse a chat's answer as it arrives: reasoning, text and tool calls."""
 
 from __future__ import annotations
 

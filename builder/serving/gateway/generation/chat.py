@@ -1,4 +1,4 @@
-"""One chat with a model, shared by every API: its fields, the model's inputs, and its answers as they arrive."""
+"""Run a chat with a model, for every API: its fields, the model's inputs, and its answers as they arrive."""
 
 from __future__ import annotations
 

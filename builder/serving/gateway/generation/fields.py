@@ -1,4 +1,4 @@
-"""Fields that chats and completions share, and their conversion to inputs of the model.
+"""Define the fields that chats and completions share, and convert them to inputs of the model.
 
 INPUT_NAMES maps OpenAI's names to the model's. A field that is an input of the model under its own name is passed on
 unchanged, so that top_k, min_p, ignore_eos and others work as they do with vLLM. Every other field is refused by name.
@@ -105,7 +105,7 @@ def option_inputs(model: ServedModel, body: GenerationRequest) -> dict[str, Any]
     """Return the inputs for a request's options. Raises ApiError for a field that the model does not support."""
     inputs: dict[str, Any] = {**guide_inputs(model, body), **_count_inputs(model, body)}
     explicit = {name: value for name, value in body if value is not None and value != []}
-    handled = {*CLIENT_FIELDS, *GUIDE_FIELDS, *ROUTE_FIELDS.intersection(type(body).model_fields)}  # by others
+    handled = {*CLIENT_FIELDS, *GUIDE_FIELDS, *ROUTE_FIELDS.intersection(type(body).model_fields)}  # elsewhere
     for name, value in explicit.items():
         if name in handled or (name in HARMLESS and value == HARMLESS[name]):
             continue

@@ -1,4 +1,4 @@
-"""Requests to a generating model, and the pieces of its answers."""
+"""Send requests to a generating model, and yield the pieces of its answers."""
 
 from __future__ import annotations
 

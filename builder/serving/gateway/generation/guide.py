@@ -1,4 +1,4 @@
-"""Fields that constrain an answer's form: response_format, guided_*, tools. One input of the model takes all of them.
+"""Convert the fields that constrain an answer (response_format, guided_*, tools) to one input of the model.
 
 A model with the input `guide` gets it as JSON; one without it can only answer free text.
 """
@@ -49,7 +49,7 @@ def guide_inputs(model: ServedModel, body: BaseModel) -> dict[str, Any]:
 
 
 def _call_inputs(model: ServedModel, tools: Sequence[Tool], choice: Any, other: str | None) -> dict[str, Any]:
-    """Return the inputs that describe the tools, and require a call unless the choice is left to the model."""
+    """Return the inputs that describe the tools, and require a call unless `choice` is auto."""
     if other is not None:
         raise bad_field(other, f"{other} and tools each constrain the answer; send one of them")
     is_required = choice not in (None, "auto")
@@ -123,7 +123,7 @@ def _schema(name: str, value: Any) -> dict[str, Any]:
 
 
 def _constrains(name: str, value: Any) -> bool:
-    """Return True if `value` asks for anything but text."""
+    """Return True unless `value` requests free text."""
     if name == "response_format" and isinstance(value, dict):
         return bool(value != {"type": "text"})
     if name == "parallel_tool_calls" or (name == "tool_choice" and value in ("none", "auto")):

@@ -1,4 +1,4 @@
-"""Messages of a chat: OpenAI's, converted for chat templates."""
+"""Convert OpenAI's messages of a chat for chat templates."""
 
 from __future__ import annotations
 

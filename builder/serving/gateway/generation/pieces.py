@@ -1,4 +1,4 @@
-"""Pieces of a generating model's answers, and the tokens that they count."""
+"""Read the pieces of a generating model's answers, and count their tokens."""
 
 from __future__ import annotations
 

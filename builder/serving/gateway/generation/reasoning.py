@@ -1,4 +1,4 @@
-"""A model's reasoning before its answer, as text between two marks such as <think> and </think>.
+"""Separate a model's reasoning, between marks such as <think> and </think>, from its answer.
 
 The build writes a checkpoint's marks to config.pbtxt. Only the beginning of an answer can be reasoning; marks further
 on are text.
@@ -36,7 +36,7 @@ class ReasoningText:
 
 
 def reasoning_marks(model: ServedModel) -> ReasoningMarks | None:
-    """Return the marks around the reasoning of `model`; None for a model that is not known to reason."""
+    """Return the marks around the reasoning of `model`; None if the model declares none."""
     marks = model.parameters.get(PARAMETER)
     return None if marks is None else ReasoningMarks(**loads(marks))
 

@@ -1,4 +1,4 @@
-"""Tool calls: required by a request, or chosen by the model.
+"""Constrain and parse tool calls, which a request requires or the model chooses.
 
 `tool_choice: required` requires a call of any of the tools, a named function a call of that one: a guide keeps the
 model from writing anything else. With `auto` the model writes freely, and the gateway looks for calls in the model's
@@ -77,7 +77,7 @@ def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
 
 
 def close_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Forbid properties that an object schema does not name, unless it speaks of additional ones itself."""
+    """Forbid properties that an object schema does not name, unless it has its own rule for additional ones."""
     named = "properties" in schema and not any(word in schema for word in OPEN_KEYWORDS)
     return {**schema, "additionalProperties": False} if named else schema
 

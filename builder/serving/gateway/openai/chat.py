@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages through the model's own template, whole or streamed."""
+"""Serve POST /v1/chat/completions: messages through the model's own template, whole or streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions: continuations of texts, whole or streamed."""
+"""Serve POST /v1/completions: continuations of texts, whole or streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: one vector per text, as numbers or as base64 of little-endian 32-bit floats."""
+"""Serve POST /v1/embeddings: one vector per text, as numbers or as base64 of little-endian 32-bit floats."""
 
 from __future__ import annotations
 

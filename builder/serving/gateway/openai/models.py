@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/NAME."""
+"""Serve GET /v1/models and /v1/models/NAME."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.served_model import ServedModel
 
-CREATED = 0  # config.pbtxt does not state the build time, and OpenAI's clients need a number
+CREATED = 0  # config.pbtxt lacks the build time, and OpenAI's clients need a number
 
 
 async def list_models(context: RequestContext) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The gateway with models loaded on demand."""
+"""Build the gateway with models loaded on demand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from builder.serving.gateway.settings import GatewaySettings, OnDemandSettings
 def make_on_demand_app(
     settings: GatewaySettings, options: OnDemandSettings, triton: Any, log: TextIO | None = sys.stdout
 ) -> tuple[AccessLog, OnDemandBackend]:
-    """Return the application over `triton` and the backend whose `watch` has to run.
+    """Return the application over `triton` and the backend, whose `watch` has to run.
 
     `triton`: a gateway.triton.Triton or an object with its methods.
     """

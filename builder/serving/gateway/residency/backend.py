@@ -1,4 +1,4 @@
-"""Backend that loads a request's model and keeps it loaded until the request is answered."""
+"""Load a request's model and keep it loaded until the request is answered."""
 
 from __future__ import annotations
 

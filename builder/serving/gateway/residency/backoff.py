@@ -1,4 +1,4 @@
-"""LoadBackoff for models that fail to load, or die: when the next attempt is due, and the error until then."""
+"""Delay further attempts at models that fail to load, or die, and refuse their requests until then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from builder.serving.gateway.residency.repository_models import Stamp
 from builder.serving.server.backoff import Backoff
 
 MAX_DELAY_S = 60.0
-MAX_WAIT_S = 2.0  # that requests wait for the next attempt at a model that died
+MAX_WAIT_S = 2.0  # longest wait of a request for the next attempt at a model that died
 FORGET_AFTER_S = 60.0  # without a failure, earlier ones are forgotten
 STABLE_AFTER_S = 10.0  # a model that answered for this long before it died is reloaded at once
 

@@ -1,4 +1,4 @@
-"""Loads and unloads models, each in the order that its engines and earlier versions require."""
+"""Load and unload models, in the order that their engines and earlier versions require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads and unloads a model and its engine on Triton, and waits until that is done.
+"""Load and unload a model and its engine on Triton, and wait until that is done.
 
 Triton answers an unload at once, and ends the model when its last request is answered; its process takes a second more
 to end (core, model_lifecycle.cc, AsyncUnload; python_backend, stub_launcher.cc, UpdateHealth).
@@ -25,7 +25,7 @@ from builder.serving.server.control import Control
 PROCESS_POLL_S = 0.02
 INDEX_POLL_S = 0.5
 UNLOAD_TIMEOUT_S = 120.0
-TRITON_CODES = ("unavailable", "timeout")  # Triton does not answer; the model need not be at fault
+TRITON_CODES = ("unavailable", "timeout")  # Triton does not answer, which need not be the model's fault
 PROCESS_KILLED = "is not healthy"
 CONTROL_DISABLED = "explicit model load / unload is not allowed"
 

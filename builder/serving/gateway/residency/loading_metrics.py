@@ -1,4 +1,4 @@
-"""Prometheus metrics of loading on demand."""
+"""Record the Prometheus metrics of loading on demand."""
 
 from __future__ import annotations
 

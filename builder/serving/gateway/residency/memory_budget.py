@@ -1,4 +1,4 @@
-"""Memory for models: which load gets it, in which order, and which models are evicted.
+"""Divide memory among models: decide which load gets it, in which order, and which models are evicted.
 
 Knows neither Triton nor the repository.
 """

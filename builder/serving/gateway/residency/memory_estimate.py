@@ -1,4 +1,4 @@
-"""Estimate of a model's memory before it is measured: its processes, its files, and what its build reserves."""
+"""Estimate a model's memory before it is measured: its processes, its files, and the memory that its build reserves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _shared(folder: Path) -> int:
 
 
 def _cache(entry: Path, number: int) -> int:
-    """Return the bytes of a generating model's cache, as its build.json states."""
+    """Return the bytes of a generating model's cache, from its build.json."""
     for path in (entry / str(number) / REPORT, entry / REPORT):
         if path.is_file():
             memory = json.loads(path.read_text("utf-8")).get("memory") or {}

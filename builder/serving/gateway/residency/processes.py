@@ -1,4 +1,4 @@
-"""Memory of a Triton on this machine and of each of its models (Linux).
+"""Measure the memory of a Triton on this machine and of each of its models (Linux).
 
 It is the proportional set size: pages that several processes share, such as those of libraries, count once for all of
 them together (Linux, Documentation/filesystems/proc.rst).

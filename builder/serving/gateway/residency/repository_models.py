@@ -1,4 +1,4 @@
-"""Models of a repository folder, loaded or not, as their config.pbtxt describes them."""
+"""List the models of a repository folder, loaded or not, from their config.pbtxt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Stamp = tuple[int, int, int]  # identifies a config.pbtxt, which one rename repl
 
 @dataclass(frozen=True)
 class ConfiguredModel:
-    """A model as its config.pbtxt of `stamp` describes it; `model` is None for one that is not for clients."""
+    """A model as its config.pbtxt of `stamp` describes it; `model` is None if it is not for clients."""
 
     stamp: Stamp
     model: ServedModel | None

@@ -1,4 +1,4 @@
-"""A model that is loaded or loading, and the calls in progress on it."""
+"""Track a model that is loaded or loading, and the calls in progress on it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ class ResidentModel:
     calls: set[asyncio.Timeout] = field(default_factory=set, repr=False)
 
     async def run_while_alive(self, call: Awaitable[T]) -> T:
-        """Return the result of `call`, made to this model. Raises TimeoutError if it dies: Triton may never say so."""
+        """Return the result of `call`, made to this model. Raises TimeoutError if the model dies.
+
+        Triton may never report its death.
+        """
         scope = asyncio.timeout(None)
         self.calls.add(scope)
         try:

@@ -1,8 +1,8 @@
-"""The loaded models: leases on them, and reactions to their deaths and measurements.
+"""Keep leases on the loaded models, and react to their deaths and measurements.
 
 Everything runs on one event loop and needs no lock: a request that finds its model loaded takes a lease without
-waiting. Other requests wait for the load of their model, which they share. Loads wait for memory in their order; the
-models that were not requested for the longest time are unloaded for them.
+waiting. Other requests wait for the load of their model, which they share. Loads get memory in order of arrival; the
+least recently requested models are unloaded for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts the input of /v1/responses to chat messages."""
+"""Convert the input of /v1/responses to chat messages."""
 
 from __future__ import annotations
 

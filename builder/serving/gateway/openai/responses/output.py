@@ -1,4 +1,4 @@
-"""Output of a response: its items, and the events that stream them, in OpenAI's order."""
+"""Assemble the output of a response: its items, and the events that stream them, in OpenAI's order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts a request of /v1/responses to a chat."""
+"""Convert a request of /v1/responses to a chat."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
 
 
 def by_own_name(error: ApiError) -> ApiError:
-    """Return an error of a chat with this route's name of the field at fault."""
+    """Return an error of a chat, with the invalid field by this route's name."""
     error.param = CHAT_NAMES.get(error.param or "", error.param)
     return error
 

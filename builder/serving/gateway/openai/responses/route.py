@@ -1,4 +1,4 @@
-"""The route /v1/responses: a response, whole or as events."""
+"""Serve POST /v1/responses: a response, whole or as events."""
 
 from __future__ import annotations
 
