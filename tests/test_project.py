@@ -9,10 +9,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedConfig
 
 import builder
 from builder.checkpoints.tasks import all_tasks
-from builder.checkpoints.tasks.base import EncoderTask
+from builder.checkpoints.tasks.base import EncoderTask, model_class_names
 from builder.common.folders import RUNTIME
 from builder.runtime.encoder.task import Task as RuntimeTask
 from tests.decoders import DECODERS
@@ -37,6 +38,17 @@ def test_every_task_has_samples_and_its_emitted_half() -> None:
         if isinstance(task, EncoderTask):
             steps = ("inputs", "outputs", "read", "answer")
             assert [step for step in steps if getattr(task.runtime, step) is getattr(RuntimeTask, step)] == []
+            assert task.metric
+            assert 0 < task.threshold <= 1
+
+
+def test_one_task_is_inferred_for_each_head() -> None:
+    """Two tasks of one head must differ in `claims` or `precedence`; otherwise the order of their files decides."""
+    for head in {next(iter(model_class_names(task.auto_class()).values())) for task in all_tasks().values()}:
+        claiming = [task for task in all_tasks().values() if task.claims(PreTrainedConfig(architectures=[head]), None)]
+        best = max(task.precedence for task in claiming)
+        inferred = [task.name for task in claiming if task.precedence == best]
+        assert len(inferred) == 1, f"{head}: {inferred}"
 
 
 def test_tasks_name_no_architecture_and_architectures_no_task() -> None:

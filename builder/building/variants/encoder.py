@@ -104,12 +104,15 @@ class EncoderCandidates:
         return f"{self.threshold:.4f}"
 
     def refusal(self, judged: Sequence[MeasuredVariant]) -> str:
-        best = max(judged, key=self.quality)
+        best, spec = max(judged, key=self.quality), self.maker.spec
+        ways = [
+            *["use --precision fp32"] * (spec.precision != "fp32"),
+            *["use a smaller --prune"] * (spec.prune is not None),
+            "accept less with --quality",
+        ]
         return (
             f"{best.name} reaches a {self.reached(best)} on the samples, the best of {len(judged)} tried, layers left "
-            f"in fp32 included; {self.requirement()} is required. Nothing was published: use --precision fp32"
-            + ", a smaller --prune" * (self.maker.spec.prune is not None)
-            + ", or accept less with --quality"
+            f"in fp32 included; {self.requirement()} is required. Nothing was published: {', or '.join(ways)}"
         )
 
     def variant(self, option: Variant, left_alone: int) -> Quantised:

@@ -59,10 +59,10 @@ class Task(ABC):
     precedence = 0  # among tasks that claim a checkpoint, the highest wins
     unused_weights: tuple[str, ...] = ("pooler.",)  # prefixes the task's graph never reads
     longest: int | None = None  # tokens of one row, if neither the user nor the checkpoint sets a lower limit
-    metric: str
-    threshold: float
+    metric: str  # what `agreement` measures, as tables and errors name it
+    threshold: float  # lowest mean agreement with PyTorch that is published
     samples: tuple[Sample, ...]
-    labels: tuple[str, ...] = ()  # keys of a sample that contain the right answer
+    labels: tuple[str, ...] = ()  # keys of a sample that contain the right answer; `score` reads them
 
     @property
     def module(self) -> str:
@@ -81,7 +81,7 @@ class Task(ABC):
         return TasksManager.get_model_class_for_task(self.head)
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
-        """Return True if a checkpoint with this configuration was saved for this task.
+        """Return True if a checkpoint with this configuration was saved for this task; here: if it has its head.
 
         `saved_by`: the class of sentence-transformers that its modules.json is of; None where there is none.
         """
@@ -101,7 +101,7 @@ class EncoderTask(Task):
 
     family = "encoder"
     more_samples: tuple[Sample, ...] = ()  # judged as well where rounding may cost quality and the model is small
-    per_token = True  # True if the graph's outputs have a sequence axis after the batch axis
+    per_token = True  # True if axis 1 of the graph's outputs is the sequence, whose padding is not compared
     extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokenizer's, made by the emitted task
 
     @property
@@ -120,7 +120,7 @@ class EncoderTask(Task):
 
     @abstractmethod
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
-        """Return transformers' answer to `sample`, in the names and shapes of the emitted task's outputs."""
+        """Return transformers' answer to `sample`: the emitted task's outputs by name, without the batch axis."""
 
     @abstractmethod
     def agreement(self, expected: Answer, actual: Answer) -> float:
@@ -139,7 +139,7 @@ class EncoderTask(Task):
 
         Raises ValueError with what a label should be.
         """
-        raise ValueError(f"{self.name} has no labels")
+        raise ValueError(f"no labels: {self.name} has no measure for them")
 
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
         runtime = self.runtime

@@ -67,7 +67,10 @@ class Task:
         raise NotImplementedError
 
     def answer(self, job: EncodingJob, rows: Sequence[Row], outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
-        """Make the output tensors from each row's outputs, batch dimension removed, padded positions kept."""
+        """Make the output tensors, shape (rows of the request, ...), from each row's outputs.
+
+        The outputs have no batch axis and keep padded positions. Pad lists that are shorter than the longest.
+        """
         raise NotImplementedError
 
     def rows(self, job: EncodingJob, encodings: Sequence[Encoding]) -> list[Row]:

@@ -119,7 +119,7 @@ class Client:
         except InferenceServerException as error:
             self._client.close()
             if "UNAVAILABLE" in str(error.status()):
-                raise ServeError(f"no Triton answers at {self.url}; start one: build-repo serve") from error
+                raise ServeError(f"no Triton answers at {self.url} over gRPC; start one: build-repo serve") from error
             raise ServeError(f"{self.name} is not served at {self.url}: {error.message()}") from error
         parameters = {key: entry["string_value"] for key, entry in config.get("parameters", {}).items()}
         batched = int(config.get("max_batch_size", 0)) > 0
