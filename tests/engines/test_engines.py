@@ -35,7 +35,7 @@ def engine(name: str, **options: Any) -> DecodingEngine:
     return engine_of(make_spec(model="x", slots=4, machine={"memory_gb": 1}, **OPTIONS[name], **options))
 
 
-def test_each_engine_is_one_folder_with_facts_and_a_class() -> None:
+def test_each_engine_is_a_package_with_facts_and_a_class() -> None:
     folders = {file.parent.name for file in Path(engines.__file__).parent.glob("*/engine.py")}
     assert {name.replace("-", "_") for name in ENGINES} == folders
     for one in (*engines.graph_engines(), *engines.checkpoint_engines()):
@@ -43,7 +43,7 @@ def test_each_engine_is_one_folder_with_facts_and_a_class() -> None:
         assert type(one).__module__ == f"builder.engines.{one.name.replace('-', '_')}.engine"
 
 
-def test_decoding_engines_are_those_whose_folder_decodes() -> None:
+def test_decoding_engines_are_the_packages_with_a_decoding_module() -> None:
     assert sorted(decoding_engines()) == sorted(OPTIONS)
     for name in decoding_engines():
         decoding = engine(name)  # an abstract method that is left out is a TypeError

@@ -92,7 +92,7 @@ def test_new_engine_is_a_choice_of_the_command_line(extended: Path) -> None:
     assert NAME in run(extended, *COMMAND, "--help")
 
 
-def test_recorded_calls_are_repeated_by_the_replay_file_of_the_engine(extended: Path, tmp_path: Path) -> None:
+def test_replay_file_of_the_new_engine_repeats_recorded_calls(extended: Path, tmp_path: Path) -> None:
     whole, first = json.loads(run(extended, NEW / "replays.py", tmp_path))
     assert whole == [[1, 1, 1]] * 2
     assert first == [[1, 1, 1]]
@@ -116,7 +116,7 @@ def test_only_files_with_a_reason_name_an_engine() -> None:
     assert naming == set(NAMING)
 
 
-def test_shared_modules_of_the_engines_name_none() -> None:
+def test_shared_modules_of_the_engines_name_no_engine() -> None:
     modules = [ast.parse(path.read_text("utf-8")) for path in (BUILDER / "engines").glob("*.py")]
     words = {node.value for module in modules for node in ast.walk(module) if isinstance(node, ast.Constant)}
     assert not words & set(ENGINES) - {"cuda", "tensorrt"}  # which are targets, too

@@ -65,13 +65,13 @@ def says_what_transformers_says(model_type: str, folder: Path, **options: object
 
 
 @pytest.mark.parametrize("model_type", CHECKED)
-def test_greedy_text_is_transformers(model_type: str, tmp_path: Path) -> None:
+def test_greedy_text_equals_transformers(model_type: str, tmp_path: Path) -> None:
     says_what_transformers_says(model_type, tmp_path)
 
 
 @pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", [name for name in DECODERS if name not in (*CHECKED, *REFUSED)])
-def test_greedy_text_is_transformers_in_every_architecture(model_type: str, tmp_path: Path) -> None:
+def test_greedy_text_equals_transformers_in_every_architecture(model_type: str, tmp_path: Path) -> None:
     says_what_transformers_says(model_type, tmp_path)
 
 

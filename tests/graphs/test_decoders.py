@@ -66,7 +66,7 @@ def best_tokens(model: PreTrainedModel, prompt: list[int], text: list[int]) -> l
 
 @pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", DECODERS)
-def test_greedy_text_is_transformers(model_type: str, tmp_path: Path) -> None:
+def test_greedy_text_equals_transformers(model_type: str, tmp_path: Path) -> None:
     graph, actual, expected = exported(model_type, tmp_path)
     assert actual == expected
     assert graph.operators["GroupQueryAttention"] == SIZES["num_hidden_layers"]
@@ -84,7 +84,7 @@ def test_greedy_text_is_transformers(model_type: str, tmp_path: Path) -> None:
         ("bloom", {"num_attention_heads": 2, "apply_residual_connection_post_layernorm": True}),
     ],
 )
-def test_variants_of_an_architecture(model_type: str, options: dict[str, object], tmp_path: Path) -> None:
+def test_architecture_variants_equal_transformers(model_type: str, options: dict[str, object], tmp_path: Path) -> None:
     _, actual, expected = exported(model_type, tmp_path, **options)
     assert actual == expected
 
@@ -148,7 +148,7 @@ def test_window_of_the_mask_reaches_the_operator(tmp_path: Path) -> None:
     refuse_wrong_long_row(ask_long_row(model, 128), executor)
 
 
-def test_projections_and_rotations_are_merged(tmp_path: Path) -> None:
+def test_fuse_merges_projections_and_rotations(tmp_path: Path) -> None:
     """One product for queries, keys and values, one for gate and up; one operator a rotation, and no Reshape left."""
     graph, _, _ = exported("llama", tmp_path)
     layers = int(SIZES["num_hidden_layers"])
@@ -275,7 +275,7 @@ def searched(model: PreTrainedModel, prompt: tuple[int, ...], options: RequestOp
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "bloom", "gemma3_text"])
-def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) -> None:
+def test_beam_search_of_a_decoder_equals_transformers(model_type: str, tmp_path: Path) -> None:
     """Searches of unequal prompts, beside a greedy row, in one batch; they read the graph's most probable tokens."""
     model = make_decoder(model_type)
     result = export_decoder(model, tmp_path, 128)
