@@ -62,7 +62,7 @@ from builder.serving.server.triton import TritonServer
         ("features", {"text_input": "\x00\x01"}, None),
     ],
 )
-def test_each_bad_request_says_what_was_found_and_expected(
+def test_invalid_request_is_refused_with_the_expected_value(
     name: str, sample: dict[str, Any], message: str | None, client: Callable[[str], Client]
 ) -> None:
     served = client(name)
@@ -76,7 +76,7 @@ def test_each_bad_request_says_what_was_found_and_expected(
         assert control.is_model_ready(name)
 
 
-def test_a_field_that_is_no_input_is_refused(server: TritonServer) -> None:
+def test_generate_refuses_an_unknown_field(server: TritonServer) -> None:
     """Regression: Triton's /generate makes it a parameter, which an encoder ignored: a misspelt option did nothing."""
     url = f"http://{server.host}:{server.ports.http}/v2/models/names/generate"
     body = {"id": "42", "text_input": "Mario Rossi moved."}
@@ -88,7 +88,7 @@ def test_a_field_that_is_no_input_is_refused(server: TritonServer) -> None:
     assert "'aggregation_strategi' is not an input of this model; it has text_input" in refused.value.read().decode()
 
 
-def test_truncation_on_request(client: Callable[[str], Client]) -> None:
+def test_truncate_option_truncates_long_texts(client: Callable[[str], Client]) -> None:
     served = client("minilm_fp32")
     long = " ".join(TEXTS)
     answer = served.ask({"text_input": long, "truncate": True})
@@ -98,7 +98,7 @@ def test_truncation_on_request(client: Callable[[str], Client]) -> None:
         served.ask({"text_input": long})
 
 
-def test_values_that_do_not_fit_are_refused_before_they_are_sent(client: Callable[[str], Client]) -> None:
+def test_client_refuses_invalid_values_before_sending(client: Callable[[str], Client]) -> None:
     served = client("topics")
     with pytest.raises(SpecError, match="'texts' is not an input of this model; it has text_input"):
         served.ask({"texts": "a"})
@@ -120,7 +120,9 @@ def test_values_that_do_not_fit_are_refused_before_they_are_sent(client: Callabl
         ({"other": np.array([[b"a"]], dtype=object)}, "unexpected inference input"),
     ],
 )
-def test_wrong_dtype_shape_or_name(tensors: dict[str, np.ndarray], message: str, server: TritonServer) -> None:
+def test_triton_refuses_a_wrong_dtype_shape_or_name(
+    tensors: dict[str, np.ndarray], message: str, server: TritonServer
+) -> None:
     types = {"O": "BYTES", "f": "FP32"}
     inputs = []
     for name, array in tensors.items():
@@ -133,7 +135,7 @@ def test_wrong_dtype_shape_or_name(tensors: dict[str, np.ndarray], message: str,
         assert control.is_model_ready("topics")
 
 
-def test_unknown_model_and_no_server(server: TritonServer) -> None:
+def test_client_reports_an_unknown_model_and_a_missing_server(server: TritonServer) -> None:
     with pytest.raises(ServeError, match="nobody is not served at"):
         Client(server.url, "nobody")
     with pytest.raises(ServeError, match="no Triton answers at 127"):

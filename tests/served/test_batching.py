@@ -21,7 +21,7 @@ def _rows(texts: list[str]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["minilm_fp32", "topics", "pooled", "names"])
-def test_a_row_alone_in_a_batch_and_in_another_order(name: str, client: Callable[[str], Client]) -> None:
+def test_answers_do_not_depend_on_batch_or_order(name: str, client: Callable[[str], Client]) -> None:
     served = client(name)
     texts = [*TEXTS[:26:3], "a"]
     alone = [served.ask({"text_input": text}) for text in texts]
@@ -32,7 +32,7 @@ def test_a_row_alone_in_a_batch_and_in_another_order(name: str, client: Callable
         assert error < 1e-5, where
 
 
-def test_batch_mates_change_an_int8_answer_only_a_little(client: Callable[[str], Client]) -> None:
+def test_int8_answers_depend_on_their_batch_only_slightly(client: Callable[[str], Client]) -> None:
     served = client("minilm_int8")
     alone = np.array([served.ask({"text_input": text})["embedding"] for text in TEXTS])
     together = np.array([answer["embedding"] for answer in served.ask_tensors(_rows(list(TEXTS)))])

@@ -26,7 +26,7 @@ def _examples(page: str, language: str, server: TritonServer) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["clients.md", "text-generation.md", "guided-answers.md"])
-def test_requests_by_curl_are_answered(page: str, server: TritonServer) -> None:
+def test_documented_curl_requests_are_answered(page: str, server: TritonServer) -> None:
     sent = 0
     for block in _examples(page, "bash", server):
         for program, url, *rest in (words for words in commands(block) if words[0] == "curl"):
@@ -40,7 +40,7 @@ def test_requests_by_curl_are_answered(page: str, server: TritonServer) -> None:
     assert sent >= 2
 
 
-def test_python_clients_are_answered(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documented_python_clients_are_answered(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
     programs = _examples("clients.md", "python", server)
     assert len(programs) == 3
     for program in programs:

@@ -61,7 +61,7 @@ def streamed(client: Client, **sample: Any) -> tuple[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", ["writes", "writes_bls", "writes_one", "writes_openvino"])
-def test_greedy_text_is_transformers_streamed_and_whole(
+def test_greedy_text_equals_transformers_streamed_and_whole(
     name: str, client: Connect, checkpoint: Callable[[str], Path]
 ) -> None:
     connection = client(name)
@@ -79,7 +79,7 @@ def test_greedy_text_is_transformers_streamed_and_whole(
         assert all("\ufffd" not in text(answer) or "\ufffd" in expected for answer in answers)
 
 
-def test_many_at_once_get_what_each_gets_alone(client: Connect) -> None:
+def test_concurrent_requests_get_the_same_text_as_alone(client: Connect) -> None:
     """24 streams over 4 slots, of unequal length, joining and leaving."""
     connection = client("writes_int8")
     samples = [
@@ -101,7 +101,7 @@ def test_many_at_once_get_what_each_gets_alone(client: Connect) -> None:
     assert [texts[index] for index in range(len(samples))] == alone
 
 
-def test_a_chat_goes_through_the_template(client: Connect, checkpoint: Callable[[str], Path]) -> None:
+def test_chat_messages_are_rendered_with_the_chat_template(client: Connect, checkpoint: Callable[[str], Path]) -> None:
     messages = [{"role": "user", "content": "Where is the museum?"}]
     tokenizer = AutoTokenizer.from_pretrained(checkpoint("writes"))
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -112,7 +112,7 @@ def test_a_chat_goes_through_the_template(client: Connect, checkpoint: Callable[
 
 
 @pytest.mark.parametrize("name", ["writes", "writes_bls"])
-def test_log_probabilities_of_a_prompt_are_transformers(
+def test_prompt_log_probabilities_equal_transformers(
     name: str, client: Connect, checkpoint: Callable[[str], Path]
 ) -> None:
     prompt = PROMPTS[2]
@@ -128,7 +128,7 @@ def test_log_probabilities_of_a_prompt_are_transformers(
     assert [entry["logprob"] for entry in logprobs[1:]] == pytest.approx(known[:, 0].tolist(), abs=1e-3)
 
 
-def test_a_guided_answer_is_a_document_and_a_wrong_guide_is_one_requests_error(client: Connect) -> None:
+def test_guided_answer_is_valid_and_invalid_guide_fails_its_request(client: Connect) -> None:
     connection = client("writes")
     schema = {
         "type": "object",
@@ -152,7 +152,7 @@ def test_a_guided_answer_is_a_document_and_a_wrong_guide_is_one_requests_error(c
         connection.ask({**sample, "guide": json.dumps({"regex": "(a"})})
 
 
-def test_seeds_and_several_sequences(client: Connect) -> None:
+def test_seed_reproduces_several_sequences(client: Connect) -> None:
     connection = client("writes")
     sample = {"text_input": "The committee", "max_tokens": 16, "temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
     first = connection.ask({**sample, "random_seed": 5, "n": 3})
@@ -167,7 +167,7 @@ def test_seeds_and_several_sequences(client: Connect) -> None:
     assert list(pieces.values()) == first["text_output"]
 
 
-def test_stops_and_log_probabilities(client: Connect) -> None:
+def test_stop_words_end_the_text_and_log_probabilities_match(client: Connect) -> None:
     connection = client("writes")
     sample = {"text_input": "The film starts", "max_tokens": 20, "ignore_eos": True}
     whole = text(connection.ask(sample))
@@ -195,19 +195,21 @@ def test_stops_and_log_probabilities(client: Connect) -> None:
         ({"text_input": "Hello", "timeout_ms": 1, "max_tokens": 100, "n": 16}, "the request's time was over"),
     ],
 )
-def test_bad_requests_are_told_and_nothing_else_happens(sample: dict[str, Any], message: str, client: Connect) -> None:
+def test_invalid_request_is_refused_and_the_next_one_answered(
+    sample: dict[str, Any], message: str, client: Connect
+) -> None:
     connection = client("writes")
     with pytest.raises(ServeError, match=message):
         connection.ask(sample)
     assert connection.ask({"text_input": "Hello", "max_tokens": 3})["finish_reason"]
 
 
-def test_a_checkpoint_without_a_template_says_so(client: Connect) -> None:
+def test_messages_without_a_chat_template_are_refused(client: Connect) -> None:
     with pytest.raises(ServeError, match="no chat template"):
         client("writes_int8").ask({"messages": '[{"role": "user", "content": "x"}]'})
 
 
-def test_a_client_that_leaves_frees_its_slot(client: Connect) -> None:
+def test_disconnected_client_frees_its_slot(client: Connect) -> None:
     """One slot: the next request is answered although the one before asked for far more."""
     connection = client("writes_one")
     long = {"text_input": "The", "max_tokens": 250, "ignore_eos": True, "stream": True}
@@ -219,7 +221,7 @@ def test_a_client_that_leaves_frees_its_slot(client: Connect) -> None:
     assert connection.ask({"text_input": "The", "max_tokens": 3})["finish_reason"]
 
 
-def test_a_full_queue_refuses(client: Connect) -> None:
+def test_full_queue_refuses_requests(client: Connect) -> None:
     """One slot and a queue of two refuse some of 12 requests at once, which come while one is answered.
 
     Every other request is answered.
@@ -264,7 +266,7 @@ def test_generate_and_generate_stream_over_http(server: TritonServer, client: Co
     assert "'best_of' is not an option of this model" in refused.value.read().decode()
 
 
-def test_metrics(server: TritonServer, client: Connect) -> None:
+def test_metrics_count_requests_and_tokens(server: TritonServer, client: Connect) -> None:
     before = counts(server, "writes")
     prompt = "The court in Nairobi ruled on Tuesday that the ministry must publish the contracts"
     for _ in range(2):
@@ -287,7 +289,7 @@ def test_metrics(server: TritonServer, client: Connect) -> None:
     assert counts(server, "writes")["slots"] == 4
 
 
-def test_a_loop_that_fails_tells_everybody(repository: Path, tmp_path: Path) -> None:
+def test_failed_decode_loop_reports_its_error_to_every_request(repository: Path, tmp_path: Path) -> None:
     """The graph of the model does not give what serving.json says: its first step fails, and the server stays up."""
     shutil.copytree(repository / "writes", tmp_path / "repository" / "writes")
     path = tmp_path / "repository" / "writes" / "1" / "serving.json"
@@ -333,7 +335,7 @@ exit 139
     assert 0 < stream.between_p50_ms <= stream.between_p99_ms
 
 
-def test_query_shows_text_on_a_terminal_as_it_comes(server: TritonServer, client: Connect) -> None:
+def test_query_prints_text_on_a_terminal_as_it_arrives(server: TritonServer, client: Connect) -> None:
     expected = text(client("writes").ask({"text_input": "The film", "max_tokens": 8, "ignore_eos": True}))
     ours, theirs = pty.openpty()
     program = "import sys; from builder.cli import main; sys.exit(main())"

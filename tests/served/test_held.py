@@ -108,7 +108,7 @@ def held(server: TritonServer, built: Callable[[str], Path], tmp_path: Path) -> 
     return held
 
 
-def test_who_waits_for_longer_than_the_limit_is_told_and_never_reaches_the_engine(held: Callable[..., Any]) -> None:
+def test_queue_timeout_refuses_waiting_requests(held: Callable[..., Any]) -> None:
     with held(queue=8, queue_timeout_ms=1500) as front:  # a thread with other work does not start so late
         requests = front.send(5)
         assert front.has(requests=5)
@@ -122,7 +122,7 @@ def test_who_waits_for_longer_than_the_limit_is_told_and_never_reaches_the_engin
         assert front.answered(front.send(1)) == 1, "it goes on as before"
 
 
-def test_two_instances_share_what_may_wait(held: Callable[..., Any]) -> None:
+def test_two_instances_share_the_queue_limit(held: Callable[..., Any]) -> None:
     """Four requests wait, two for each process, besides those in the engines. Later requests are refused at once."""
     with held(instances=2, queue=4, queue_timeout_ms=60_000) as front:
         requests = front.send(12)
@@ -136,7 +136,7 @@ def test_two_instances_share_what_may_wait(held: Callable[..., Any]) -> None:
         assert front.answered(requests) == len(requests) - len(refused)
 
 
-def test_what_a_client_has_left_never_reaches_the_engine_and_nothing_of_it_stays(held: Callable[..., Any]) -> None:
+def test_abandoned_requests_never_reach_the_engine(held: Callable[..., Any]) -> None:
     """If it can be unloaded, nothing stays: Triton waits for each request of a model."""
     with held(queue=8, queue_timeout_ms=0) as front:
         first = front.send(1)
@@ -154,7 +154,7 @@ def test_what_a_client_has_left_never_reaches_the_engine_and_nothing_of_it_stays
         assert front.has(requests=0)
 
 
-def test_what_a_process_held_that_died_is_answered_by_the_next_one(
+def test_gateway_resends_requests_of_a_killed_front_process(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway sends them again. Triton answers none of these requests, and keeps them.

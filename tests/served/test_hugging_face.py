@@ -43,7 +43,7 @@ def test_client_reads_labels(asking: Asking, client: Connect) -> None:
     assert first.label == labels[0].label
 
 
-def test_client_reads_labels_that_it_names(asking: Asking) -> None:
+def test_client_reads_zero_shot_labels(asking: Asking) -> None:
     path = "/v1/tasks/zero-shot-classification"
     labels = asking(path).zero_shot_classification(TEXTS[0], ["sport", "food"], hypothesis_template="It is {}.")
     assert {one.label for one in labels} == {"sport", "food"}
@@ -58,7 +58,7 @@ def test_client_reads_entities(asking: Asking) -> None:
     assert all(TEXTS[0][one.start : one.end] and one.entity_group for one in found)
 
 
-def test_client_reads_answers_to_a_question(asking: Asking) -> None:
+def test_client_reads_question_answers(asking: Asking) -> None:
     path, context = "/v1/tasks/question-answering", "Ada lives in London"
     best: Any = asking(path).question_answering("Who?", context)
     assert context[best.start : best.end] == best.answer
@@ -66,14 +66,14 @@ def test_client_reads_answers_to_a_question(asking: Asking) -> None:
     assert [several[0].answer, len(several)] == [best.answer, 2]
 
 
-def test_client_reads_tokens_for_a_mask(asking: Asking) -> None:
+def test_client_reads_mask_predictions(asking: Asking) -> None:
     predictions = asking("/v1/tasks/fill-mask").fill_mask("The [MASK] opens.", top_k=3)
     scores = [one.score for one in predictions]
     assert scores == sorted(scores, reverse=True)
     assert len({one.token for one in predictions}) == 3
 
 
-def test_client_reads_vectors(asking: Asking, client: Connect) -> None:
+def test_client_reads_embeddings(asking: Asking, client: Connect) -> None:
     api = asking("/models/minilm_fp32")
     expected = np.array(client("minilm_fp32").ask({"text_input": TEXTS[0]})["embedding"])
     vector = api.feature_extraction(TEXTS[0], normalize=True, truncate=True, truncation_direction="right")
@@ -103,7 +103,7 @@ def test_client_reads_generated_text(asking: Asking, client: Connect) -> None:
     assert text == "".join(expected["text_output"])
 
 
-def test_raw_scores_are_before_the_sigmoid(url: str, client: Connect) -> None:
+def test_rerank_raw_scores_are_logits(url: str, client: Connect) -> None:
     body = {"query": "passport", "texts": list(TEXTS[:3]), "model": "ranks"}
     scores = {one["index"]: one["score"] for one in httpx.post(f"{url}/rerank", json=body).json()}
     raw = httpx.post(f"{url}/rerank", json={**body, "raw_scores": True}).json()

@@ -27,7 +27,7 @@ NAME = "writes"
 SAMPLE = {"text_input": "The museum in Oslo", "max_tokens": 24, "ignore_eos": True}
 
 
-def test_a_stream_whose_process_is_killed_is_ended_with_the_reason_and_a_whole_answer_is_asked_again(
+def test_killed_process_ends_its_stream_and_retries_whole_answers(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton answers neither, and keeps both: this one is a server of its own, which gets no time to wait for them."""

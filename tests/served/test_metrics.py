@@ -33,7 +33,7 @@ def _metrics(server: TritonServer, model: str) -> dict[str, float]:
     }
 
 
-def test_tokens_padding_and_calls_are_counted(server: TritonServer, client: Callable[[str], Client]) -> None:
+def test_metrics_count_tokens_padding_and_engine_calls(server: TritonServer, client: Callable[[str], Client]) -> None:
     served = client("pooled")
     time.sleep(1.1)
     served.ask({"text_input": "a"})
@@ -50,7 +50,9 @@ def test_tokens_padding_and_calls_are_counted(server: TritonServer, client: Call
 
 
 @pytest.mark.parametrize("name", ["pooled", "writes"])
-def test_when_a_model_was_loaded_is_said(name: str, server: TritonServer, client: Callable[[str], Client]) -> None:
+def test_metrics_have_the_load_time_of_each_model(
+    name: str, server: TritonServer, client: Callable[[str], Client]
+) -> None:
     """Loads can then be counted: changes(build_repo_loaded_timestamp_seconds[1h])."""
     client(name)
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
@@ -94,7 +96,7 @@ def test_gateway_metrics_have_the_cache_usage(server: TritonServer, client: Call
     assert usage() == 0
 
 
-def test_every_metric_of_the_dashboard_is_triton_s_or_the_gateway_s(
+def test_dashboard_metrics_are_exposed_by_triton_or_the_gateway(
     server: TritonServer, client: Callable[[str], Client]
 ) -> None:
     """But for those of a GPU, which Triton has only where there is one."""

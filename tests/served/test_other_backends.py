@@ -60,7 +60,7 @@ def vllm(text: str, stream: bool, **sampling: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_of_the_vllm_backend(server: TritonServer, client: Connect, stream: bool) -> None:
+def test_client_of_the_vllm_backend_gets_text(server: TritonServer, client: Connect, stream: bool) -> None:
     expected = client("writes").ask({"text_input": "The film", "max_tokens": 9, "temperature": 0.0, "ignore_eos": True})
     sampling = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "n": 1, "best_of": 1, "top_p": 1, "seed": 3}
     responses = streamed(server, "writes", vllm("The film", stream, **sampling))
@@ -73,7 +73,7 @@ def test_a_client_of_the_vllm_backend(server: TritonServer, client: Connect, str
     assert (len(responses) > 3) == stream
 
 
-def test_a_guide_of_the_vllm_backend(server: TritonServer) -> None:
+def test_guided_decoding_of_the_vllm_backend_is_applied(server: TritonServer) -> None:
     shape = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     guide = json.dumps({"json": {**shape, "additionalProperties": False}})
     (response,) = streamed(server, "writes", vllm("The film", False, max_tokens=40, guided_decoding=guide))
@@ -81,7 +81,9 @@ def test_a_guide_of_the_vllm_backend(server: TritonServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_of_the_vllm_backend(server: TritonServer, client: Connect, stream: bool) -> None:
+def test_log_probabilities_have_the_format_of_the_vllm_backend(
+    server: TritonServer, client: Connect, stream: bool
+) -> None:
     """As NVIDIA's front reads them: of each token an object by ids, from which the lowest rank is the token chosen."""
     greedy = {"text_input": "The film", "max_tokens": 5, "temperature": 0.0, "ignore_eos": True, "logprobs": 2}
     (expected,) = client("writes").ask(greedy)["logprobs_output"]
@@ -98,7 +100,7 @@ def test_log_probabilities_of_the_vllm_backend(server: TritonServer, client: Con
     assert [len(token) for token in tokens] == [2] * 5
 
 
-def test_a_tool_that_nvidias_front_requires(server: TritonServer) -> None:
+def test_tool_call_required_by_nvidias_openai_frontend(server: TritonServer) -> None:
     """Its way with any backend but vLLM's, and so with this one (server r26.08, _create_trtllm_generate_request)."""
     shape = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     tensors = {
@@ -121,7 +123,7 @@ def test_a_tool_that_nvidias_front_requires(server: TritonServer) -> None:
     assert response.as_numpy("num_output_tokens").shape == (1, 1)
 
 
-def test_a_client_of_tensorrt_llm(server: TritonServer, client: Connect) -> None:
+def test_client_of_the_tensorrt_llm_backend_gets_text(server: TritonServer, client: Connect) -> None:
     """Shapes of [1, 1], which the model was built for, and all that NVIDIA's example client sends."""
     greedy = {"text_input": "The film", "max_tokens": 9, "temperature": 0.0, "ignore_eos": True}
     expected = client("writes_one").ask(greedy)
@@ -153,7 +155,7 @@ def test_a_client_of_tensorrt_llm(server: TritonServer, client: Connect) -> None
     assert text.decode() == expected["text_output"][0], "the most probable of one is the most probable of all"
 
 
-def test_the_generate_request_of_tensorrt_llms_documentation(server: TritonServer) -> None:
+def test_documented_tensorrt_llm_generate_request_is_answered(server: TritonServer) -> None:
     body = {"text_input": "The film", "max_tokens": 5, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
     for model in ("writes", "writes_one"):
         url = f"http://{server.host}:{server.ports.http}/v2/models/{model}/generate"

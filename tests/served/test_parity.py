@@ -75,7 +75,7 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], Checkpoint]:
 @pytest.mark.parametrize(
     ("name", "request_index"), [(name, i) for name, requests in REQUESTS.items() for i in range(len(requests))]
 )
-def test_served_answer_is_transformers_answer(
+def test_served_answer_equals_transformers(
     name: str, request_index: int, client: Callable[[str], Client], reference: Callable[[str], Any]
 ) -> None:
     sample = REQUESTS[name][request_index]
@@ -87,11 +87,11 @@ def test_served_answer_is_transformers_answer(
     assert answer["truncated"] is False
 
 
-def test_every_served_model_is_compared() -> None:
+def test_requests_cover_every_served_model() -> None:
     assert set(REQUESTS) == {*SERVED, "minilm_fp32"}
 
 
-def test_embeddings_are_those_of_sentence_transformers(client: Callable[[str], Client]) -> None:
+def test_embeddings_equal_sentence_transformers(client: Callable[[str], Client]) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
     expected = sentence_transformers.SentenceTransformer(str(minilm()), device="cpu").encode(list(TEXTS[:12]))
     served = client("minilm_fp32")
@@ -100,7 +100,7 @@ def test_embeddings_are_those_of_sentence_transformers(client: Callable[[str], C
 
 
 @pytest.mark.parametrize(("name", "least"), [("minilm_int8", 0.99), ("minilm_openvino", 0.995)])
-def test_int8_keeps_the_promised_cosine(name: str, least: float, client: Callable[[str], Client]) -> None:
+def test_int8_embeddings_stay_close_to_fp32(name: str, least: float, client: Callable[[str], Client]) -> None:
     vectors = [
         np.array([client(served).ask({"text_input": text})["embedding"] for text in TEXTS])
         for served in ("minilm_fp32", name)
@@ -109,7 +109,7 @@ def test_int8_keeps_the_promised_cosine(name: str, least: float, client: Callabl
     assert least <= cosines.mean() < 0.99999, "close to fp32, and not fp32"
 
 
-def test_openvino_answers_each_text_alike_alone_and_in_a_batch(client: Callable[[str], Client]) -> None:
+def test_openvino_answers_do_not_depend_on_the_batch(client: Callable[[str], Client]) -> None:
     served = client("minilm_openvino")
     alone = [served.ask({"text_input": text})["embedding"] for text in TEXTS[:12]]
     together = served.ask_tensors({"text_input": np.array([[t.encode()] for t in TEXTS[:12]], dtype=object)})

@@ -60,7 +60,7 @@ def _counted(server: TritonServer, name: str, counter: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["features", "masks"])
-def test_a_flood_is_refused_and_what_is_answered_is_right(
+def test_flood_is_partly_refused_and_answered_correctly(
     name: str, server: TritonServer, client: Callable[[str], Client]
 ) -> None:
     """In process and through BLS. Three requests may wait, and the front looks at the first batch that it finds."""
@@ -81,7 +81,7 @@ def test_a_flood_is_refused_and_what_is_answered_is_right(
     assert grown[1] > 0 or not refused, "the others waited in the front, which Triton's own figures do not have"
 
 
-def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_ends(
+def test_unloading_in_a_flood_answers_or_refuses_every_request(
     server: TritonServer, client: Callable[[str], Client]
 ) -> None:
     """Its front must answer the requests that it has taken: otherwise it could never be unloaded."""
@@ -99,9 +99,7 @@ def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_end
     assert difference(expected, served.ask(sample))[0] < 1e-5
 
 
-def test_burst_at_a_decoder_is_answered_or_refused_and_waits_in_one_queue(
-    server: TritonServer, client: Callable[[str], Client]
-) -> None:
+def test_burst_at_a_decoder_waits_in_one_queue(server: TritonServer, client: Callable[[str], Client]) -> None:
     """Regression: each waiting request had a payload of its own in Triton.
 
     A thousand of them make its dynamic batcher unlock freed memory, of any model (core, src/dynamic_batch_scheduler.cc,

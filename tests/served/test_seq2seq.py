@@ -34,14 +34,16 @@ def reference(folder: Path, text: str, count: int, returned: int = 1, **options:
 
 
 @pytest.mark.parametrize("name", ["sums", "speaks_int8"])
-def test_the_report_counts_an_attention_once(name: str, built: Callable[[str], Path]) -> None:
+def test_report_counts_each_attention_once(name: str, built: Callable[[str], Path]) -> None:
     """A graph has each attention to the text twice, for searches and for other rows; a call runs one of the two."""
     report = read_report(built(name), name)
     attentions = report.operators["GroupQueryAttention"] + report.operators["MultiHeadAttention"]
     assert attentions == report.attention["fused"] == report.attention["layers"]
 
 
-def test_a_summary_is_searched_for_as_the_checkpoint_says(client: Connect, checkpoint: Callable[[str], Path]) -> None:
+def test_summary_uses_the_generation_config_of_the_checkpoint(
+    client: Connect, checkpoint: Callable[[str], Path]
+) -> None:
     """Its task's own prefix, beams and length penalty apply if the request sets none."""
     for text in SHORT[:4]:
         answer = client("sums").ask({"text_input": text, "max_tokens": 20})
@@ -51,7 +53,7 @@ def test_a_summary_is_searched_for_as_the_checkpoint_says(client: Connect, check
         assert answer["completion_tokens"][0] <= 20
 
 
-def test_greedy_streams_and_whole_answers_are_transformers(client: Connect, checkpoint: Callable[[str], Path]) -> None:
+def test_greedy_text_equals_transformers_streamed_and_whole(client: Connect, checkpoint: Callable[[str], Path]) -> None:
     connection = client("sums")
     for text in SHORT[4:8]:
         sample = {"text_input": text, "max_tokens": 24, "num_beams": 1}
@@ -62,7 +64,7 @@ def test_greedy_streams_and_whole_answers_are_transformers(client: Connect, chec
         assert [piece.get("finish_reason") for piece in pieces].count(None) == len(pieces) - 1
 
 
-def test_the_n_best(client: Connect, checkpoint: Callable[[str], Path]) -> None:
+def test_n_best_answers_equal_transformers(client: Connect, checkpoint: Callable[[str], Path]) -> None:
     sample = {"text_input": SHORT[2], "max_tokens": 12, "num_beams": 3, "n": 3, "length_penalty": 0.5}
     answer = client("sums").ask(sample)
     options = {"num_beams": 3, "length_penalty": 0.5}
@@ -71,7 +73,7 @@ def test_the_n_best(client: Connect, checkpoint: Callable[[str], Path]) -> None:
     assert answer["index"] == [0, 1, 2]
 
 
-def test_languages(client: Connect, checkpoint: Callable[[str], Path]) -> None:
+def test_request_overrides_the_languages_of_the_build(client: Connect, checkpoint: Callable[[str], Path]) -> None:
     """The build's own pair by its short names, and any other by the request's."""
     connection, folder = client("speaks"), checkpoint("speaks")
     text = "the train to the coast"
@@ -83,7 +85,7 @@ def test_languages(client: Connect, checkpoint: Callable[[str], Path]) -> None:
     assert other["text_output"] == wanted != by_default["text_output"]
 
 
-def test_many_at_once_get_what_each_gets_alone(client: Connect) -> None:
+def test_concurrent_requests_get_the_same_text_as_alone(client: Connect) -> None:
     """24 requests of both kinds over 6 slots, of texts and answers of unequal length."""
     connection = client("speaks_int8")
     samples = [
@@ -105,7 +107,7 @@ def test_many_at_once_get_what_each_gets_alone(client: Connect) -> None:
     assert [texts[index] for index in range(len(samples))] == alone
 
 
-def test_a_checkpoints_own_rules_hold(client: Connect) -> None:
+def test_generation_config_limits_the_answer(client: Connect) -> None:
     """generation_config says at most 29 new tokens, an end token last, and no run of three tokens twice."""
     answer = client("speaks_int8").ask({"text_input": SHORT[0]})
     assert answer["completion_tokens"][0] <= 29
@@ -125,7 +127,7 @@ def test_a_checkpoints_own_rules_hold(client: Connect) -> None:
         ("speaks", {"target_language": "tlh"}, "target_language is 'tlh'; this model knows af_ZA"),
     ],
 )
-def test_bad_requests_are_told_and_nothing_else_happens(
+def test_invalid_request_is_refused_and_the_next_one_answered(
     name: str, sample: dict[str, Any], message: str, client: Connect
 ) -> None:
     connection = client(name)

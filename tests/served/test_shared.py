@@ -140,7 +140,7 @@ def _assert_same(actual: Any, expected: Tensors) -> None:
         np.testing.assert_array_equal(got, array, strict=True)
 
 
-def test_models_batched_together_answer_to_the_bit_as_by_fronts_of_their_own(hosting: Shared) -> None:
+def test_shared_front_answers_equal_those_of_own_fronts(hosting: Shared) -> None:
     for name in NAMES:
         _assert_same(_asked(hosting.url, "encoders", TEXTS[:2], name), hosting.both[name])
     for number in range(6):
@@ -166,7 +166,7 @@ def _batch(url: str, requests: Sequence[tuple[str, Sequence[str]]]) -> list[Any]
     pytest.fail(f"{len(requests)} requests were never one batch")
 
 
-def test_each_request_of_a_batch_has_an_error_of_its_own(hosting: Shared) -> None:
+def test_requests_in_a_shared_batch_get_their_own_errors(hosting: Shared) -> None:
     answers = _at_once(
         hosting.url,
         [
@@ -196,7 +196,7 @@ def test_each_request_of_a_batch_has_an_error_of_its_own(hosting: Shared) -> Non
     assert "it is tried again after 10 s" in again[0]
 
 
-def test_what_triton_refuses_for_a_front_of_its_own_is_refused_here(hosting: Shared) -> None:
+def test_shared_front_refuses_inputs_that_triton_would_refuse(hosting: Shared) -> None:
     with Client(hosting.url, "encoders") as client:
         with pytest.raises(ServeError, match="text_input is missing; one does not answer without it"):
             client.ask({"model": "one"})
@@ -209,7 +209,7 @@ def test_what_triton_refuses_for_a_front_of_its_own_is_refused_here(hosting: Sha
     assert "the request has 2 rows; damaged takes at most 1 at once" in refused
 
 
-def test_a_model_that_is_built_again_or_rolled_back_answers_without_a_restart(hosting: Shared) -> None:
+def test_shared_front_serves_new_versions_without_a_restart(hosting: Shared) -> None:
     assert _labels(hosting, "one") == set(LABELS[0].values())
     publish(hosting.models, hosting.newer)
     assert _labels(hosting, "one") == set(LABELS[1].values()), "what is asked after it is published"
@@ -220,7 +220,7 @@ def test_a_model_that_is_built_again_or_rolled_back_answers_without_a_restart(ho
     _assert_same(_asked(hosting.url, "encoders", TEXTS[:1], "one"), hosting.own["one"][0])
 
 
-def test_a_version_that_does_not_load_leaves_the_one_before_answering(hosting: Shared) -> None:
+def test_shared_front_keeps_a_version_if_the_next_fails_to_load(hosting: Shared) -> None:
     _asked(hosting.url, "encoders", TEXTS[:1], "two")
     entries = read_hosted(hosting.models).entries
     shutil.copytree(hosting.models / "damaged" / "1", hosting.models / "two" / "7")
@@ -237,7 +237,7 @@ def _labels(hosting: Shared, name: str) -> set[str]:
     return {label.decode() for label in _asked(hosting.url, "encoders", TEXTS[:1], name)["label"][0]}
 
 
-def test_a_model_that_many_ask_for_keeps_nobody_waiting_who_asks_for_another(hosting: Shared, tmp_path: Path) -> None:
+def test_busy_model_of_a_shared_front_does_not_delay_others(hosting: Shared, tmp_path: Path) -> None:
     """Many clients ask one, and then a client asks two, which would be the last of all in Triton's queue."""
     front = hosting.models.parent
     files, parameters = held_files(front / "1", "shared"), {"place": str(tmp_path)}
@@ -280,7 +280,7 @@ def _after_a_flood(
         return [came.get(timeout=300) for _ in range(FLOOD + 2)]
 
 
-def test_clients_of_the_gateway_find_each_model_by_its_name(hosting: Shared) -> None:
+def test_gateway_lists_each_model_of_a_shared_front(hosting: Shared) -> None:
     port = free_ports().http
     with gateway(hosting.url, "127.0.0.1", port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
         models = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
@@ -311,7 +311,7 @@ def own_fronts(hosting: Shared, tmp_path: Path) -> Path:
     return Path(shutil.copytree(hosting.models.parents[2] / "untouched", tmp_path / "repository"))
 
 
-def test_what_a_shared_front_cannot_host_is_refused_and_nothing_is_changed(own_fronts: Path) -> None:
+def test_share_refuses_unsuitable_models_without_changes(own_fronts: Path) -> None:
     config = own_fronts / "two" / "1" / "config.pbtxt"
     before = config.read_text()
     serving = own_fronts / "two" / "1" / FILE
@@ -348,7 +348,7 @@ def test_what_a_shared_front_cannot_host_is_refused_and_nothing_is_changed(own_f
             share(own_fronts, "one", [name])
 
 
-def test_models_join_leave_and_keep_what_is_said_of_their_front(own_fronts: Path) -> None:
+def test_share_adds_and_removes_models_and_keeps_the_memory(own_fronts: Path) -> None:
     assert share(own_fronts, "encoders", ["one"], memory_mb=300) == ["one"]
     assert share(own_fronts, "encoders", ["two"]) == ["one", "two"], "no new version of the front"
     front = own_fronts / "encoders"
@@ -373,13 +373,15 @@ def test_models_join_leave_and_keep_what_is_said_of_their_front(own_fronts: Path
         ("encoders", -4, "-4 MB is not memory for a process"),
     ],
 )
-def test_a_shared_front_has_a_name_and_memory(own_fronts: Path, name: str, memory_mb: int | None, message: str) -> None:
+def test_share_refuses_an_invalid_name_or_memory(
+    own_fronts: Path, name: str, memory_mb: int | None, message: str
+) -> None:
     with pytest.raises(RepositoryError, match=message):
         share(own_fronts, name, NAMES, memory_mb)
     assert sorted(path.name for path in own_fronts.iterdir()) == ["one", "two"]
 
 
-def test_models_go_back_to_fronts_of_their_own(own_fronts: Path, hosting: Shared) -> None:
+def test_unshare_restores_own_fronts(own_fronts: Path, hosting: Shared) -> None:
     before = _content(own_fronts / "one")
     share(own_fronts, "encoders", NAMES)
     with pytest.raises(RepositoryError, match=r"no model one; encoders hosts it: --repository .*/encoders/models$"):
@@ -395,7 +397,7 @@ def test_models_go_back_to_fronts_of_their_own(own_fronts: Path, hosting: Shared
     assert [finding for finding in lint(own_fronts) if finding.severity is Severity.ERROR] == []
 
 
-def test_a_model_that_cannot_go_back_stays(own_fronts: Path) -> None:
+def test_unshare_refuses_unknown_models_and_fronts(own_fronts: Path) -> None:
     share(own_fronts, "encoders", ["one"])
     for front, name, message in (
         ("encoders", "gone", "encoders does not host gone; it hosts one"),
@@ -414,7 +416,7 @@ def _content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_build_that_its_shared_front_cannot_host_is_not_published(own_fronts: Path, hosting: Shared) -> None:
+def test_publish_refuses_a_build_that_its_shared_front_cannot_host(own_fronts: Path, hosting: Shared) -> None:
     share(own_fronts, "encoders", ["two"])
     front = own_fronts / "encoders"
     config = (front / "config.pbtxt").read_text()
@@ -430,7 +432,7 @@ def test_a_build_that_its_shared_front_cannot_host_is_not_published(own_fronts: 
     assert read_hosted(front / "models")["one"].version == 1
 
 
-def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_share_command_names_missing_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["share", "--name", "encoders", "--repository", str(tmp_path)]) == 1
     assert "encoders has no models yet: name those" in capsys.readouterr().err
     assert main(["unshare", "one", "--name", "encoders", "--repository", str(tmp_path)]) == 1
@@ -439,7 +441,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
         main(["share", "one"])
 
 
-def test_check_finds_what_a_shared_front_would_fail_on_later(own_fronts: Path) -> None:
+def test_check_finds_errors_of_a_shared_front(own_fronts: Path) -> None:
     share(own_fronts, "encoders", NAMES)
     models = own_fronts / "encoders" / "models"
     hosted = (models / HOSTED).read_text()
@@ -463,7 +465,7 @@ def _errors(repository: Path) -> list[Finding]:
     return [finding for finding in lint(repository) if finding.severity is Severity.ERROR]
 
 
-def test_signatures_hold_for_the_models_of_a_shared_front(own_fronts: Path, tmp_path: Path) -> None:
+def test_signatures_cover_the_models_of_a_shared_front(own_fronts: Path, tmp_path: Path) -> None:
     share(own_fronts, "encoders", NAMES)
     key = ec.generate_private_key(ec.SECP256R1())
     secret, public = tmp_path / "key.pem", tmp_path / "key.pub"

@@ -33,9 +33,7 @@ def decoder(built: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(built("writes"), tmp_path / "model_repository"))
 
 
-def test_no_stream_keeps_its_model_and_the_model_lies_there_as_it_was_published(
-    decoder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_do_not_block_unloading_or_change_the_model(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: cancelling a stream whose answer is complete left its request with the server, which waits for it.
 
     Such a cancellation crosses the last response. The Python of a model would also leave __pycache__ folders beside it.
@@ -87,7 +85,7 @@ def _left_as_the_last_comes(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("model", "shape"), [("writes", (1,)), ("writes_one", (1, 1)), ("sums", (1,))])
-def test_a_model_ends_the_request_of_a_stream_that_is_left(
+def test_model_ends_the_request_of_an_abandoned_stream(
     model: str, shape: tuple[int, ...], server: TritonServer
 ) -> None:
     """It includes a model with a batch dimension, of which Triton's backend refuses requests without tensors."""
@@ -151,7 +149,7 @@ async def _refused(url: str) -> None:
     await triton.close()
 
 
-def test_a_running_answer_is_finished_and_an_open_stream_holds_nobody_up(decoder: Path) -> None:
+def test_stop_finishes_running_answers_despite_open_streams(decoder: Path) -> None:
     with running(decoder) as server:
         client = Client(server.url, "writes")
         stream = client.stream({**SAMPLE, "stream": True})

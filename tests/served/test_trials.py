@@ -13,7 +13,7 @@ from builder.serving.plan.needs import served_version
 from builder.serving.tune.trials import serve_copy
 
 
-def test_a_trial_of_a_decoder_serves_other_settings_and_leaves_the_model_as_it_is(
+def test_trial_serves_other_settings_without_changing_the_model(
     repository: Path, client: Callable[[str], Client]
 ) -> None:
     model = repository / "writes"

@@ -49,7 +49,7 @@ def builds(module_folder: Callable[[str], Path]) -> Mapping[str, Pair]:
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_change(
+def test_version_changes_under_load_fail_no_request(
     builds: Mapping[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The benchmark, small: encoders with their engine inside and beside, and streams."""
@@ -62,7 +62,7 @@ def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_ch
         assert min(model["of_each_build"]) > 0, f"{name} was answered by one version only"
 
 
-def test_a_front_and_an_engine_that_changed_its_tensors_change_at_once(
+def test_front_and_engine_with_new_tensors_switch_together(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton on what a command leaves that is killed right before that moment, and right after it."""
@@ -106,7 +106,7 @@ def _edit(path: Path, old: str, new: str) -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
+def test_canary_rolls_back_failing_or_slow_versions(
     builds: Mapping[str, Pair],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -195,7 +195,7 @@ class Asking(AbstractContextManager["Asking"]):
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_version_takes_the_place_of_another_only_if_it_answers_as_well(
+def test_promote_replaces_a_version_only_by_an_equally_good_one(
     builds: Mapping[str, Pair],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -233,7 +233,7 @@ def test_a_version_takes_the_place_of_another_only_if_it_answers_as_well(
 
 
 @pytest.mark.parametrize(("one", "other", "alike"), [("writes", "writes_bls", True), ("writes", "writes_one", False)])
-def test_generated_answers_agree_where_the_checkpoint_is_the_same(
+def test_compare_agrees_on_text_only_for_the_same_checkpoint(
     one: str, other: str, alike: bool, server: TritonServer
 ) -> None:
     """Through the server; one of them samples unless it is told not to."""
@@ -244,13 +244,13 @@ def test_generated_answers_agree_where_the_checkpoint_is_the_same(
     assert bool(trial.refusals(PromotionLimits(0.95, 0.5, 1e9))) is not alike
 
 
-def test_a_search_is_compared_without_its_beams(server: TritonServer) -> None:
+def test_compare_runs_a_search_model_without_beams(server: TritonServer) -> None:
     trial = compare(server.url, ("sums", "sums"), (1, 2), lambda client: samples_for(client, None)[:2], same_tokens)
     assert (trial.agreement, trial.candidate.errors) == (1.0, [])
     assert min(match.parts for match in trial.agreements) >= 1
 
 
-def test_samples_fit_a_decoder_of_a_short_context(server: TritonServer) -> None:
+def test_compare_fits_samples_to_a_short_context(server: TritonServer) -> None:
     """Regression: long prompts and 32 tokens did not fit, both versions failed, and the candidate was refused."""
     trial = compare(
         server.url, ("writes", "writes_bls"), (1, 2), lambda client: samples_for(client, None)[-4:], same_tokens
@@ -259,7 +259,7 @@ def test_samples_fit_a_decoder_of_a_short_context(server: TritonServer) -> None:
     assert len(trial.agreements) == 4 * ROUNDS
 
 
-def test_errors_that_both_versions_share_count_for_neither(server: TritonServer) -> None:
+def test_compare_ignores_errors_that_both_versions_share(server: TritonServer) -> None:
     """Regression: the candidate was refused for what the version that answers refuses too."""
     good, bad = {"text_input": "The museum", "max_tokens": 4}, {"text_input": "The museum", "max_tokens": 10_000}
     limits = PromotionLimits(0.95, 0.5, 1e9)
@@ -271,7 +271,7 @@ def test_errors_that_both_versions_share_count_for_neither(server: TritonServer)
     assert "max_tokens is 10000" in refusal
 
 
-def test_scores_of_all_labels_are_compared(server: TritonServer) -> None:
+def test_compare_covers_the_scores_of_all_labels(server: TritonServer) -> None:
     task = find_task("text-classification")
     assert isinstance(task, EncoderTask)
 

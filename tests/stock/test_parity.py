@@ -8,10 +8,10 @@ import pytest
 
 from tests.served.test_parity import (
     reference,
-    test_embeddings_are_those_of_sentence_transformers,
-    test_int8_keeps_the_promised_cosine,
-    test_openvino_answers_each_text_alike_alone_and_in_a_batch,
-    test_served_answer_is_transformers_answer,
+    test_embeddings_equal_sentence_transformers,
+    test_int8_embeddings_stay_close_to_fp32,
+    test_openvino_answers_do_not_depend_on_the_batch,
+    test_served_answer_equals_transformers,
 )
 
 if "BACKENDS" not in os.environ:
@@ -22,8 +22,8 @@ if "BACKENDS" not in os.environ:
 
 __all__ = [
     "reference",
-    "test_embeddings_are_those_of_sentence_transformers",
-    "test_int8_keeps_the_promised_cosine",
-    "test_openvino_answers_each_text_alike_alone_and_in_a_batch",
-    "test_served_answer_is_transformers_answer",
+    "test_embeddings_equal_sentence_transformers",
+    "test_int8_embeddings_stay_close_to_fp32",
+    "test_openvino_answers_do_not_depend_on_the_batch",
+    "test_served_answer_equals_transformers",
 ]
