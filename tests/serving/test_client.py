@@ -15,7 +15,7 @@ from builder.serving.client.client import Client, Signature
 from builder.serving.client.responses import Responses
 
 
-def test_a_connection_that_is_gone_is_an_error_of_the_server() -> None:
+def test_responses_report_a_refused_connection() -> None:
     responses = Responses("127.0.0.1:1", service_pb2.ModelInferRequest(model_name="front"), 60)
     with pytest.raises(ServeError, match=r"front: the server at 127\.0\.0\.1:1 does not answer: .*connect"):
         next(iter(responses))
@@ -23,7 +23,7 @@ def test_a_connection_that_is_gone_is_an_error_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("question", ["statistics", "server"])
-def test_client_reports_a_server_that_is_gone(question: str) -> None:
+def test_client_reports_a_stopped_server(question: str) -> None:
     """Regression: a server that ended between two requests, as in a load test, gave a traceback of grpc."""
     client = object.__new__(Client)
     client.name, client._client = "front", grpc.InferenceServerClient("127.0.0.1:1")
@@ -44,7 +44,7 @@ class FakeClient(Client):
 
 
 @pytest.mark.parametrize("name", ["stream", "streaming"])
-def test_client_asks_for_whole_answers(name: str) -> None:
+def test_client_requests_whole_answers(name: str) -> None:
     """TensorRT-LLM's model calls it `streaming`; of pieces the last one alone would be taken for the answer."""
     client = FakeClient(Field("text_input", "TYPE_STRING", (1,)), Field(name, "TYPE_BOOL", (1,), True))
     assert client.ask({"text_input": "x", name: True}) == {"text_output": "whole"}

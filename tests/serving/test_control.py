@@ -115,7 +115,7 @@ def test_failed_promotion_leaves_server_and_repository_in_agreement(
     assert served_number(repository / "front") == says
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(
+def test_promote_reports_a_read_only_repository_in_one_line(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before a version is tried its model is locked, which takes a file."""
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     assert "Let this user write to it and to the folder that it is in" in said
 
 
-def test_a_refused_candidate_that_stays_loaded_is_told_with_the_reason(
+def test_promote_reports_a_refused_candidate_that_stays_loaded(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: that it was not unloaded was all that was told, after 600 s."""

@@ -62,7 +62,7 @@ def _hanging() -> Iterator[TritonServer]:
             process.kill()
 
 
-def test_heartbeat_kills_a_server_whose_grpc_hangs_and_health_is_well() -> None:
+def test_heartbeat_kills_a_healthy_server_whose_grpc_hangs() -> None:
     """Regression: readiness over HTTP was 200 for hours while nothing was served."""
     said: list[str] = []
     with _hanging() as server, heartbeat(server, said.append) as beats:
@@ -80,13 +80,13 @@ def test_heartbeat_spares_a_server_that_is_told_to_stop() -> None:
         assert not beats.killed
 
 
-def test_heartbeat_is_quick_enough_for_a_restart_within_30_s() -> None:
+def test_heartbeat_detects_a_hang_within_22_s() -> None:
     assert MAX_TIMEOUTS * (PERIOD_S + REQUEST_TIMEOUT_S) <= 22
     assert MAX_TIMEOUTS >= 2
     assert MAX_SILENCE_S > EXIT_TIMEOUT_S, "a server that is told to end finishes what runs"
 
 
-def test_heartbeat_gives_a_server_that_refuses_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_gives_more_time_to_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = raw.server(ThreadPoolExecutor(1))  # it knows no method
     port = refusing.add_insecure_port("127.0.0.1:0")
     refusing.start()
@@ -130,7 +130,7 @@ def test_liveness_answers_while_requests_queue_and_is_not_listed(
             assert not beats.killed
 
 
-def test_ask_command_fails_on_a_server_that_hangs_or_is_not_there() -> None:
+def test_ask_command_fails_on_a_hung_or_missing_server() -> None:
     with _hanging() as server:
         assert subprocess.run(["sh", "-c", ask_command(server.url, 1)], check=False).returncode != 0
         assert subprocess.run(["sh", "-c", send_command(server.url, 1)], check=False).returncode == 28

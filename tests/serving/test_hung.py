@@ -67,7 +67,7 @@ sys.stdin.read()
 """
 
 
-def test_a_replica_ends_with_a_hung_triton(tmp_path: Path) -> None:
+def test_ray_replica_exits_when_its_triton_hangs(tmp_path: Path) -> None:
     """For Ray to start another."""
     command = [sys.executable, "-c", ENDS, str(put_echo(tmp_path / "model_repository"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

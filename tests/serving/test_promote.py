@@ -26,7 +26,7 @@ def test_trial_gives_the_reasons_against_a_version() -> None:
     assert failing.refusals(LIMITS) == ["1 requests failed: front: no memory"]
 
 
-def test_a_trial_refuses_scores_that_are_far_apart() -> None:
+def test_trial_refuses_deviating_scores() -> None:
     """Regression: only the label with the highest score was compared."""
     scores = [(np.array([value]), np.array([1 - value])) for value in (0.2, 0.4, 0.6)]
     matches = [
@@ -43,13 +43,13 @@ def test_a_trial_refuses_scores_that_are_far_apart() -> None:
     ("running", "both", "reason"),
     [(["it died"], [], "(the running version: it died)"), ([], ["too long"], "(both versions: too long)")],
 )
-def test_a_trial_without_answers_of_both_is_refused(running: list[str], both: list[str], reason: str) -> None:
+def test_trial_refuses_if_nothing_was_compared(running: list[str], both: list[str], reason: str) -> None:
     (refusal,) = PromotionTrial(TriedVersion(1, [], running), TriedVersion(2, [10.0]), [], both).refusals(LIMITS)
     assert "nothing was compared" in refusal
     assert reason in refusal
 
 
-def test_models_that_generate_are_judged_by_their_next_tokens() -> None:
+def test_same_tokens_compares_up_to_the_first_difference() -> None:
     def answer_of(*tokens: int) -> dict[str, list[str]]:
         return {"text_output": ["any"], "logprobs_output": [json.dumps([{"token": token} for token in tokens])]}
 

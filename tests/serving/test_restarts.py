@@ -66,7 +66,7 @@ def _asking(served: Served, port: int) -> Iterator[Clients]:
         clients.join()
 
 
-def test_gateway_says_503_while_triton_or_a_model_restarts(tmp_path: Path) -> None:
+def test_gateway_answers_503_while_triton_or_a_model_restarts(tmp_path: Path) -> None:
     """Regression: it said 404, which clients do not send again, and went down with Triton."""
     port = free_ports().http
     repository = put_echo(tmp_path / "model_repository")

@@ -60,7 +60,7 @@ def test_restricted_grpc_protocol_needs_the_key(ports: Ports) -> None:
         assert client.get_system_shared_memory_status(headers=header).regions == {}
 
 
-def test_what_clients_need_is_not(ports: Ports) -> None:
+def test_health_and_repository_apis_need_no_key(ports: Ports) -> None:
     assert _status(ports, "/v2/health/ready", {}) == 200
     assert _status(ports, "/v2/repository/index", {}, b"{}") == 200
     assert _status(ports, "/v2/repository/models/any/load", {}, b"{}") == 503, "no model is loaded by a client"

@@ -19,14 +19,14 @@ from builder.serving.server import refusals, triton
 from builder.serving.server.triton import FREE_PORTS, free_ports, running
 
 
-def test_servers_that_start_together_get_other_ports() -> None:
+def test_free_ports_are_distinct_for_concurrent_servers() -> None:
     """No port is one that the system gives to a client, or to another server, before a server takes it."""
     ports = [port for _ in range(10) for port in vars(free_ports()).values()]
     assert len(set(ports)) == 30
     assert set(ports) <= set(FREE_PORTS)
 
 
-def test_a_port_that_somebody_has_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_skip_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_ports().http
     monkeypatch.setattr(triton, "_next_ports", itertools.count(FREE_PORTS.index(port)))
     with socket.socket() as taken:
@@ -52,22 +52,22 @@ def test_triton_refuses_a_repository_without_models(tmp_path: Path) -> None:
     _refused(tmp_path, "holds no model; build one first: build-repo MODEL")
 
 
-def test_shared_memory_too_small(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_refuses_too_small_shared_memory(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refusals, "SHARED_MEMORY_NEEDED", 1 << 60)
     _refused(repository, r"/dev/shm has \d+ MB free; the Python backend needs .* --shm-size")
 
 
-def test_no_wheel_for_the_platform(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_refuses_a_platform_without_a_wheel(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     _refused(repository, "no tritonserver for .* docker compose --profile cpu up")
 
 
-def test_an_interpreter_the_server_has_no_stub_for(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_refuses_a_python_without_a_stub(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", type("Version", (), {"major": 3, "minor": 99})())
     _refused(repository, r"no Python backend for Python 3\.99")
 
 
-def test_a_numpy_that_corrupts_tensors(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_refuses_numpy_2(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "__version__", "2.1.0")
     _refused(repository, "install numpy<2")
 
@@ -78,7 +78,7 @@ def test_triton_refuses_a_public_address_without_insecure_bind(host: str, tmp_pa
     _refused(tmp_path, "holds no model", host="0.0.0.0", insecure_bind=True)
 
 
-def test_a_model_that_does_not_load_is_named(repository: Path) -> None:
+def test_triton_names_a_model_that_does_not_load(repository: Path) -> None:
     (repository / "model" / "config.pbtxt").write_text('name: "model" backend: "python" max_batch_size: 1')
     (repository / "model" / "1").mkdir()
     (repository / "model" / "1" / "model.py").write_text("import no_such_module\n")
@@ -101,11 +101,11 @@ def test_triton_serves_other_models_beside_an_unreadable_configuration(repositor
         pytest.fail("it started")
 
 
-def test_a_folder_without_backends(repository: Path, tmp_path: Path) -> None:
+def test_triton_refuses_a_folder_without_backends(repository: Path, tmp_path: Path) -> None:
     _refused(repository, r"holds no backend: expected NAME/libtriton_NAME\.so in it", backends=tmp_path / "absent")
 
 
-def test_backends_of_a_folder_are_used_instead_of_this_project_s(repository: Path, tmp_path: Path) -> None:
+def test_triton_uses_the_backends_of_a_given_folder(repository: Path, tmp_path: Path) -> None:
     """The server opens the library that is there, which is not a real one, and knows no other backend."""
     library = tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so"
     library.parent.mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_backends_of_a_folder_are_used_instead_of_this_project_s(repository: Pat
     _refused(repository, "model: the embedded Triton has no openvino", backends=tmp_path / "backends")
 
 
-def test_perf_analyzer_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_perf_analyzer_reports_a_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     failed = subprocess.CompletedProcess([], 1, "", "no network\n")

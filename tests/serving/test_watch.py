@@ -232,7 +232,7 @@ def test_backoff_doubles_and_forgets_failures_after_a_while() -> None:
     assert backoff.fail(60.0 + backoff.steady_s, first_at_once=True) == 0
 
 
-def test_server_that_ends_by_itself_restarts_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_running_restarts_a_server_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[TritonServer | None] = []
     lines: list[str] = []
     slept: list[float] = []
@@ -256,7 +256,7 @@ def test_server_that_ends_by_itself_restarts_up_to_a_limit(monkeypatch: pytest.M
     assert [seconds for seconds in slept if seconds] == [1, 3, 7, 15]
 
 
-def test_server_that_never_started_is_not_restarted() -> None:
+def test_keep_running_does_not_retry_the_first_start() -> None:
     def start() -> AbstractContextManager[TritonServer]:
         raise ServeError("holds no model")
 

@@ -34,18 +34,18 @@ def test_levels_are_lists_or_ramps() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1,two", "1.5", "5:1:1", "1:5", "1:5:0", "1:9999:1"])
-def test_what_is_not_a_level_is_refused(text: str) -> None:
+def test_concurrencies_refuse_invalid_levels(text: str) -> None:
     with pytest.raises(SpecError, match="is not a list of numbers such as"):
         concurrencies(text)
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "1,nan", "1:inf:1", "1:2:inf", "1:1e15:1e-3", "1:1e300:1"])
-def test_rates_refuse_values_that_are_not_rates(text: str) -> None:
+def test_rates_refuse_invalid_levels(text: str) -> None:
     with pytest.raises(SpecError, match="is not a list of numbers such as"):
         rates(text)
 
 
-def test_a_mix_shares_a_level() -> None:
+def test_shares_divide_a_level_between_models() -> None:
     mix = shares(["topics:3", "writes"])
     assert mix == {"topics": 0.75, "writes": 0.25}
     assert [TWENTY.part(share).value for share in mix.values()] == [15.0, 5.0]
@@ -55,7 +55,7 @@ def test_a_mix_shares_a_level() -> None:
             shares(wrong)
 
 
-def test_a_csv_of_perf_analyzer() -> None:
+def test_csv_of_perf_analyzer_is_parsed() -> None:
     text = (
         "Concurrency,Inferences/Second,Client Send,Server Queue,Client Recv,p50 latency,p90 latency,p95 latency,"
         "p99 latency\n8,523.5,12,3400,5,14800,21000,22000,30500\n"
@@ -78,7 +78,7 @@ def _export(*requests: dict[str, Any]) -> dict[str, Any]:
     return {"experiments": [{"requests": list(requests), "window_boundaries": boundaries}]}
 
 
-def test_a_stream_is_read_from_the_times_of_its_responses() -> None:
+def test_export_yields_token_times_of_completed_streams() -> None:
     seen = from_export(
         _export(
             _request(900, 950, 990),  # ended before it was measured
@@ -97,12 +97,12 @@ def test_a_stream_is_read_from_the_times_of_its_responses() -> None:
     assert from_export(_export(_request(1100, 1200))).stream is not None, "an answer of one piece"
 
 
-def test_no_stream_that_ended_is_an_error() -> None:
+def test_export_without_a_completed_stream_is_an_error() -> None:
     with pytest.raises(ServeError, match="measure for longer"):
         from_export(_export(_request(2900, 3010)))
 
 
-def test_statistics_between_two_snapshots() -> None:
+def test_statistics_are_the_difference_of_two_snapshots() -> None:
     """The counts are JSON of Triton's gRPC: 64-bit numbers are strings, and zeros are left out."""
     before = {
         "name": "topics",
@@ -174,7 +174,7 @@ def test_compare_pairs_judges_each_pair_of_rounds() -> None:
     assert compare_pairs([0.0, 1.0], [1.0, 1.0]) is None
 
 
-def test_a_run_is_kept_and_read_again(tmp_path: Path) -> None:
+def test_saved_run_is_read_back_unchanged(tmp_path: Path) -> None:
     run = run_of(*encoder(EIGHT, [100.0, 110.0]), *stream(TWENTY, [640.0]))
     save(run, tmp_path / "load.json")
     assert read(tmp_path / "load.json") == run
@@ -193,7 +193,7 @@ def _shown(thing: object) -> str:
     return console.export_text()
 
 
-def test_the_table_has_the_figures_that_were_measured() -> None:
+def test_table_shows_the_measured_figures() -> None:
     both = _shown(table(run_of(*encoder(EIGHT, [100.0, 110.0]), *stream(TWENTY, [640.0, 641.0]))))
     for text in ("topics", "8 at once", "105 ±63.5", "writes", "20/s", "between tokens p50 ms", "tokens/s", "queue ms"):
         assert text in both
@@ -203,7 +203,7 @@ def test_the_table_has_the_figures_that_were_measured() -> None:
     assert "first token" not in alone
 
 
-def test_two_runs_are_compared_by_model_and_level() -> None:
+def test_compare_runs_matches_models_and_levels() -> None:
     before = run_of(*encoder(EIGHT, [100.0, 101.0, 99.0]), *encoder(TWENTY, [20.0]))
     after = run_of(*encoder(EIGHT, [130.0, 131.0, 129.0]), *encoder(TWENTY, [21.0]))
     rows = {(row.level, row.figure.title): row.verdict for row in compare_runs(before, after)}
@@ -218,7 +218,7 @@ def test_two_runs_are_compared_by_model_and_level() -> None:
         compare_runs(run_of(*encoder(TWENTY, [20.0])), run_of(*encoder(EIGHT, [20.0])))
 
 
-def test_the_page_stands_alone_and_shows_every_figure() -> None:
+def test_page_is_self_contained_and_shows_every_figure() -> None:
     levels = [Level("concurrency", value) for value in (1, 8, 32)]
     loads = [load for level in levels for load in encoder(level, [level.value * 10, level.value * 11], "<b>topics")]
     loads += [load for level in levels for load in stream(level, [level.value * 100])]
@@ -234,14 +234,14 @@ def test_the_page_stands_alone_and_shows_every_figure() -> None:
     assert "Measured once" not in html
 
 
-def test_a_page_of_single_measurements_says_that_their_noise_is_unknown() -> None:
+def test_page_of_single_measurements_warns_of_unknown_noise() -> None:
     run = LoadTestRun(**{**vars(run_of(*encoder(EIGHT, [100.0]))), "stopped": "16 at once: p99 of topics is 80 ms"})
     html = page(run)
     assert "the noise of these figures is unknown" in html
     assert "Stopped at 16 at once" in html
 
 
-def test_samples_that_lie_together_do_not_come_together() -> None:
+def test_samples_are_sent_in_random_order() -> None:
     """Ours go from short to long; ten long ones in a row wait for each other, and say nothing of users."""
     samples = [{"text_input": "word " * number} for number in range(50)]
     sent = measure.in_random_order(samples, seed=0)
@@ -254,7 +254,7 @@ def test_samples_that_lie_together_do_not_come_together() -> None:
     assert measure.in_random_order(samples[:1] * 600, seed=0) == samples[:1] * 600
 
 
-def test_a_rate_is_kept_to_the_last_digit_and_is_random() -> None:
+def test_intervals_are_random_with_the_exact_mean_rate() -> None:
     intervals = measure._intervals(20, 6, seed=0)
     assert sum(intervals) / len(intervals) == pytest.approx(50_000, rel=1e-4)
     assert np.std(intervals) == pytest.approx(50_000, rel=0.15), "as of a Poisson process"

@@ -66,12 +66,12 @@ def _lines(plan: ModelPlan) -> dict[str, str]:
     return {line.quantity: line.result for line in plan.lines}
 
 
-def test_a_card_has_nine_tenths_of_its_memory_less_what_the_server_takes() -> None:
+def test_usable_memory_of_a_card_leaves_headroom_and_the_server() -> None:
     assert usable_bytes(Card(name="l4", memory_gb=24)) == pytest.approx(0.9 * 24e9 - SERVER_ON_CARD)
     assert Card(name="t4").memory == 16 << 30
 
 
-def test_an_encoders_instances_on_each_card() -> None:
+def test_plan_counts_the_encoder_instances_that_fit_each_card() -> None:
     plan = _plan(ENCODER, instances=3)
     lines = _lines(plan)
     fit = math.floor((0.9 * 24e9 - SERVER_ON_CARD) / 1.5e9)
@@ -86,7 +86,7 @@ def test_an_encoders_instances_on_each_card() -> None:
     assert "What helps: a larger card" in text
 
 
-def test_a_cache_in_blocks_is_as_large_as_it_is_asked_to_be() -> None:
+def test_plan_of_a_paged_cache_uses_the_requested_size() -> None:
     plan = _plan(DECODER, slots=64, cache_gb=4)
     block = cache_bytes(LAYERS, 1, 128, 2)
     assert _lines(plan)["longest texts at once"] == str(int(4e9 // block) // 32), "4096 tokens in blocks of 128"
@@ -97,7 +97,7 @@ def test_a_cache_in_blocks_is_as_large_as_it_is_asked_to_be() -> None:
     assert "max_length" not in plan.settings
 
 
-def test_a_decoders_slots_on_each_card() -> None:
+def test_plan_counts_the_decoder_slots_that_fit_each_card() -> None:
     plan = _plan(DECODER, slots=8)
     of_slot = cache_bytes(LAYERS, 1, 4096, 2)
     rest = 9 * GB + CONTEXT
@@ -113,7 +113,7 @@ def test_a_decoders_slots_on_each_card() -> None:
     assert shared.settings["cache_gb"] == 2
 
 
-def test_what_a_card_cannot_run_is_said() -> None:
+def test_plan_names_options_that_a_card_does_not_support() -> None:
     (text,) = _plan(ENCODER, gpus=[{"name": "t4"}], precision="bf16").lacking
     assert text.startswith("GPU 0: ")
     assert "bf16" in text
@@ -125,7 +125,7 @@ def test_what_a_card_cannot_run_is_said() -> None:
         _spec(gpus=[{"name": "voodoo2"}])
 
 
-def test_a_build_gets_the_numbers_of_the_plan() -> None:
+def test_build_applies_the_gpu_settings_of_the_plan() -> None:
     """In models.yaml: they come out in config.pbtxt."""
     plan = _plan(ENCODER, instances=2, gpu={"devices": [0, 1]})
     assert plan.gpu_memory == {0: 3 * GB, 1: 3 * GB}
@@ -147,7 +147,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.Mach
     return machine.plan(specs)[1]
 
 
-def test_the_models_of_a_card_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_adds_up_the_models_of_each_card(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _machine(monkeypatch, _spec("a"), _spec("b", gpu={"devices": [1]}), _spec("c", gpu={"devices": [1]}))
     lines = {line.quantity: line.formula for line in found.lines}
     assert lines["GPU 0 (l4)"].endswith("of the server + a")
@@ -161,7 +161,7 @@ def test_the_models_of_a_card_are_added_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert any(text.startswith("GPU 0 (l4)") and "a, b, c, d need" in text for text in crowded.lacking)
 
 
-def test_a_replica_gets_as_many_cards_as_its_models_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_replica_requests_every_card_of_its_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "needs_of", lambda spec: ENCODER)
     file = tmp_path / "models.yaml"
     file.write_text(
@@ -178,13 +178,13 @@ def test_a_replica_gets_as_many_cards_as_its_models_name(monkeypatch: pytest.Mon
     assert as_built([model], 4).gpus == 2
 
 
-def test_a_pod_has_room_on_its_cards_or_none() -> None:
+def test_pod_fits_only_if_each_card_has_enough_memory() -> None:
     on_second = Pod((ModelPlan("a", (), {}, GB, 0, gpu_memory={1: 10 * GB}),))
     assert on_second.fits(PodSize(4, 64 * GB, None, (HEADROOM * 24 * GB, HEADROOM * 24 * GB)))
     assert not on_second.fits(PodSize(4, 64 * GB, None, (HEADROOM * 24 * GB, HEADROOM * 8 * GB)))
 
 
-def test_an_encoder_without_heads_is_planned_too(tmp_path: Path) -> None:
+def test_plan_supports_an_encoder_without_attention_heads(tmp_path: Path) -> None:
     """FNet's config has none: Fourier transforms take the place of attention."""
     folder = make_checkpoint(tmp_path / "c", "fnet", "text-classification", {0: "a", 1: "b"})
     config = json.loads((folder / "config.json").read_text())
@@ -194,7 +194,9 @@ def test_an_encoder_without_heads_is_planned_too(tmp_path: Path) -> None:
     assert needs.activations > 0
 
 
-def test_what_a_call_computes_is_from_the_checkpoints_config(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_gpu_needs_come_from_the_config_without_cpu_latencies(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Nothing is measured on a GPU, and nothing that was measured on a CPU is said of one."""
     load, gpu = {"requests_per_s": 1}, {"target": "cuda", "precision": "fp16", "machine": {"gpus": [{"name": "l4"}]}}
     for name, kind in (("topics", "encoder"), ("writes", "generation")):

@@ -19,7 +19,7 @@ from builder.serving.plan.needs import needs_of, published
 from tests.decoders import make_decoder_checkpoint
 
 
-def test_a_config_says_what_the_weights_would(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_needs_from_the_config_equal_those_of_the_weights(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     for name in ("topics", "writes", "sums"):
         spec = make_spec(model=str(checkpoint(name)), output=tmp_path, slots=4)
         needs, built = needs_of(spec), resolve(spec)
@@ -39,13 +39,13 @@ def test_a_config_says_what_the_weights_would(checkpoint: Callable[[str], Path],
             assert (needs.kind, needs.length) == ("encoder", built.max_length)
 
 
-def test_a_model_that_looks_for_padding_is_planned_without_its_weights(tmp_path: Path) -> None:
+def test_needs_of_a_model_with_a_pad_token_require_no_weights(tmp_path: Path) -> None:
     folder = make_decoder_checkpoint(tmp_path / "pads", "gpt2", pad_token_id=0)
     needs = needs_of(make_spec(model=str(folder), output=tmp_path))
     assert needs.layers == cache_shapes(resolve(make_spec(model=str(folder), output=tmp_path)).model)
 
 
-def test_a_published_model_says_its_sizes_and_speeds(repository: Path, checkpoint: Callable[[str], Path]) -> None:
+def test_needs_of_a_published_model_include_its_latencies(repository: Path, checkpoint: Callable[[str], Path]) -> None:
     encoder = published(repository, "topics")
     assert encoder.kind == "encoder"
     assert encoder.latency is not None
@@ -61,6 +61,6 @@ def test_a_published_model_says_its_sizes_and_speeds(repository: Path, checkpoin
     assert machine.shm >= 256 << 20
 
 
-def test_what_another_engine_runs_is_refused() -> None:
+def test_needs_of_a_vllm_model_are_refused() -> None:
     with pytest.raises(SpecError, match="vllm plans its own memory"):
         needs_of(make_spec(model="org/it", engine="vllm", load={"requests_per_s": 1}))

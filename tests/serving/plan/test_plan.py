@@ -50,7 +50,7 @@ def _decoder(load: dict[str, Any], needs: ModelNeeds = DECODER, **options: Any) 
     return plan_generating(spec.capacity, spec.load, needs)
 
 
-def test_a_line_is_found_in_what_was_measured() -> None:
+def test_costs_are_fitted_to_measured_latencies() -> None:
     cost = encoder_cost(GRID)
     assert cost is not None
     assert (cost.call, cost.part) == pytest.approx((2.0, 0.01))
@@ -65,7 +65,7 @@ def test_a_line_is_found_in_what_was_measured() -> None:
     assert through_zero.call == 0, "a call costs nothing rather than less"
 
 
-def test_an_encoders_batches_are_what_arrives_meanwhile() -> None:
+def test_plan_batches_texts_that_arrive_during_a_call() -> None:
     """500 texts/s of 64 tokens: each keeps it busy for 0.64 ms, so 0.32 of the time; 500 * 2 / (1000 - 320) = 1.47."""
     plan = _encoder({"requests_per_s": 500, "tokens": 64, "p99_ms": 40})
     lines = _lines(plan)
@@ -88,7 +88,7 @@ def test_an_encoders_batches_are_what_arrives_meanwhile() -> None:
     assert plan.cores == pytest.approx(0.32 * 4), "of its texts: batches grow until the calls fit beside them"
 
 
-def test_batches_are_counted_in_texts_as_triton_and_the_front_count_them() -> None:
+def test_plan_counts_batches_in_texts() -> None:
     """8 texts come with each request, 27 at most 99 times of 100: a batch of 8 would have one request."""
     plan = _encoder({"requests_per_s": 50, "texts": 8, "tokens": 64})
     assert _lines(plan)["texts that arrive during a batch"] == "8 on average, 27 at most 99 times of 100"
@@ -96,13 +96,13 @@ def test_batches_are_counted_in_texts_as_triton_and_the_front_count_them() -> No
     assert plan.shm == (1 << 20) + 64 * ((1 << 20) + 1536), "of 64 clients with a text each"
 
 
-def test_waits_grow_long_before_full_utilisation() -> None:
+def test_plan_p99_grows_with_utilisation() -> None:
     """Regression: p99 was the same for a twentieth, a third and two thirds of the time."""
     p99 = [float(_lines(_encoder({"requests_per_s": rate}))["p99"].split()[0]) for rate in (75, 500, 1000)]
     assert p99[0] < 0.7 * p99[1] < 0.7 * 0.7 * p99[2]
 
 
-def test_a_batch_is_as_large_as_it_must_be_or_requests_pile_up() -> None:
+def test_plan_enlarges_batches_until_requests_do_not_pile_up() -> None:
     """In small batches texts of one length are rare, so that much is padding."""
     plan = _encoder({"requests_per_s": 1000, "tokens": 64})
     assert plan.settings["max_batch_size"] == 64
@@ -112,20 +112,20 @@ def test_a_batch_is_as_large_as_it_must_be_or_requests_pile_up() -> None:
     assert text.startswith("requests pile up")
 
 
-def test_a_backlog_that_grows_slowly_is_one_too() -> None:
+def test_plan_detects_a_slowly_growing_backlog() -> None:
     """A hundredth more comes than goes: during the requests that are played through, waits grow from 0.4 s to 0.6 s."""
     (text,) = _encoder({"requests_per_s": 1245, "tokens": 64}).lacking
     assert "texts take 101% of the time in which they come, in batches of at most 256" in text
 
 
-def test_an_encoders_budget_holds_a_text_and_keeps_what_was_asked_for() -> None:
+def test_token_budget_covers_the_longest_text_and_meets_p99() -> None:
     assert _encoder({"p99_ms": 5}).settings["serving.token_budget"] == 256
     assert _encoder({"p99_ms": 5, "longest": 40}).settings["serving.token_budget"] == 40
     assert _encoder({}).settings["serving.token_budget"] == 2048
     assert _encoder({"p99_ms": 500}).settings["serving.token_budget"] == 2048
 
 
-def test_more_texts_than_an_encoder_has_time_for() -> None:
+def test_plan_reports_an_overloaded_encoder() -> None:
     plan = _encoder({"requests_per_s": 2000, "tokens": 64}, replace(ENCODER, faster="int8-static OpenVINO"))
     (text,) = plan.lacking
     assert "it holds 1,250 requests/s" in text, "0.8 of 1,562"
@@ -133,20 +133,20 @@ def test_more_texts_than_an_encoder_has_time_for() -> None:
     assert "int8-static OpenVINO, which was the fastest" in text
 
 
-def test_a_limit_that_batches_do_not_keep() -> None:
+def test_plan_reports_a_missed_p99_with_remedies() -> None:
     (text,) = _encoder({"requests_per_s": 500, "tokens": 64, "p99_ms": 6}).lacking
     assert re.match(r"99 of 100 within \d\d ms, not 6 ms\. What helps: fewer requests a second, more cores", text)
     (text,) = _encoder({"requests_per_s": 1, "tokens": 200, "p99_ms": 4}).lacking
     assert "What helps: shorter texts" in text
 
 
-def test_a_response_cache_for_texts_that_come_again() -> None:
+def test_plan_sizes_the_response_cache_for_distinct_texts() -> None:
     plan = _encoder({"distinct_texts": 10_000})
     assert plan.response_cache == power_of_two(10_000 * 1536 * 2)
     assert plan.settings["serving.response_cache"] is True
 
 
-def test_what_was_not_measured_is_planned_without_speed() -> None:
+def test_plan_without_latencies_has_no_speed() -> None:
     plan = _encoder({"p99_ms": 1}, ModelNeeds("encoder", 100_000_000, 256, measured="not measured: build it"))
     assert plan.cores is None
     assert plan.lacking == ()
@@ -165,7 +165,7 @@ def test_plan_accepts_a_build_without_a_cost_per_token() -> None:
     assert plan.lacking == ()
 
 
-def test_slots_are_what_runs_at_once_and_some_more() -> None:
+def test_plan_sizes_slots_for_concurrent_answers_with_a_margin() -> None:
     """5/s x 128 tokens = 640 tokens/s, 20 tokens x 0.5 ms = 50 ms/s of prompts: 640 * 5 / (850 - 50 - 640) = 20."""
     plan = _decoder({"requests_per_s": 5, "tokens": 20, "answer_tokens": 128, "longest": 100})
     lines = _lines(plan)
@@ -180,12 +180,12 @@ def test_slots_are_what_runs_at_once_and_some_more() -> None:
     assert plan.lacking == ()
 
 
-def test_plan_counts_steps_of_answers_that_run_alone() -> None:
+def test_plan_counts_decode_steps_of_single_answers() -> None:
     """1/s x 8 tokens of 6 ms each, and 8 tokens of a prompt x 0.5 ms: 52 ms of each second, of 4 cores."""
     assert _decoder({"requests_per_s": 1, "tokens": 8, "answer_tokens": 8}).cores == pytest.approx(4 * 0.052)
 
 
-def test_prefill_is_what_running_answers_may_wait_for() -> None:
+def test_plan_limits_prefill_by_the_time_between_tokens() -> None:
     load = {"requests_per_s": 5, "tokens": 20, "answer_tokens": 128}
     assert _decoder({**load, "between_tokens_ms": 75}).settings["serving.prefill_tokens"] == 100, "(75 - 25) / 0.5"
     assert _decoder({**load, "between_tokens_ms": 27}).settings["serving.prefill_tokens"] == 32
@@ -204,7 +204,7 @@ def test_plan_reports_too_many_tokens_and_too_large_a_cache() -> None:
     assert _lines(plan)["most slots"] == "9", "(700 - 584) MB of 12.6 MB"
 
 
-def test_an_eight_bit_cache_and_one_of_blocks() -> None:
+def test_plan_sizes_int8_and_paged_caches() -> None:
     load = {"requests_per_s": 5, "tokens": 20, "answer_tokens": 128}
     narrow, full = (_decoder(load, replace(DECODER, cache=cache)) for cache in ("int8", "float32"))
     rest = PROCESS + DECODER.weights
@@ -221,7 +221,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.Mach
     return machine.plan(specs)[1]
 
 
-def test_models_of_one_machine_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_adds_up_the_models_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = _spec({"requests_per_s": 500}, name="encoder")
     writes = _spec({"requests_per_s": 5, "tokens": 20}, name="writes")
     sums = _machine(monkeypatch, encoder, writes, make_spec(model="org/idle"))
@@ -251,7 +251,7 @@ def test_models_of_one_machine_are_added_up(monkeypatch: pytest.MonkeyPatch) -> 
         ({"queue": {"timeout_action": "DELAY"}}, "each for at most 30 s, and then behind all others"),
     ],
 )
-def test_it_is_said_what_limits_an_encoders_queue(
+def test_plan_notes_the_queue_limits_of_an_encoder(
     options: dict[str, Any], note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "needs_of", lambda spec: ENCODER)
@@ -261,7 +261,7 @@ def test_it_is_said_what_limits_an_encoders_queue(
     assert not any("lets" in text and note not in text for text in plan.notes)
 
 
-def test_a_plan_is_of_one_machine_and_of_some_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_requires_a_load_and_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match="no model states a load"):
         machine.plan([make_spec(model="org/it")])
     other = _spec({}, name="writes", machine={"cores": 8})

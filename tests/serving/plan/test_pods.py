@@ -27,7 +27,7 @@ models:
 """
 
 
-def test_each_pod_gets_its_share_of_the_requests() -> None:
+def test_load_is_shared_between_pods() -> None:
     assert Load(requests_per_s=60, tokens=8).shared_by(3) == Load(requests_per_s=20, tokens=8)
 
 
@@ -46,7 +46,7 @@ def test_pods_take_the_largest_models_first() -> None:
     assert pods_needed(large, PodSize(4, 20 * GB)) == 1
 
 
-def test_what_has_no_room_anywhere_is_said() -> None:
+def test_divide_models_returns_models_that_fit_no_pod() -> None:
     filled, left = divide_models(PLANS, 1, PodSize(4, 4 * GB))
     assert [plan.name for plan in left] == ["b", "a"]
     assert [plan.name for plan in filled[0].plans] == ["c"]
@@ -79,7 +79,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
         ("4", "2", 1, "no room for b: a larger pod is needed"),
     ],
 )
-def test_a_plan_says_what_its_pods_hold(
+def test_plan_command_prints_the_contents_of_pods(
     memory: str, pods: str, status: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "models.yaml"

@@ -24,7 +24,7 @@ def test_waits_of_single_requests_match_the_mm1_queue() -> None:
 
 
 @pytest.mark.parametrize(("busy", "call"), [(0.3, 0.0), (0.6, 0.0), (0.6, 4.0), (0.5, 10.0)])
-def test_waits_are_those_of_pollaczek_and_khinchine(busy: float, call: float) -> None:
+def test_waits_match_the_pollaczek_khinchine_formula(busy: float, call: float) -> None:
     """M/G/1, and M/D/1 where a call costs the same for any text: the mean wait is rate * E[S^2] / (2 (1 - busy))."""
     cost = CallCost(call, 1 - call / 10)  # 10 ms for a text of 10 tokens, which is the average of texts
     rate = 100 * busy
@@ -47,13 +47,13 @@ def test_batches_sustain_more_than_single_requests() -> None:
     assert few.max() > 1000, "more come than go"
 
 
-def test_it_is_seen_that_more_come_than_go() -> None:
+def test_full_share_detects_overload() -> None:
     """100 a second in calls of 10 ms, each of one request of two texts, or of two."""
     for rows, share in ((2, 1.0), (3, 1.0), (4, 0.5)):
         assert full_share(CallCost(10, 0), 100, 2, 10, 10, Batching(1 << 30, rows, 1 << 20)) == pytest.approx(share)
 
 
-def test_a_batch_costs_its_calls_and_their_padding() -> None:
+def test_batch_ms_adds_calls_and_padding() -> None:
     """Texts of 10, 10 and 100 tokens: one call pads two of them to 100, two calls cost one call more."""
     tokens = np.array([10.0, 100.0, 10.0])
     assert batch_ms(CallCost(5, 0.1), tokens, Batching(2048, 8, 1000)) == pytest.approx(5 + 30)
@@ -62,11 +62,11 @@ def test_a_batch_costs_its_calls_and_their_padding() -> None:
 
 
 @pytest.mark.parametrize(("mean", "longest"), [(40, 256), (40, 41), (1, 10_000)])
-def test_lengths_have_their_mean_and_none_is_longer_than_the_longest(mean: float, longest: float) -> None:
+def test_lengths_have_the_requested_mean_and_maximum(mean: float, longest: float) -> None:
     drawn = lengths(mean, longest, 50_000, np.random.default_rng(1))
     assert drawn.mean() == pytest.approx(mean, rel=0.02)
     assert drawn.max() <= longest
 
 
-def test_texts_that_are_all_as_long_as_they_may_be() -> None:
+def test_lengths_are_constant_if_mean_equals_maximum() -> None:
     assert set(lengths(64, 64, 10, np.random.default_rng(1))) == {64.0}

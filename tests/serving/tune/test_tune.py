@@ -40,7 +40,7 @@ def _loads(*figures: tuple[float, float]) -> list[LoadMeasurement]:
     return [encoder(level, [rate], p99_ms=p99)[0] for level, (rate, p99) in zip(LEVELS, figures, strict=False)]
 
 
-def test_the_best_level_is_the_most_throughput_within_the_limit() -> None:
+def test_best_outcome_has_the_highest_throughput_within_the_limit() -> None:
     best = best_outcome(_loads((50, 8), (180, 30), (210, 90)), 40)
     assert (best.level, best.throughput, best.score) == (LEVELS[1], 180, 180)
     over = best_outcome(_loads((50, 80), (180, 120)), 40)
@@ -49,13 +49,13 @@ def test_the_best_level_is_the_most_throughput_within_the_limit() -> None:
     assert streams.throughput == 400, "tokens, and the limit is about the first"
 
 
-def test_a_point_is_settings_and_back() -> None:
+def test_choices_and_settings_convert_into_each_other() -> None:
     point = choices(HAS, 4, SPACE)
     assert point == {SHARED: "1x4", "max_batch_size": 64}
     assert settings_of(point) == {"instances": 1, "threads": 4, "max_batch_size": 64}
 
 
-def test_slots_that_do_not_fit_into_memory_are_not_tried(tmp_path: Path) -> None:
+def test_space_excludes_slots_that_do_not_fit_into_memory(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "config.pbtxt").write_text('name: "writes"\n')
     arena = replace(decoder_serving().arena, slots=3)
@@ -92,7 +92,7 @@ def _search(
     return result, attempts
 
 
-def test_a_better_point_is_found_and_no_point_is_measured_twice() -> None:
+def test_search_finds_a_better_point_and_measures_none_twice() -> None:
     pytest.importorskip("optuna", reason="of the extra tune")
     result, attempts = _search({"1x1": 50, "1x4": 100, "2x2": 130})
     assert result.settings is not None
@@ -102,7 +102,7 @@ def test_a_better_point_is_found_and_no_point_is_measured_twice() -> None:
     assert len(attempts) == len({str(one) for one in attempts}), "six points, one of them as it is"
 
 
-def test_defaults_that_nothing_beats_stay() -> None:
+def test_search_keeps_defaults_that_nothing_beats() -> None:
     pytest.importorskip("optuna", reason="of the extra tune")
     result, _ = _search({"1x1": 50, "1x4": 100, "2x2": 90})
     assert result.settings is None
@@ -112,7 +112,7 @@ def test_defaults_that_nothing_beats_stay() -> None:
     assert "not more than noise ahead" in result.reason
 
 
-def test_a_setting_that_does_not_load_is_passed_over() -> None:
+def test_search_skips_a_setting_that_does_not_load() -> None:
     pytest.importorskip("optuna", reason="of the extra tune")
     result, _ = _search({"1x1": 120, "1x4": 100, "2x2": 130}, refused="2x2")
     assert result.settings is not None
@@ -156,7 +156,7 @@ models:
 """
 
 
-def test_the_winner_is_written_beside_what_was_there(tmp_path: Path) -> None:
+def test_write_settings_preserves_comments_and_other_settings(tmp_path: Path) -> None:
     pytest.importorskip("ruamel.yaml", reason="of the extra tune")
     path = tmp_path / "models.yaml"
     path.write_text(MODELS)
@@ -174,7 +174,7 @@ def test_the_winner_is_written_beside_what_was_there(tmp_path: Path) -> None:
         write_settings(path, "absent", settings, "")
 
 
-def test_a_tuned_decoder_is_what_a_build_by_the_file_that_tune_wrote_makes(
+def test_tuned_decoder_equals_a_build_from_the_tuned_file(
     built: Callable[[str], Path], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of the command but the load tests, and the build after it."""
@@ -210,7 +210,7 @@ def _memory_and_rest(config: Path) -> tuple[int, object]:
     return memory, parsed
 
 
-def test_tune_writes_no_invalid_specification(tmp_path: Path) -> None:
+def test_write_settings_refuses_invalid_settings(tmp_path: Path) -> None:
     pytest.importorskip("ruamel.yaml", reason="of the extra tune")
     path = tmp_path / "models.yaml"
     path.write_text(MODELS)
