@@ -21,12 +21,12 @@ def rows() -> list[dict[str, str]]:
     return list(document["rows"])
 
 
-def test_the_table_lists_every_architecture_of_this_transformers() -> None:
+def test_table_lists_every_architecture_of_transformers() -> None:
     listed = [(row["head"], row["model_type"]) for row in rows()]
     assert listed == [(head, model_type) for head in HEADS for model_type in architectures(head)]
 
 
-def test_every_outcome_is_known_and_has_its_reason() -> None:
+def test_table_outcomes_are_known_and_have_a_reason() -> None:
     for row in rows():
         assert row["outcome"] in OUTCOMES
         assert row["reason"] or row["outcome"] == "verified", row
@@ -47,14 +47,16 @@ def test_every_outcome_is_known_and_has_its_reason() -> None:
         pytest.param("TOKEN_CLASSIFICATION", "megatron-bert", "verified", "", marks=pytest.mark.slow),
     ],
 )
-def test_a_part_of_the_table(head: str, model_type: str, outcome: str, message: str, tmp_path: Path) -> None:
+def test_outcomes_of_the_table_are_reproduced(
+    head: str, model_type: str, outcome: str, message: str, tmp_path: Path
+) -> None:
     row = tried(head, model_type, tmp_path)
     assert row.outcome == outcome, row
     assert message in row.reason
     assert (row.error is None) == (outcome != "verified")
 
 
-def test_an_answer_that_is_not_pytorchs_is_noticed() -> None:
+def test_row_error_refuses_an_answer_unlike_pytorch() -> None:
     model = tiny_model("TOKEN_CLASSIFICATION", "bert")
     feeds = {"input_ids": np.array([[5, 6, 7, 0]]), "attention_mask": np.array([[1, 1, 1, 0]])}
     with torch.no_grad():
@@ -64,7 +66,7 @@ def test_an_answer_that_is_not_pytorchs_is_noticed() -> None:
         row_error(model, feeds, {"logits": logits * 1.01}, 0)
 
 
-def test_the_limit_is_of_a_processors_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_counts_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: by the clock, a build that waited for other programs was listed as wrong."""
 
     def endless(*_: object) -> None:
@@ -78,7 +80,7 @@ def test_the_limit_is_of_a_processors_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("model_type", ["afmoe", "axk2"])
-def test_a_tiny_router_tells_its_experts_apart(model_type: str) -> None:
+def test_tiny_routers_have_no_zero_weights(model_type: str) -> None:
     """Theirs begin with zeros: all experts are equal then, and PyTorch and ONNX Runtime choose others of them."""
     model = tiny_model("CAUSAL_LM", model_type)
     assert not [name for name, tensor in model.named_parameters() if tensor.dim() > 1 and not tensor.count_nonzero()]

@@ -16,14 +16,14 @@ from tests.tiny_encoders import make_checkpoint
 
 
 @pytest.mark.skipif(bool(gpus()), reason="a GPU is here: it would be measured")
-def test_without_a_gpu_nothing_is_measured_and_nothing_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_benchmark_without_a_gpu_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["gpu", "--output", str(tmp_path / "figures.json")])
     with pytest.raises(SystemExit, match=r"no NVIDIA GPU here .* nothing was measured"):
         gpu.main()
     assert not (tmp_path / "figures.json").exists()
 
 
-def test_the_sides_run_and_name_what_they_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_benchmark_runs_every_side_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over models of the same architectures, small enough for a test."""
     bert = make_checkpoint(tmp_path / "bert", "bert", "feature-extraction", vocab_size=20_000)
     monkeypatch.setattr(gpu, "minilm", lambda: bert)

@@ -16,7 +16,7 @@ from scripts.benchmarks.generation import WORKS, make_work
 from scripts.benchmarks.peers.clock import Clock
 
 
-def test_the_clock_says_rates_and_the_medians_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_returns_rates_and_median_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     clock = Clock()
@@ -37,7 +37,7 @@ def test_the_clock_says_rates_and_the_medians_of_requests(monkeypatch: pytest.Mo
     assert figures["inter_token_ms"] == pytest.approx(1000 * 0.5)
 
 
-def test_figures_of_other_sides_stay(tmp_path: Path) -> None:
+def test_write_figures_keeps_figures_of_other_sides(tmp_path: Path) -> None:
     """A table is taken in several runs of a few minutes."""
     path = tmp_path / "figures.json"
     write_figures(path, {"date": "1", "models": {"gpt2": {"ours": {"1": {"tokens_per_s": 1}}}}})
@@ -48,7 +48,7 @@ def test_figures_of_other_sides_stay(tmp_path: Path) -> None:
     }
 
 
-def test_figures_of_other_work_do_not_come_into_one_file(tmp_path: Path) -> None:
+def test_refuse_other_rejects_figures_of_another_workload(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     refuse_other(None, work="long")
     refuse_other(path, work="long")
@@ -58,7 +58,7 @@ def test_figures_of_other_work_do_not_come_into_one_file(tmp_path: Path) -> None
         refuse_other(path, work="long")
 
 
-def test_figures_say_when_on_what_and_with_which_versions() -> None:
+def test_circumstances_have_date_machine_and_versions() -> None:
     assert set(circumstances()) == {"date", "cores", "cpu", "versions"}
 
 
@@ -73,7 +73,7 @@ class Words:
 
 
 @pytest.mark.parametrize("kind", WORKS)
-def test_work_keeps_to_its_lengths_and_to_the_positions_of_the_model(kind: str) -> None:
+def test_make_work_respects_lengths_and_positions(kind: str) -> None:
     (least, most), (fewest, longest) = WORKS[kind]
     work = make_work(Words(), 20, kind)
     assert all(least - 1 <= len(item.prompt) <= most for item in work)

@@ -110,7 +110,7 @@ def test_commands_that_read_a_repository_load_no_torch() -> None:
         (["loadtest", "m", "--concurrency", "8"], "did you mean build-repo load-test?"),
     ],
 )
-def test_errors_are_lines_not_tracebacks(
+def test_errors_are_reported_without_a_traceback(
     arguments: list[str], message: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -168,7 +168,7 @@ def test_program_exits_without_unloading_torch(module: str, said: str) -> None:
         (["--help"], "One of fp32, fp16, bf16, int8,"),
     ],
 )
-def test_version_and_help(arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help_are_printed(arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 0

@@ -102,7 +102,7 @@ def _digest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("builder/parts/tables.py", "SEEN = 15", "SEEN = 16", False),
     ],
 )
-def test_an_edit_counts_where_the_code_reaches_it(
+def test_digest_changes_only_with_reachable_code(
     file: str, before: str, after: str, other: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in FILES.items():
@@ -115,7 +115,7 @@ def test_an_edit_counts_where_the_code_reaches_it(
     assert (_digest(tmp_path, monkeypatch) != first) is other
 
 
-def test_what_is_traced_reaches_the_rewrites_after_it() -> None:
+def test_places_of_to_onnx_include_its_graph_rewrites() -> None:
     """Otherwise the hash of an export would cover too little."""
     reached = code_hash.places_of("builder.graphs.export.program", "to_onnx")
     assert ("builder.graphs.onnx.cleanup", "clean") in reached
@@ -141,7 +141,7 @@ def _by_keyword(x: int, *, held: Callable[..., int] = abs) -> int:
     return held(x)
 
 
-def test_what_a_function_holds_is_of_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_hash_covers_closures_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     """The definition of a function does not name the functions that it holds."""
     monkeypatch.setattr(_by_default, "__defaults__", (code_hash._is_text,))
     monkeypatch.setattr(_by_keyword, "__kwdefaults__", {"held": code_hash._is_text})
@@ -152,7 +152,7 @@ def test_what_a_function_holds_is_of_its_hash(monkeypatch: pytest.MonkeyPatch) -
         assert ("tests.code_hash", "_is_text") in looked_up
 
 
-def test_the_buckets_of_t5_are_of_the_hash_of_its_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_hash_covers_the_replaced_bias_of_t5(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up = _asked(monkeypatch)
     with with_bias_by_row(T5Attention):
         kept_exports._code(T5Attention.compute_bias)

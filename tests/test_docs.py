@@ -40,12 +40,12 @@ def test_generated_parts_are_up_to_date(page: str) -> None:
     assert rendered(PAGES[page]) == PAGES[page], "run scripts/docs"
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_at_most_8_kib() -> None:
     assert len(README.encode()) <= 8192
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_is_understood(page: str) -> None:
+def test_documented_commands_are_valid(page: str) -> None:
     for language, _, text in blocks(PAGES[page]):
         if language == "bash":
             for words in commands(text):
@@ -79,26 +79,26 @@ def test_every_command_is_understood(page: str) -> None:
         "pip install 'triton-model-repository-builder[gpus]'",
     ],
 )
-def test_a_misspelt_command_is_found(command: str) -> None:
+def test_check_command_refuses_a_misspelt_command(command: str) -> None:
     (words,) = commands(command)
     with pytest.raises(AssertionError):
         check_command(words)
 
 
 @pytest.mark.parametrize("code", ["--instanses 2", "--precision int3", "build-repo chek", "scripts/docs --chek"])
-def test_a_misspelt_option_in_running_text_is_found(code: str) -> None:
+def test_check_inline_refuses_a_misspelt_option(code: str) -> None:
     with pytest.raises(AssertionError):
         check_inline(code)
 
 
-def test_code_in_running_text_is_found() -> None:
+def test_inline_code_is_found_in_running_text() -> None:
     assert inline_code("See `build-repo\ncheck`,\n```bash\n`not this`\n```\nand `--name`.") == [
         "build-repo check",
         "--name",
     ]
 
 
-def test_the_documentation_shows_every_verb() -> None:
+def test_documentation_shows_every_verb() -> None:
     shown = {words[1] for text in PAGES.values() for _, _, block in blocks(text) for words in _build_repo(block)}
     assert set(VERBS) - shown == set(), "show them in a bash block of docs/guides"
 
@@ -108,7 +108,7 @@ def _build_repo(block: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_example_is_valid(page: str, tmp_path: Path) -> None:
+def test_documented_examples_are_valid(page: str, tmp_path: Path) -> None:
     for language, title, text in blocks(PAGES[page]):
         assert language in ("bash", "text", "yaml", "json", "python", "dockerfile"), f"a block of {language!r}"
         if language == "yaml":
@@ -120,7 +120,7 @@ def test_every_example_is_valid(page: str, tmp_path: Path) -> None:
                 assert (ROOT / source).exists()
 
 
-def test_an_example_that_is_not_valid_is_found(tmp_path: Path) -> None:
+def test_check_yaml_and_check_python_refuse_invalid_examples(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="did you mean 'precision'"):
         check_yaml('title="models.yaml"', "models: [{model: a/b, precison: int8}]", tmp_path)
     with pytest.raises(AssertionError, match="has no buildd"):
@@ -130,14 +130,14 @@ def test_an_example_that_is_not_valid_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_path_that_a_page_names_exists(page: str) -> None:
+def test_paths_in_pages_exist(page: str) -> None:
     for code in inline_code(PAGES[page]):
         name = code.split()[0]
         if PATH.fullmatch(name) and "my_" not in name and name not in WRITTEN_BY_USERS:
             assert (ROOT / name).exists(), f"{name} does not exist"
 
 
-def test_the_tree_of_the_project_is_true() -> None:
+def test_documented_project_tree_matches_the_files() -> None:
     tree = (
         PAGES["docs/explanation/architecture.md"].split("## Where things are")[1].split("```text\n")[1].split("```")[0]
     )
@@ -157,7 +157,7 @@ def test_the_tree_of_the_project_is_true() -> None:
     assert {path.name for path in there - shown} <= {"__init__.py", "__pycache__"}, "not in the tree"
 
 
-def test_what_the_python_page_says_can_be_imported_can_be() -> None:
+def test_documented_python_names_can_be_imported() -> None:
     page = PAGES["docs/reference/python.md"]
     elsewhere = set(re.findall(r"`(\w+)`", page.split("except", 1)[1].split("Importing", 1)[0]))
     described = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE)} - {"errors"}
@@ -165,7 +165,7 @@ def test_what_the_python_page_says_can_be_imported_can_be() -> None:
     assert elsewhere <= described
 
 
-def test_links_outside_the_site_lead_somewhere() -> None:
+def test_links_to_files_outside_the_site_exist() -> None:
     """The tool mkdocs checks links between pages; those of the files beside it are checked here."""
     for page in ("README.md", "SECURITY.md", "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text("utf-8")):
@@ -173,7 +173,7 @@ def test_links_outside_the_site_lead_somewhere() -> None:
                 assert (ROOT / target.split("#")[0]).exists(), f"{page}: {target}"
 
 
-def test_every_key_of_the_configuration_is_described() -> None:
+def test_configuration_reference_describes_every_key() -> None:
     groups: list[type[BaseModel]] = [BuildSpec]
     for group in groups:
         for name, field in group.model_fields.items():
@@ -183,7 +183,7 @@ def test_every_key_of_the_configuration_is_described() -> None:
     assert len(groups) > 5
 
 
-def test_the_picture_has_a_title_and_needs_nothing() -> None:
+def test_picture_has_a_title_and_is_self_contained() -> None:
     picture = ElementTree.parse(ROOT / "docs" / "images" / "data-flow.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
     assert picture.find(f"{space}title") is not None
@@ -205,7 +205,7 @@ class _Fetches(HTMLParser):
             self.sources.append(attributes.get("href") or "")
 
 
-def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     built = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -37,7 +37,7 @@ def _refuse(options: dict[str, Any]) -> None:
         ({"gpu": "v100", "target": "tensorrt", "triton": "24.10"}, r"needs compute capability 7\.5 \(TensorRT"),
     ],
 )
-def test_what_a_card_cannot_run_is_refused_with_its_source(options: dict[str, Any], message: str) -> None:
+def test_refuse_card_names_the_requirement_and_its_source(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         _refuse(options)
 
@@ -52,11 +52,11 @@ def test_what_a_card_cannot_run_is_refused_with_its_source(options: dict[str, An
         {"gpu": {"card": "h100", "devices": [1]}, "engine": "vllm", "precision": "fp8"},
     ],
 )
-def test_what_a_card_can_run_or_no_card_is_not_refused(options: dict[str, Any]) -> None:
+def test_refuse_card_accepts_supported_options_and_no_card(options: dict[str, Any]) -> None:
     _refuse(options)
 
 
-def test_a_card_is_an_option_of_the_command_line_and_of_the_file() -> None:
+def test_card_is_set_on_the_command_line_and_in_the_file() -> None:
     assert parser().parse_args(["x", "--gpu", "l4"]).gpu == "l4"
     assert make_spec(model="x", target="cuda", gpu="l4").gpu.card == "l4"
     with pytest.raises(SpecError, match=r"gpu\.card: the cards known are v100, .*found 'gtx'"):
@@ -65,7 +65,7 @@ def test_a_card_is_an_option_of_the_command_line_and_of_the_file() -> None:
         make_spec(model="x", gpu="l4")
 
 
-def test_what_a_card_has_no_memory_for_is_refused() -> None:
+def test_refuse_size_limits_memory_to_that_of_the_card() -> None:
     refuse_size(Gpu(), 10**15, "they", "use less")
     spec = make_spec(model="x", target="cuda", gpu="t4")
     refuse_size(spec.gpu, 14 << 30, "they", "use less")
@@ -76,7 +76,7 @@ def test_what_a_card_has_no_memory_for_is_refused() -> None:
         refuse_size(limited.gpu, 3 << 30, "they", "use less")
 
 
-def test_heads_and_windows_without_a_kernel_are_refused(tmp_path: Path) -> None:
+def test_cuda_refuses_heads_and_windows_without_a_kernel(tmp_path: Path) -> None:
     refuse_head_sizes({64, 128, 256})
     for size in (20, 512):
         with pytest.raises(SpecError, match=f"its heads have {size} numbers"):
@@ -91,7 +91,7 @@ def test_heads_and_windows_without_a_kernel_are_refused(tmp_path: Path) -> None:
         refuse_windows("t4", graph)
 
 
-def test_every_card_says_what_it_is() -> None:
+def test_cards_have_memory_and_a_compute_capability() -> None:
     for card in CARDS.values():
         major, minor = card.compute_capability.split(".")
         assert 5 <= int(major) <= 12

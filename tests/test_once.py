@@ -9,7 +9,7 @@ import pytest
 from tests.once import changed, once
 
 
-def test_each_worker_is_told_the_error_itself(tmp_path: Path) -> None:
+def test_once_raises_the_error_in_each_worker(tmp_path: Path) -> None:
     """It is not the error of the files that the worker before it left."""
     folder, calls = tmp_path / "shared", []
 
@@ -27,7 +27,7 @@ def test_each_worker_is_told_the_error_itself(tmp_path: Path) -> None:
     assert (folder / "repository").is_dir()
 
 
-def test_what_is_written_to_afterwards_is_known_by_each_of_its_names(tmp_path: Path) -> None:
+def test_changed_lists_every_hard_link_of_a_modified_file(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     once(one, lambda: [(one / name).write_text(name) for name in ("kept", "weights", "gone")])
     once(other, lambda: (other / "linked").hardlink_to(one / "weights"))

@@ -23,7 +23,7 @@ from tests.tiny_encoders import ARCHITECTURES
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_library_exports_what_it_says() -> None:
+def test_public_names_can_be_imported() -> None:
     assert sorted(builder.__all__) == builder.__all__
     for name in builder.__all__:
         assert getattr(builder, name) is not None
@@ -32,7 +32,7 @@ def test_the_library_exports_what_it_says() -> None:
         builder.nothing  # noqa: B018
 
 
-def test_every_task_has_samples_and_its_emitted_half() -> None:
+def test_every_task_has_samples_and_an_emitted_module() -> None:
     for task in all_tasks().values():
         assert len(task.samples) >= 10
         if isinstance(task, EncoderTask):
@@ -61,7 +61,7 @@ def test_tasks_name_no_architecture_and_architectures_no_task() -> None:
             assert name not in path.read_text(), f"{path.name} names {name}"
 
 
-def test_the_emitted_python_imports_only_what_its_requirements_name() -> None:
+def test_emitted_python_imports_only_its_requirements() -> None:
     pinned = (RUNTIME / "requirements.txt").read_text()
     packages = set(re.findall(r"^([\w-]+)==", pinned, re.MULTILINE))
     base = {"numpy", "tokenizers", "triton_python_backend_utils", *sys.stdlib_module_names}
@@ -80,13 +80,13 @@ def test_the_emitted_python_imports_only_what_its_requirements_name() -> None:
     assert re.search(r"^numpy==1\.", pinned, re.MULTILINE), "numpy 2 corrupts tensors in the older containers"
 
 
-def test_no_class_skips_the_constructor_of_its_parent() -> None:
+def test_constructors_call_super_instead_of_a_named_class() -> None:
     for path in ROOT.glob("builder/**/*.py"):
         assert not re.search(r"\b[A-Z]\w+\.__init__\(self", path.read_text("utf-8")), path
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_finds_its_templates_outside_the_checkout(tmp_path: Path) -> None:
+def test_installed_wheel_finds_its_templates(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

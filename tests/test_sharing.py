@@ -65,18 +65,18 @@ def test_of_its_own(repository): ...
         ("at_its_run", "conftest.py"),
     ],
 )
-def test_what_shares_a_fixture_is_a_group(test: str, group: str | None, tmp_path: Path) -> None:
+def test_group_of_a_test_is_where_its_shared_fixture_is_defined(test: str, group: str | None, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_file.py").write_text(FILE)
     expected = str(tmp_path / group) if group and group.endswith(".py") else group
     assert group_of(f"{tmp_path}/test_file.py::test_{test}") == expected
 
 
-def test_a_file_with_a_repository_of_its_own_is_not_served(tmp_path: Path) -> None:
+def test_group_of_a_local_repository_is_not_the_served_one(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(OWN)
     assert group_of(f"{tmp_path}/test_own.py::test_of_its_own") is None
 
 
-def test_what_every_test_of_a_file_takes_makes_one_group(tmp_path: Path) -> None:
+def test_autouse_fixture_groups_the_tests_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "test_file.py").write_text(EVERYWHERE)
     assert group_of(f"{tmp_path}/test_file.py::test_any") == f"{tmp_path}/test_file.py"

@@ -64,7 +64,7 @@ def _files(home: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("module", ["builder.runtime.onnx_runtime", "onnx_runtime"])
-def test_onnx_runtime_opens_a_session_without_telemetry(tmp_path: Path, module: str) -> None:
+def test_onnx_runtime_session_has_no_telemetry(tmp_path: Path, module: str) -> None:
     """In the builder, and as an emitted file that stands alone."""
     folder = ROOT if module.startswith("builder") else RUNTIME
     command = [sys.executable, "-c", SESSION.format(statement=f"from {module} import onnxruntime")]
@@ -80,7 +80,7 @@ def test_onnx_runtime_writes_an_identifier_unless_told_not_to(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_build_and_a_served_model_send_nothing_and_write_only_their_folders(tmp_path: Path) -> None:
+def test_build_and_served_model_send_nothing(tmp_path: Path) -> None:
     """In a network namespace of its own without a route, where the kernel counts what it could not send."""
     if subprocess.run([*ISOLATED, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace can be made here: unshare --net needs privileges")
@@ -98,7 +98,7 @@ def test_a_build_and_a_served_model_send_nothing_and_write_only_their_folders(tm
     assert [name for name in _files(home) if not name.startswith(".cache/build-repo/")] == []
 
 
-def test_containers_have_telemetry_off() -> None:
+def test_containers_disable_telemetry() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     for name in ("triton", "triton-gpu", "triton-vllm"):
         assert OFF.items() <= services[name]["environment"].items()
