@@ -50,7 +50,7 @@ from scripts.tiny_models import AUTO, HEADS, POSITIONS, architectures, make_chec
 FILE = Path(__file__).parent.parent / "docs" / "architectures.json"
 FOLDER = re.compile(r"\S*/architectures-\w+/")
 LATER = "not run yet: scripts/architectures"
-LIMIT_S = 240  # of a processor, for one of them: niced, on a machine that others use, it waits for much longer
+LIMIT_S = 240  # of processor time for one model; niced, on a busy machine, it takes much longer
 HUNG_S = 3600
 TOLERANCE = 1e-3  # of the largest output of an encoder; of a token's log-probability
 TIE = 1e-3

@@ -102,7 +102,7 @@ def decoders(name: str, folder: Path) -> Iterator[Row]:
 def seq2seqs(name: str, folder: Path) -> Iterator[Row]:
     """Yield encoder-decoders in process alone, with the inputs that searches need: that is how they are served.
 
-    The search ends before the rows beside it, which so go on in steps without a search.
+    The search ends before the rows beside it, which then continue in steps without a search.
     """
     exported = export_seq2seq(make_seq2seq(name), folder, BEAMS)
     exact = [for_searches(fuse(exported.decoder, folder), BEAMS, folder), fuse(exported.encoder, folder)]
@@ -122,7 +122,7 @@ def seq2seqs(name: str, folder: Path) -> Iterator[Row]:
 
 
 def _asked(source: Sequence[int], beams: int, count: int) -> PromptedRequest:
-    """Return a request for an answer of `count` tokens to `source`, whatever they are."""
+    """Return a request for an answer of exactly `count` tokens to `source`."""
     return PromptedRequest(
         (2,), Rules(RequestOptions(temperature=0.0, num_beams=beams), max_tokens=count), tuple(source)
     )

@@ -133,7 +133,7 @@ def _has_one_statement(node: Function) -> bool:
 
 
 def _is_simple(node: Function) -> bool:
-    """Return True if the function is one statement without a block, which can stand where it is called."""
+    """Return True if the function is one statement without a block, which can be inlined."""
     return _has_one_statement(node) and not hasattr(node.body[-1], "body")
 
 

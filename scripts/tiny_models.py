@@ -1,7 +1,8 @@
 """A tiny checkpoint of any architecture that transformers registers for a head, from its own configuration class.
 
 The default configuration is made small by the names of its fields: sizes, layers, heads, experts, windows, positions.
-`ODDITIES` has what a name does not tell. Weights are random and large enough that answers differ.
+`ODDITIES` has the values that a field's name does not determine. Weights are random and large enough that answers
+differ.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _give_back_all(model: torch.nn.Module) -> None:
 def give_back(model: torch.nn.Module) -> None:
     """Give back the memory of weights that are unchanged since they were read: the system keeps the file.
 
-    Does nothing where the system does not say which those are, or weights were changed after they were loaded.
+    Does nothing if the system does not list them, or if weights were changed after they were loaded.
     """
     pointers = {tensor.data_ptr() for tensor in model.state_dict().values()}
     for region in _unwritten():

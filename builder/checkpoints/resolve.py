@@ -24,7 +24,7 @@ from builder.common.cache.digests import digest_of
 from builder.common.errors import CheckpointError, first_line
 from builder.options import BuildSpec, Source
 
-NO_LIMIT = 10**6  # tokens; a tokenizer without a limit says VERY_LARGE_INTEGER
+NO_LIMIT = 10**6  # tokens; a tokenizer without a limit has VERY_LARGE_INTEGER
 
 
 def locate(source: Source, weights: bool = True) -> CheckpointFiles:

@@ -1,4 +1,4 @@
-"""Read sentence-transformers folders: modules.json says how token features become one embedding.
+"""Read sentence-transformers folders: modules.json describes how token features become one embedding.
 
 Knows that format's files; what the modules compute is in builder/checkpoints/pooling.py.
 """

@@ -75,10 +75,11 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
 def _vocabulary(pieces: Iterable[str], scores: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return `pieces` with scores that cut texts as the source model, which has `scores`, cuts them.
 
-    A model of the source lacks the pieces of the other language, but looks there for a whole run of letters that it
-    lacks, and takes such a run for one unknown token otherwise. So these pieces are here to be found, and no text is
-    cut into them: each letter is worth so much more that the letters of a piece, unknown ones too, are worth more than
-    the piece. All ways to cut a text have the same letters, so that between its own pieces nothing changes.
+    transformers cuts texts with the source's model alone. It looks up each run of letters that the model does not know
+    in the shared vocabulary, with the pieces of the other language, and makes it one unknown token if it is not there.
+    So `pieces` contains these pieces, but no text may be cut into them: the score of every letter is raised until the
+    letters of a piece, unknown ones too, score higher than the piece. All ways to cut a text have the same letters, so
+    the order of cuts into the source's own pieces stays the same.
     """
     shift = math.ceil(MIN_SCORE - min(scores.values()))
     lowest = min(scores.values()) + shift

@@ -21,7 +21,7 @@ def tool_parser(chat: Chat) -> str | None:
 
 
 def _written(chat: Chat) -> str:
-    """Return what is rendered where an answer of text would begin; nothing where the template refuses calls."""
+    """Return a rendered call, from where it differs from a text answer; empty if the template refuses calls."""
     (answered, _), (called, _) = render(chat, [([USER, ASSISTANT], TOOLS), ([USER, CALLING], TOOLS)])
     return "" if answered is None or called is None else called[_common_prefix(answered, called) :]
 

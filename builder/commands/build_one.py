@@ -20,7 +20,7 @@ from builder.repository.report.record import BuildReport
 def build_one(model: PlannedBuild, verbose: bool, show: bool) -> BuildReport:
     """Build in this process, stage by stage; do nothing if nothing changed. Raises BuilderError.
 
-    `verbose`: print what libraries say; `show`: print the table of variants.
+    `verbose`: print the output of libraries; `show`: print the table of variants.
     """
     spec = model.spec
     screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
@@ -93,7 +93,7 @@ def _stage(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _library_output(shown: bool) -> Iterator[None]:
-    """Send what libraries print, from Python or C++, to standard error, or nowhere: never to standard output."""
+    """Send the output of libraries, from Python or C++, to standard error or nowhere, never to standard output."""
     sys.stdout.flush()
     duplicate = os.dup(1)
     try:

@@ -161,7 +161,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write `files`. Raises RepositoryError where the folder has others: a target reads all that is in it."""
+    """Write `files`. Raises RepositoryError if the folder has others: a target reads all of them."""
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     others = sorted(there - set(files))
     if others:
@@ -180,7 +180,7 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _table(deployment: Deployment) -> Table:
-    """Return what a replica holds, and the resources that it takes."""
+    """Return a table of a replica's models and resources."""
     table = Table(title=f"{deployment.name}: one of {deployment.replicas} replicas", title_justify="left")
     for column in ("model", "version", "memory, MB", "/dev/shm, MiB", "cores"):
         table.add_column(column, justify="left" if column == "model" else "right")

@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _publish_winner(options: argparse.Namespace, result: Finding, cores: int) -> None:
-    """Publish and write the winner, or say that there is none."""
+    """Publish and write the winner, or report that there is none."""
     console = Console()
     if result.settings is None:
         console.print(f"{options.name} stays as it is: {result.reason}", highlight=False, soft_wrap=True)

@@ -18,7 +18,7 @@ def sha256_of(*files: Path) -> str:
 
 
 class FileDigests:
-    """SHA-256 of files; a large one is read once, by whatever name.
+    """SHA-256 of files; a large one is read once, under any of its names.
 
     A later write that keeps the file's size and time is not seen: keep an instance only as long as no other process
     writes, for one look at a repository, or for the files of one build.

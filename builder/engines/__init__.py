@@ -112,7 +112,7 @@ class GraphEngine(Engine, ABC):
     def refused_loop(self, model: Path) -> str | None:
         """Return why the engine of the emitted requirements does not open the graph of a decode loop; None if it does.
 
-        None, too, where only loading it would tell.
+        Also None if only loading it would show.
         """
         return None
 

@@ -60,7 +60,7 @@ class DecodingEngine(ABC):
 
     @abstractmethod
     def refuse(self) -> None:
-        """Raise SpecError for an option that the engine does not have, and say what to use instead."""
+        """Raise SpecError for an option that the engine does not have; the message names an alternative."""
 
     @abstractmethod
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
@@ -84,7 +84,7 @@ class DecodingEngine(ABC):
 
     @abstractmethod
     def session(self) -> Session:
-        """Return where the emitted loop runs its graph, and what the engine is told."""
+        """Return where the emitted loop runs its graph, and the engine's settings."""
 
     @staticmethod
     @abstractmethod
@@ -101,7 +101,7 @@ class DecodingEngine(ABC):
 
     @classmethod
     def opened_mapped(cls, graph: Graph, threads: int) -> Executors:
-        """Return the same with the weights in their file alone, which is mapped, if `maps`.
+        """Do as `opened`, with the weights in their file alone, which is mapped, if `maps`.
 
         That takes the memory of one layer instead of all, and is slower.
         """
@@ -144,7 +144,7 @@ class DecodingEngine(ABC):
         return ()
 
     def step_fields(self, graph: Graph, layers: Sequence[LayerShape]) -> Sequence[Field]:
-        """Return the graph's inputs as config.pbtxt states them, if the steps are a Triton model; none in process."""
+        """Return the graph's inputs for config.pbtxt if the steps are a Triton model; none in process."""
         return ()
 
     @property

@@ -1,8 +1,8 @@
 """The padding mask for CUDA's attention kernels: how many keys each row has, instead of a mask of every key.
 
 Their fused kernels take a mask of lengths and no mask of keys (com.microsoft MultiHeadAttention, key_padding_mask of
-shape (batch); ContribOperators.md). It says the same of rows that are padded at their end, as the front model pads
-them, and of no others. Knows graphs; knows nothing about models.
+shape (batch); ContribOperators.md). Both are the same for rows that are padded at their end, as the front model pads
+them, and only for those. Knows graphs; knows nothing about models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Placement of an engine's instances, and the parameters of its backend, as config.pbtxt states them.
+"""Placement of an engine's instances, and the parameters of its backend, as in config.pbtxt.
 
 Fields: triton-inference-server/common, protobuf/model_config.proto.
 """

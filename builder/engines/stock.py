@@ -1,4 +1,4 @@
-"""Models that Triton's own C++ backends refuse, release by release, so that nothing else accepts them earlier.
+"""Models that Triton's own C++ backends refuse, release by release, so that nothing else accepts them first.
 
 The Python-based backends that stand in for them ask here when they load a model; `check` asks when it reads one.
 What a backend reads and refuses is in the backend.toml of its engine's folder. A line of it is a fact of `Backend`, or
@@ -19,7 +19,7 @@ from typing import Any
 from builder.common.releases import version_tuple
 
 OLDEST = "24.04"
-NEWEST = "99.12"  # for a repository that does not say its release: the rules of the newest backends
+NEWEST = "99.12"  # for a repository without a release: the rules of the newest backends
 Config = Mapping[str, Any]  # protobuf's JSON, or the one that Triton hands to a Python-based backend
 
 
@@ -150,7 +150,7 @@ def model_file(config: Config, folder: Path, version: str, default: str) -> Path
 
 
 def release_of(model: Path) -> str | None:
-    """Return the Triton release that NAME/N/`model` was built for, by its build.json; None if that does not say."""
+    """Return the Triton release that NAME/N/`model` was built for, by its build.json; None if it has none."""
     for report in (model.with_name("build.json"), model.parent.with_name("build.json")):
         if report.is_file():
             release: str | None = json.loads(report.read_text("utf-8")).get("triton")
@@ -241,5 +241,5 @@ def _names(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _readable(values: str) -> str:
-    """Return a pattern of values as a reader understands it."""
+    """Describe a pattern of values for a message."""
     return values.upper().replace(r"[+-]?\D.*", "a number").replace(r"\D+", "a number").replace("|", ", ")

@@ -139,7 +139,7 @@ class BuildSpec(Choices):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The user's choices, defaults included, as JSON; without where the model comes from and goes to."""
+        """The user's choices, defaults included, as JSON; without the source and the destination of the model."""
         return {**self.model_dump(mode="json", exclude=ELSEWHERE), "name": self.entry_name}
 
     @property

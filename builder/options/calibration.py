@@ -1,4 +1,4 @@
-"""Options that say how activation ranges are measured."""
+"""Options for the measurement of activation ranges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Models of a models.yaml before they are checked: included files, patterns of folders, matrices of options.
 
 The result is options by name, one mapping per model, each with the place that it comes from. Knows no option but
-`model` and `name`; the specification decides whether the others mean something.
+`model` and `name`; the specification decides which others are valid.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Entry:
 def make_spec(**options: Any) -> BuildSpec:
     """Return the BuildSpec with these options, named as keys of a models.yaml.
 
-    Raises SpecError, which says what is wrong with which option.
+    Raises SpecError, which names the option and its problem.
     """
     try:
         return BuildSpec(**options)
@@ -40,14 +40,14 @@ def load_specs(path: Path) -> list[BuildSpec]:
     """Read a models.yaml: a list `models`, one mapping per model, `defaults` for all of them, files to `include`.
 
     An entry with a `matrix` of options is one model for each combination, and one whose `model` is a pattern is one for
-    each folder. Raises SpecError where a file cannot be read, or a key or value of it means nothing; it names the file,
+    each folder. Raises SpecError where a file cannot be read, or a key or value in it is invalid; it names the file,
     the line and the model.
     """
     return [entry.spec for entry in load_entries(path)]
 
 
 def load_entries(path: Path) -> list[Entry]:
-    """Read the same, with the place of each model. Raises SpecError."""
+    """Read a models.yaml as `load_specs` does, with the location of each model. Raises SpecError."""
     entries, errors = [], []
     for raw in read_models_file(path):
         try:

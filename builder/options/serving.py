@@ -42,7 +42,7 @@ class QueuePolicy(Options):
 
     @property
     def waiting_ms(self) -> int:
-        """The same in milliseconds, rounded up."""
+        """Milliseconds that each may wait, rounded up; 0: for ever."""
         return -(-self.waiting_us // 1000)
 
 

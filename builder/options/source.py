@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """`model`: a Hub id or a local folder; the rest is None where the checkpoint itself says it."""
+    """`model`: a Hub id or a local folder; the rest is None if the checkpoint itself decides."""
 
     model: str
     revision: str | None = None

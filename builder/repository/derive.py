@@ -1,6 +1,6 @@
 """Publish new settings of a model without a build, as its next version.
 
-Unchanged files are hard links. The measurements of the build stay true; the version's report names the changed
+Unchanged files are hard links. The measurements of the build stay valid; the version's report names the changed
 settings.
 """
 

@@ -1,4 +1,4 @@
-"""Locks and staging folders of a repository, and what a user can do about a disk or a folder that refuses a change.
+"""Locks and staging folders of a repository, and advice on a disk or a folder that refuses a change.
 
 A process holds a lock on each staging folder of its own, so that the folder of a killed process is recognised. Take a
 model's lock before the repository's.
@@ -107,7 +107,7 @@ def refuse_unwritable(repository: Path) -> None:
 
 @contextlib.contextmanager
 def explain_os_errors(folder: Path, nothing: str = "nothing in it") -> Iterator[None]:
-    """Raise an OSError as a RepositoryError that says what to do, and that `nothing` was changed in `folder`."""
+    """Raise an OSError as a RepositoryError with advice; it says that `nothing` was changed in `folder`."""
     try:
         yield
     except OSError as error:
@@ -117,7 +117,7 @@ def explain_os_errors(folder: Path, nothing: str = "nothing in it") -> Iterator[
 
 
 def what_to_do(error: OSError) -> str:
-    """Return what the user can do about the error."""
+    """Return advice on the error."""
     if error.errno in DISK_FULL_ERRNOS:
         return "Free some space, or choose another folder"
     if error.errno in FORBIDDEN:

@@ -224,7 +224,7 @@ def _changes(folder: Path) -> Iterator[str]:
 
 
 def _statement(folder: Path) -> Any:
-    """Return what a signature states: an in-toto statement. The signature must be verified already."""
+    """Return the content of a signature: an in-toto statement. The signature must be verified already."""
     bundle = json.loads((folder / SIGNATURE).read_text("utf-8"))
     return json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
 

@@ -38,7 +38,7 @@ def trusted_text(trusted: Path) -> str:
 
 
 def signing_configuration(signer: Signer) -> Any:
-    """Return what signs a folder. Raises SpecError for a key that cannot be used."""
+    """Return a configuration that signs. Raises SpecError for a key that cannot be used."""
     package = _package()
     configuration = package.signing.Config().set_hashing_config(_all_files(package))
     try:
@@ -57,7 +57,7 @@ def signing_configuration(signer: Signer) -> Any:
 
 
 def verifying_configuration(trusted: Path) -> Any:
-    """Return what verifies a folder. Raises SpecError if `trusted` is neither a public key nor certificates."""
+    """Return a configuration that verifies. Raises SpecError if `trusted` is neither a public key nor certificates."""
     package = _package()
     configuration = package.verifying.Config().set_hashing_config(_all_files(package))
     try:

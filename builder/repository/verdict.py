@@ -1,4 +1,4 @@
-"""Results that can be published: entries whose answers were compared with PyTorch's, or that say they were not."""
+"""Results that can be published: entries whose answers were compared with PyTorch's, or marked as unverified."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Comparison:
     bounds: tuple[ParityBound, ...]
 
     def refuse(self) -> None:
-        """Raise VerificationError where a bound was missed, or where nothing was compared."""
+        """Raise VerificationError if a bound was missed or nothing was compared."""
         missed = [str(bound) for bound in self.bounds if not bound.is_met]
         if missed or not self.bounds:
             raise VerificationError(f"{'; '.join(missed) or 'nothing was compared'}. Nothing was published")
@@ -59,7 +59,7 @@ class Verified:
 
     @classmethod
     def after(cls, comparison: Comparison, entries: Sequence[RepositoryEntry], report: BuildReport) -> Verified:
-        """Return `entries` and their report, which then says that they are verified. Raises VerificationError."""
+        """Return `entries` and their report, marked as verified. Raises VerificationError."""
         comparison.refuse()
         return cls(tuple(entries), replace(report, verified=True), _PASSED)
 

@@ -300,7 +300,7 @@ def _files(entry: Path, number: int) -> Mapping[str, Any]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object; an empty one if the file does not hold an object."""
+    """Read a JSON object; an empty one if the file does not contain an object."""
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Disturbances of a server under load: its model's process is killed, it is flooded, its versions change.
 
-Each kind takes its turn, evenly spread. Their times are recorded, so that a request that met one is told from one that
-failed by itself.
+Each kind takes its turn, evenly spread. Their times are recorded, to tell requests that failed because of one from
+those that failed by themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from builder.serving.server.stubs import Stub, Stubs
 from builder.serving.server.triton import TritonServer
 from builder.serving.server.watch import Watcher
 
-AT_ONCE = 800  # requests of a flood, more than a queue takes
+AT_ONCE = 800  # requests of a flood: more than a queue accepts
 PREFILLS = (24, 32, 48)  # of the versions that take turns: the answers are the same
 REFUSALS = (429, 503, 504)
 RECOVERY_S = 60.0
@@ -65,7 +65,7 @@ class Disturbances:
         return any(begin <= ended and begun <= end for begin, end in tuple(self.windows))
 
     def _kill(self, turn: int) -> None:
-        stub = max(self.processes(), key=lambda stub: stub.process.create_time())  # that of the version that answers
+        stub = max(self.processes(), key=lambda stub: stub.process.create_time())  # of the version that answers
         begun = time.monotonic()
         self.windows.append((begun, begun + RECOVERY_S))
         stub.process.kill()

@@ -27,20 +27,20 @@ HOSTED_LOADS = re.compile(r"^build_repo_shared_loads_total\S* (\S+)$", re.MULTIL
 class Fleet:
     """State of a fleet: the served version of each model and since when, the changes to it, and its memory."""
 
-    order: Sequence[str]  # the model that is asked for most first
-    hosts: Mapping[str, Path]  # the repository that each is in
+    order: Sequence[str]  # the most requested model first
+    hosts: Mapping[str, Path]  # the repository of each
     served: dict[str, tuple[int, float]]
     processes: TritonProcesses
     metrics: str = ""  # Triton's, by address
     hosted_loads: int = 0  # of the shared front, over all its processes
     rollbacks: int = 0
     kills: int = 0
-    sampled: list[tuple[float, float, int]] = field(default_factory=list)  # MB: shared pages once, and as often as held
+    sampled: list[tuple[float, float, int]] = field(default_factory=list)  # MB: shared pages once, and per process
     trouble: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
     def sample(self) -> None:
-        """Measure until the run is over."""
+        """Measure until the run ends."""
         before = self._hosted()
         while not self.over.wait(SAMPLE_S):
             now = self._hosted()
@@ -58,7 +58,7 @@ class Fleet:
         return int(float(match[1])) if match else 0
 
     def disturb(self, every: float, dice: random.Random) -> None:
-        """Roll back a model that is asked for often, kill a process, and so on until the run is over."""
+        """Roll back a model that is asked for often, kill a process, and so on until the run ends."""
         try:
             while not self.over.wait(every):
                 self._roll_back(dice.choice(self.order[:POPULAR]))
@@ -73,7 +73,7 @@ class Fleet:
 
     def _roll_back(self, name: str) -> None:
         number = VERSIONS[0] + VERSIONS[1] - self.served[name][0]
-        self.served[name] = (self.served[name][0], math.inf)  # until it is over either may answer
+        self.served[name] = (self.served[name][0], math.inf)  # during the change either may answer
         rollback(self.hosts[name], name, number)
         self.served[name] = (number, time.monotonic())
         self.rollbacks += 1

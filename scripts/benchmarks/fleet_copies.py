@@ -1,4 +1,4 @@
-"""Thousands of copies of a built model under other names, whose answers say which copy they come from.
+"""Thousands of copies of a built model under other names, whose answers tell which copy they come from.
 
 Files are hard links; only files with the name and the labels are written anew. Each copy has two versions, so that it
 can be rolled back, and the labels contain the version too.

@@ -1,9 +1,9 @@
 """Thousands of models from one machine: `scripts/bench fleet serving`.
 
 Copies of a tiny classifier and of one of MiniLM's size run on one embedded Triton whose gateway loads on demand, within
-a budget of a tenth of what all of them together take. Clients ask by Zipf's law; meanwhile models are rolled back,
-and processes of models are killed. The labels of an answer say which version of which model answered: an answer of
-another model is wrong, and so is one of the version before a rollback that was over when the request began.
+a budget of a tenth of what all of them together take. Clients choose models by Zipf's law; meanwhile models are rolled
+back, and processes of models are killed. The labels of an answer tell which version of which model answered: an answer
+of another model is wrong, and so is one of the old version to a request that began after a rollback.
 
 A request is cold if it waited for a load: the slowest requests, as many as the loads that the gateway counted, or, with
 a shared front, as many as the models that it loaded.

@@ -3,7 +3,7 @@
 The same encoder under several names, with fronts of their own and behind a shared one, on one server:
 
 1. Memory of a model, and the time until it answers for the first time.
-2. Where that time goes: imports, tokeniser, session, first calls; in a process of its own, and in one that has others.
+2. Where that time goes: imports, tokeniser, session, first calls; in a process of its own, and in one with others.
 3. Requests a second of 1 and 8 clients, by turns: one model of its own, one hosted one; all of them, of their own and
    hosted. Texts of mixed length, one a request. Clients are asyncio, in this process.
 """

@@ -1,4 +1,4 @@
-"""Thousands of malformed requests over HTTP and gRPC to the embedded server: does it still answer, and what leaks.
+"""Thousands of malformed requests over HTTP and gRPC to the embedded server, to see if it answers and leaks.
 
 Wrong dtypes, shapes, sizes, bytes and names, inputs twice or missing, JSON cut off. Afterwards every model must answer
 as before, and memory and shared memory are compared. Shapes that are negative, or that have more elements than

@@ -14,7 +14,7 @@ REGION = re.compile(r"shm-region-prefix-name=(\w+)")
 
 @dataclass(frozen=True)
 class Held:
-    """Megabytes (10^6 bytes): resident of Triton itself, of each process of a model, and in Triton's shared memory."""
+    """Memory in megabytes (10^6 bytes): of Triton itself, of each process of a model, and Triton's shared memory."""
 
     triton: float
     processes: tuple[float, ...]

@@ -3,7 +3,7 @@
 An encoder with its engine inside, one with its engine as a Triton model of its own, and a decoder, each published ten
 times and rolled back ten times on a running server while clients ask them. The two builds that take turns differ in
 labels and weights, so that an answer by the front of one and the engine of the other would be noticed: each answer
-must be, as a whole, that of the one or of the other. The checkpoints are tiny: what is tried is the change of versions.
+must be, as a whole, that of the one or of the other. The checkpoints are tiny, since the change of versions is tested.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ REPLICAS = (1, 2, 4)
 BUSY = 4  # requests at once that a replica is to have
 ROUNDS = 2
 SHRINK_AFTER_S = 10.0  # Ray waits for ten minutes by itself
-PATIENCE_S = 240.0  # for a replica to come or to go
+PATIENCE_S = 240.0  # for a replica to start or to stop
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace)
 
 
 def grow(folder: Path, clients: int) -> dict[str, Any]:
-    """Return the seconds until another replica ran, until it was asked, and until it was gone after the last request.
+    """Return the seconds until another replica ran, until it got a request, and until it stopped after the last.
 
     Also return how many requests were answered meanwhile; all of them must be.
     """

@@ -42,7 +42,7 @@ PAUSE_S = 0.2  # after a refusal or a failure
 PROMPTS = ("The museum", "A train to", "It rains in", "My neighbour", "They sell")
 TEXTS = ("The museum is closed.", "The soup was cold.", "Our team has won again.")
 MAX_TOKENS = 20
-MAX_SILENCE_S = 30.0  # without an answer, a refusal or an error status: a longer one is a hang
+MAX_SILENCE_S = 30.0  # of silence, without an answer, a refusal or an error status; a longer one is a hang
 REQUEST_TIMEOUT_S = 10.0  # of a silent stream, and of a request to the gateway
 START_TIMEOUT_S = 120.0
 GIVE_UP_S = 180.0  # of a server that does not answer
@@ -175,7 +175,7 @@ class Stress:
         return PROMPTS[0] in self.expected
 
     async def _encode_until(self, decoding: asyncio.Future[Any], client: int) -> None:
-        """Run one client of the encoder until `decoding` is over."""
+        """Run one client of the encoder until `decoding` ends."""
         text = TEXTS[client % len(TEXTS)]
         while not decoding.done():
             self.counts["sent"] += 1

@@ -126,7 +126,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     config = AutoConfig.for_model(model_type, **{**SPECIAL, **options})
     config.decoder_start_token_id = config.pad_token_id
     AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder, max_shard_size="100GB")
-    pad = "!" if config.pad_token_id == 0 else "<pad>"  # the first token there is, or one after all others
+    pad = "!" if config.pad_token_id == 0 else "<pad>"  # the first token of all, or one after all others
     save_tokenizer(folder, config.vocab_size, pad_token=pad, eos_token='"')
     return folder
 

@@ -1,8 +1,8 @@
 """Minutes of mixed traffic on a generating model: streams, whole answers, cancellations, disconnects, bad requests.
 
 Prompts of 1 to 60 words, answers of 2 to 90 tokens, beams and log-probabilities among them. With `--kills`, `--floods`
-and `--publishes` its process is killed, it is flooded, and its versions change meanwhile. Every answer that survives
-must be the one its prompt gets alone, no slot may be lost, and memory must stay flat.
+and `--publishes` its process is killed, it is flooded, and its versions change meanwhile. Every complete answer
+must equal the answer to its prompt alone, no slot may be lost, and memory must stay flat.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def refuse_options(spec: BuildSpec, family_options: Mapping[str, bool], family: 
 
 
 def read_samples(path: Path | None, checkpoint: Checkpoint, inputs: Sequence[Field]) -> list[Mapping[str, Any]]:
-    """Return the samples that have a text; the user's own, in `path`, are read as `inputs` say. Raises SpecError."""
+    """Return the samples that have a text; the user's own, in `path`, are read with `inputs`. Raises SpecError."""
     task = checkpoint.task
     samples: Sequence[Mapping[str, Any]] = task.samples
     if path is not None:

@@ -240,7 +240,7 @@ def _serving(
 
 
 def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-    """Split into samples to fit to, and others to judge on: the quality on a sample that was fitted to says little."""
+    """Split into samples to fit to, and others to judge on: quality on fitted samples looks too good."""
     if len(samples) < MIN_SAMPLES:
         raise SpecError(
             f"calibration and pruning use half of the samples and are judged on the other half: {len(samples)} are too "

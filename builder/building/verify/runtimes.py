@@ -32,7 +32,7 @@ RUNNING_S = 1800
 
 
 class EngineUnavailable(Exception):
-    """Raised if an engine cannot be installed here; its text says why."""
+    """Raised if an engine cannot be installed here; its text is the reason."""
 
 
 @dataclass(frozen=True)

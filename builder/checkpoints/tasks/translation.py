@@ -1,4 +1,4 @@
-"""Text in another language. `translation_xx_to_yy` says which where a request does not."""
+"""Text in another language. `translation_xx_to_yy` names the languages for requests that do not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Translation(Seq2SeqTask):
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
         """Read config.json's task_specific_params for each pair of languages, as transformers' pipeline did.
 
-        Where `name` says no pair, a language that all pairs share is the default, so that of one pair both are.
+        If `name` has no pair, a language that all pairs share is the default, so that of one pair both are.
         """
         own = getattr(config, "task_specific_params", None) or {}
         translations = {key: (match, own[key]) for key in own if (match := PAIR.fullmatch(key))}

@@ -31,7 +31,7 @@ if echo "$metrics" | grep --quiet --extended-regexp '^build_repo_healthy.* 0(\\.
 
 
 def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
-    """Return a probe that all models are loaded; `probed` ones are also asked themselves."""
+    """Return a probe that all models are loaded; it also sends a request to the `probed` ones."""
     if not probed:
         return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
     urls = [f"{HTTP_API}/health/ready", *(f"{HTTP_API}/models/{name}/ready" for name in probed)]

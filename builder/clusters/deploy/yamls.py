@@ -23,5 +23,5 @@ _Dumper.add_representer(str, _text)
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """Return `document` as YAML under a line that says which program wrote it."""
+    """Return `document` as YAML under a line that names the program that wrote it."""
     return HEADER + yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, width=1000)

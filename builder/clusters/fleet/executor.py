@@ -63,9 +63,9 @@ class Executor(Protocol):
     """Executor that builds jobs on workers, as many at once as memory and cores allow."""
 
     def run(self, jobs: Sequence[BuildJob]) -> Generator[BuildProgress | BuildOutcome, None, None]:
-        """Build the jobs, the first ones first, and yield any number of Progress and one Outcome per job, as they end.
+        """Build the jobs, the first ones first, and yield any number of BuildProgress and one BuildOutcome per job.
 
-        A build that fails and a worker that dies are an Outcome with an error, and stop nothing else. Closing the
+        A failed build or a dead worker is a BuildOutcome with an error, and does not stop the other builds. Closing the
         iterator stops all builds that run. Raises BuilderError if there is no worker at all.
         """
         ...

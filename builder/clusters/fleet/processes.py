@@ -25,15 +25,15 @@ from builder.clusters.fleet.memory import resident_memory
 from builder.common.folders import PACKAGE
 from builder.common.machine import available_cores
 
-# The worker imports this very package: with -m it would be one of the user's current folder, if that has one.
+# The worker must import this package: -m would prefer one of the same name in the user's current folder.
 PROGRAM = (
     "import sys; sys.path[:0] = {sys.argv[1]} - {*sys.path}; from builder.clusters.fleet.worker import main; main()"
 )
 PACKAGES = str(PACKAGE.parent)
 LOADING = "loading torch"  # the stage before the first
-ERROR_LOG = "errors.txt"  # in a worker's folder: the output of libraries, which may say why it died
+ERROR_LOG = "errors.txt"  # in a worker's folder: the output of libraries, which may explain its death
 MAX_IDLE_BYTES = 1_500_000_000  # a larger idle worker is replaced: each build leaves some, torch alone takes 500 MB
-STOP_TIMEOUT_S = 10.0  # for a worker to end after it was told to stop
+STOP_TIMEOUT_S = 10.0  # for a worker to end after SIGTERM
 
 
 @dataclass(frozen=True)

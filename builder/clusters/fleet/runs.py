@@ -1,4 +1,4 @@
-"""Run of the builds of a plan on an executor, with the end of each recorded for the next estimate."""
+"""Run the builds of a plan on an executor, and record the outcome of each for later estimates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from builder.clusters.fleet.view import View
 
 
 def run_jobs(jobs: list[BuildJob], executor: Executor, history: History, view: View) -> list[BuildOutcome]:
-    """Build all jobs and return how each ended, in that order; no worker remains, however the run ends.
+    """Build all jobs and return their outcomes in the same order; all workers are stopped, also after an error.
 
     Raises BuilderError if the executor has no worker at all.
     """

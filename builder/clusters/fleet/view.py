@@ -1,4 +1,4 @@
-"""View of a run: the plan, a line per worker while it lasts, how each build ended, and a summary."""
+"""View of a run: the plan, a line per worker while it runs, the end of each build, and a summary."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def plan_document(plan: FleetPlan, workers: int, budget: int) -> dict[str, Any]:
 
 
 def summary(plan: FleetPlan, outcomes: Sequence[BuildOutcome], seconds: float) -> list[str]:
-    """Return lines that say how the run ended: what failed and why, then all in numbers."""
+    """Return the lines at the end of a run: the failed builds with their errors, then the totals."""
     failed = [(model.name, model.reason) for model in plan.models if model.status == "refused"]
     failed += [(outcome.name, str(outcome.error)) for outcome in outcomes if outcome.report is None]
     built = len(outcomes) - sum(outcome.report is None for outcome in outcomes)

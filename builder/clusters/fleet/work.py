@@ -45,7 +45,7 @@ def find_published(job: BuildJob) -> BuildReport | None:
     try:
         report = newest_report(job.spec)
         is_done = report is not None and report.version > job.before and report.build_key == build_key(job.spec)
-    except (BuilderError, OSError):  # damaged, or the checkpoint or the disk is gone: the build repairs or reports that
+    except (BuilderError, OSError):  # damaged, or a missing checkpoint or disk: the build repairs or reports it
         return None
     return report if is_done else None
 
@@ -75,8 +75,8 @@ def _run_build(job: BuildJob, worker: str, on_progress: OnProgress) -> BuildOutc
 def load_libraries() -> None:
     """Import what a build runs, in a process that only builds.
 
-    The garbage collector is off meanwhile and later skips the imported objects: modules are objects by the million, and
-    they stay.
+    The garbage collector is off meanwhile and later skips the imported objects: modules are millions of objects,
+    which stay.
     """
     limit_spinning()
     if PIPELINE in sys.modules:
@@ -111,7 +111,7 @@ def limit_spinning() -> None:
 def collecting_garbage_rarely() -> Iterator[None]:
     """Run the block with rare garbage collections.
 
-    Libraries and exports make objects by the million, nearly all of which stay. A stage of a large model collects by
+    Libraries and exports create millions of objects, nearly all of which stay. A stage of a large model collects by
     itself (builder/checkpoints/mapped.py).
     """
     before = gc.get_threshold()

@@ -18,7 +18,7 @@ from builder.serving.gateway.settings import GatewaySettings
 
 MAX_ONGOING_REQUESTS = 1024  # requests that a gateway handles at the same time
 MAX_LOAD_FACTOR = 2  # times `busy`: a replica with so many takes no more, and its models are loaded elsewhere too
-SHUTDOWN_TIMEOUT_S = 60.0  # time that running requests get when a replica is told to stop
+SHUTDOWN_TIMEOUT_S = 60.0  # time that running requests get when a replica is stopped
 
 
 class RayGateway:

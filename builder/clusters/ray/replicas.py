@@ -1,6 +1,6 @@
 """Client of the replicas for the gateway, with the interface of gateway.triton.Triton.
 
-If a replica, or its Triton, is gone, its request is sent to another: inference has no side effects. A stream is retried
+If a replica or its Triton died, its request is sent to another: inference has no side effects. A stream is retried
 until its first answer was passed on.
 """
 

@@ -16,7 +16,7 @@ DEFAULT_MAX_GB, DEFAULT_MAX_DISK_SHARE = 20.0, 0.1  # by default: whichever of t
 
 
 def is_cache_disabled() -> bool:
-    """Return True if builds take nothing from earlier ones."""
+    """Return True if builds do not reuse results of earlier ones."""
     return os.environ.get(FOLDER_VARIABLE) == DISABLED
 
 

@@ -1,7 +1,7 @@
-"""ONNX Runtime on a GPU: what its provider is told, and which operators it has CUDA kernels for, in which types.
+"""ONNX Runtime on a GPU: the options of its CUDA provider, and the operators and types that it has CUDA kernels for.
 
-The table is ONNX Runtime's own list (`scripts/releases --kernels`), of the versions from 1.23.0 on; what an older one
-is asked for are operators that it has had in fp32 and fp16 since long before.
+The table is ONNX Runtime's own list (`scripts/releases --kernels`), of the versions from 1.23.0 on; operators
+that are used on older ones have had kernels in fp32 and fp16 for much longer.
 
 Cards, by compute capability, and head sizes for which it has a fused kernel of attention:
 
@@ -14,7 +14,7 @@ Cards, by compute capability, and head sizes for which it has a fused kernel of 
     GroupQueryAttention, window             8.0                  multiples of 8 up to 256
     PagedAttention, fp16 and bf16           8.0                  multiples of 8 up to 256; older cards copy all keys
 
-What has none runs unfused, and right, but for GroupQueryAttention, which has nothing else. Read in ONNX Runtime,
+Attention without one runs unfused, except GroupQueryAttention, which has no other. Read in ONNX Runtime,
 onnxruntime/contrib_ops/cuda/bert: multihead_attention.cc, tensorrt_fused_multihead_attention/mha_runner.cu,
 cutlass_fmha/memory_efficient_attention.h, flash_attention/flash_api.cc, group_query_attention.cc, paged_attention.cc;
 not run on a GPU.
@@ -46,11 +46,11 @@ NUMBERS = {
 
 
 def provider_options(gpu: Gpu) -> dict[str, str]:
-    """Return what ONNX Runtime's CUDA provider reads, except the device."""
+    """Return the options of ONNX Runtime's CUDA provider, except the device."""
     options: dict[str, str] = {
         "cudnn_conv_algo_search": gpu.cudnn_conv_algo_search,
         "arena_extend_strategy": gpu.arena_extend_strategy,
-        "use_tf32": "0",  # fp32 is fp32, as it was when the answers were compared
+        "use_tf32": "0",  # not TF32: answers were compared in fp32
     }
     if gpu.memory_limit_mb is not None:
         options["gpu_mem_limit"] = str(gpu.memory_limit_mb << 20)

@@ -10,7 +10,7 @@ Inputs, for the tokens of all rows of a call one after the other:
   attention_metadata             (3,) int32 on the host: the most new tokens of a row, and the most tokens, twice
 Outputs: logits (positions, vocabulary) and key_cache_out.i, value_cache_out.i, to be bound to the buffers that go in.
 
-What the operator is and refuses, in ONNX Runtime (under onnxruntime/contrib_ops/ where nothing else is said):
+Facts about the operator and their sources in ONNX Runtime (under onnxruntime/contrib_ops/ unless a path is whole):
 
     since 1.23, on CUDA alone, a cache of fp16 and bf16        docs/OperatorKernels.md of the releases
     `attention_metadata`, a table that is checked              1.31.1's own schema; cuda/bert/paged_attention.cc

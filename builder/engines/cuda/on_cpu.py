@@ -1,7 +1,7 @@
 """Attention over blocks on a CPU, which has no kernel of it: PagedAttention in operators that a CPU has.
 
 The new keys and values are put into their blocks; then each row, one after the other, is a GroupQueryAttention over the
-blocks of its table. So this machine judges the graph, the tables and the loop that a GPU is served with, and all but
+blocks of its table. So this machine judges the graph, the tables and the loop that serve on a GPU, all except
 CUDA's kernel itself. Meaning: ONNX Runtime, docs/contrib_ops/cuda/paged_attention.md, sections 1 and 5.1. Knows graphs.
 """
 

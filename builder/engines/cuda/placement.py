@@ -15,7 +15,7 @@ OPTIONS_SINCE = "24.06"
 
 
 def parameters(gpu: Gpu) -> dict[str, str]:
-    """Return what Triton's ONNX Runtime backend reads where an instance is on a GPU."""
+    """Return the parameters of Triton's ONNX Runtime backend for an instance on a GPU."""
     named = provider_options(gpu)
     numbered = {name: numbers[named[name]] for name, numbers in NUMBERS.items()}
     numbered["intra_op_thread_count"] = "1"  # the CPU computes shapes only

@@ -3,7 +3,7 @@
 Its scales are of the type of the activations, its zero points bytes, its blocks of 16 to 128 inputs: of 256 a product
 of one row by 4 bits is an error. 8 bits are there from ONNX Runtime 1.22 on (pull request 24509). It does not read
 `accuracy_level`. One row, in newer versions up to 16, is multiplied by the packed matrix, where inputs and outputs are
-multiples of 8; before any other product the matrix is made in half precision.
+multiples of 8; for any other product the matrix is first unpacked to half precision.
 Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/quantization: matmul_nbits.cc, matmul_4bits.cu, matmul_8bits.cu; not
 run on a GPU.
 """
@@ -28,7 +28,7 @@ SIZES = (128, 64, 32, 16)  # of a block, the fewest scales first
 class CudaEightBit(EightBitProducts):
     """Products by matrices of few bits on CUDA.
 
-    A lookup table is stored as a product takes it, and so once where it is the output matrix too.
+    A lookup table is stored in the layout of a product, so one that is also the output matrix is stored once.
     """
 
     operator: ClassVar[str] = "MatMulNBits"

@@ -1,4 +1,4 @@
-"""ONNX Runtime: its sessions, and what its graphs are read for.
+"""ONNX Runtime: its sessions, and facts that are read from its graphs.
 
 Knows files and threads; knows nothing about checkpoints or tasks.
 """
@@ -24,12 +24,12 @@ from builder.runtime.contract import Session
 BACKEND = "onnxruntime"
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
 # Fusions that ONNX Runtime 1.31 runs slower than the operators they replace (MiniLM in int8: 1.36x with it left out,
-# measured with version 0.2.0). They are neither saved in a graph nor made at load here; 1.19 gains from this one, and
-# makes it itself when it loads the graph.
+# measured with version 0.2.0). They are neither saved in a graph nor applied at load; 1.19 gains from this one, and
+# applies it when it loads the graph.
 SLOW_FUSIONS = ("SkipLayerNormFusion",)
 SPIN = "session.intra_op.allow_spinning"
 REST = "session.force_spinning_stop"  # when a call ends
-# No second copy of the matrices, in the order in which the kernels read them: what is mapped is multiplied by.
+# No second copy of the matrices in the kernels' own order: products read the mapped weights.
 # Source: ONNX Runtime, include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
 MAPPED = {"session.disable_prepacking": "1"}
 
@@ -112,7 +112,7 @@ def loop_session(threads: int, spinning: bool) -> Session:
 
 
 def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
-    """Return what Triton's ONNX Runtime backend reads; it passes no session entries on, such as on spinning."""
+    """Return the parameters of Triton's ONNX Runtime backend, which has none for session entries, such as spinning."""
     return {"intra_op_thread_count": str(threads), "inter_op_thread_count": "1"}
 
 

@@ -32,8 +32,7 @@ class OnnxRuntime(GraphEngine):
     def session(self, graph: Graph, threads: int, spinning: bool) -> Session:
         """Return the session of an encoder in process. Its threads spin within a call and rest after it.
 
-        Left alone, each spins for many times as long as a short text takes, on the cores that carry the answer to its
-        client.
+        By default each spins for many times as long as a short text takes, on cores that are needed to send the answer.
         """
         return onnxruntime.resting(onnxruntime.loop_session(threads, spinning))
 

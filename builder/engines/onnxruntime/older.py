@@ -21,9 +21,9 @@ WINDOW = "local_window_size"
 
 
 def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
-    """Return `graph`, which this build's ONNX Runtime read, for `version`; unchanged if nothing is read otherwise.
+    """Return `graph`, which this build's ONNX Runtime read, for `version`; unchanged if both compute the same.
 
-    A changed graph says in its metadata which versions it is for; the emitted code refuses to load it on others.
+    The metadata of a changed graph names the versions that it is for; the emitted code refuses to load it on others.
     """
     model = onnx.load(str(graph.path), load_external_data=False)
     windows = _windows(model)
@@ -44,7 +44,7 @@ def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
 
 
 def unmarked_windows(path: Path) -> bool:
-    """Return True if the graph in `path` has windows and does not say which ONNX Runtime they were written for."""
+    """Return True if the graph in `path` has windows without metadata of the ONNX Runtime that they are for."""
     model = onnx.load(str(path), load_external_data=False)
     marks = {entry.key for entry in model.metadata_props} & {"onnxruntime_below", "onnxruntime_from"}
     return not marks and bool(_windows(model))

@@ -1,8 +1,8 @@
 """OpenVINO: its intermediate representation, its sessions, its parameters in Triton.
 
 It takes standard ONNX operators only and fuses attention itself. On a CPU with AVX512_BF16 or AMX it multiplies in
-bfloat16 unless told otherwise, and no parameter of Triton's backend tells it otherwise: HINT_BF16 is YES or absent.
-Here it is therefore never told otherwise either. The library is loaded where it is used: every build looks at what each
+bfloat16 by default, and no parameter of Triton's backend changes that: HINT_BF16 is YES or absent. The default is
+therefore kept here too. The library is loaded where it is used: every build looks at what each
 engine has, and most use one. Knows files and threads; knows nothing about checkpoints or tasks.
 """
 
@@ -118,7 +118,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
-    """Return what Triton's OpenVINO backend reads; its instances share one compiled model, a stream for each."""
+    """Return the parameters of Triton's OpenVINO backend: instances share one compiled model, with a stream each."""
     numbers = {
         "INFERENCE_NUM_THREADS": str(threads * instances),
         "NUM_STREAMS": str(instances),

@@ -115,9 +115,9 @@ def _unpacked(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterat
 
 
 def _rotation_of_a_part(graph: onnx.GraphProto, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """Yield RotaryEmbedding of the first of each head's numbers, alone.
+    """Yield nodes that rotate the first numbers of each head apart from the rest.
 
-    OpenVINO 2026.4 is wrong where it leaves the rest.
+    OpenVINO 2026.4 computes a RotaryEmbedding of a part wrongly.
     """
     attributes = {a.name: a.i for a in node.attribute}
     heads, rotated = attributes["num_heads"], attributes.pop(ROTATED)

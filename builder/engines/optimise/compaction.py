@@ -1,9 +1,9 @@
 """Removes empty structure: results that a checkpoint which was pruned in training computes and does not use.
 
-A unit whose outputs nothing reads (its rows in the next matrix are zero) goes; one that is the same for every input
-(its own columns are zero) goes into the bias that follows. Exact, and found by looking at the numbers, so that block
-movement pruning (Lagunas et al., 2021, https://arxiv.org/abs/2109.04838), whose checkpoints keep their full size, needs
-nothing declared. Knows graphs; knows nothing about models.
+A unit whose outputs nothing reads (its rows in the next matrix are zero) is removed; one that is the same for every
+input (its own columns are zero) is added to the bias that follows. Exact, and found by looking at the numbers, so that
+block movement pruning (Lagunas et al., 2021, https://arxiv.org/abs/2109.04838), whose checkpoints keep their full size,
+needs nothing declared. Knows graphs; knows nothing about models.
 """
 
 from __future__ import annotations

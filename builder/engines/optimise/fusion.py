@@ -57,10 +57,10 @@ def _tidy(model: onnx.ModelProto, ir_version: int) -> None:
 
 
 def _drop_defaults(model: onnx.ModelProto) -> None:
-    """Drop attributes that say what an operator does anyway.
+    """Drop attributes that have their default values.
 
-    The optimiser spells them out, those of operators that an older release has without that attribute included, and
-    that release would refuse the graph.
+    The optimiser writes all of them, also those that an operator lacks in an older release, which would then refuse
+    the graph.
     """
     defaults = {
         (schema.name, name): onnx.AttributeProto.FromString(attribute._default_value)

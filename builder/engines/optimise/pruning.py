@@ -100,7 +100,7 @@ def fisher(
 
 
 def _projected(outputs: Sequence[torch.Tensor], mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the sum of all outputs with signs drawn at random, () float32; those of padding count nothing."""
+    """Return the sum of all outputs with signs drawn at random, () float32; those of padding count 0."""
     total = torch.zeros(())
     for output in outputs:
         signs = torch.randint(0, 2, output.shape, generator=generator).float() * 2 - 1
@@ -113,8 +113,8 @@ def _projected(outputs: Sequence[torch.Tensor], mask: torch.Tensor, generator: t
 def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share: float) -> list[list[int]]:
     """Return the units each structure keeps: `share` of all cost removed, at the least importance removed.
 
-    importance: (units,) of each structure; costs: of one of its units. Dear units (heads) and cheap ones (neurons) are
-    each taken in the order of their importance; how many of the dear ones go is tried from none to all. Each structure
+    importance: (units,) of each structure; costs: of one of its units. Expensive units (heads) and cheap ones (neurons)
+    are each removed in the order of their importance; every number of removed expensive ones is tried. Each structure
     keeps one. Raises VerificationError where that is less than `share`.
     """
     total = sum(len(values) * cost for values, cost in zip(importance, costs, strict=True))
@@ -173,13 +173,13 @@ def _outputs(
 def _reconstruct(
     pruned: onnx.ModelProto, structure: Structure, wanted: Sequence[np.ndarray], feeds: Sequence[Feeds]
 ) -> None:
-    """Solve the matrix and bias that read `structure`, in place in `pruned`, to give `wanted` as nearly as they can.
+    """Solve the matrix and bias that read `structure`, in place in `pruned`, to approximate `wanted`.
 
     min ||x w' + b' - wanted||^2 / ||wanted||^2 + ridge ||w' - w||^2 over the tokens of `feeds`, x as the pruned graph
-    has it. Each token counts alike: a few have outputs a hundred times those of others (Sun et al., Massive Activations
-    in Large Language Models, 2024), would decide everything, and are normalised right after. The ridge is the one that
-    does best on every fourth token, which the others do not see; where none helps there, nothing is changed: a few
-    hundred tokens cannot say what a matrix of a million values should be.
+    has it. Each token has the same weight: a few have outputs a hundred times those of others (Sun et al., Massive
+    Activations in Large Language Models, 2024) and would dominate, although they are normalised right after. The ridge
+    is the one with the least error on every fourth token, which the fit does not use. If none lowers that error,
+    nothing is changed: a few hundred tokens do not determine a matrix of a million values.
     """
     weights = {tensor.name: tensor for tensor in pruned.graph.initializer}
     start = numpy_helper.to_array(weights[structure.weight]).astype(np.float64)

@@ -1,7 +1,7 @@
 """Ranges of activations on samples, as ONNX Runtime's own calibrators find them.
 
 They read a model file; theirs here has the activations as inputs, so that none of them loads the weights. Knows graphs;
-knows nothing of what is done with a range.
+knows nothing about the use of a range.
 """
 
 from __future__ import annotations

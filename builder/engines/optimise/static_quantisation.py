@@ -101,7 +101,7 @@ class _Steps:
     def __init__(self, graph: onnx.GraphProto, calibration: Calibration, ranges: Mapping[str, Range]) -> None:
         self.graph, self.calibration, self.ranges = graph, calibration, ranges
         self.weights = {tensor.name: tensor for tensor in graph.initializer}
-        self.rounded: dict[str, str] = {}  # what is read instead of a tensor, by its name
+        self.rounded: dict[str, str] = {}  # by name of a tensor, the one that replaces it
 
     def put_before(self, products: Collection[str]) -> None:
         """Round the inputs of `products` before the first node that reads them: others read them rounded too."""

@@ -141,7 +141,7 @@ class _Finder:
         return tuple(dict.fromkeys(behind))
 
     def _maker(self, name: str) -> Maker | None:
-        """Return MatMul with an own matrix, and the Add of an own bias, if `name` is made so."""
+        """Return the MatMul, with the Add of its bias, that computes `name`; None if others read its tensors."""
         node, bias = self.producers.get(name), None
         if node is not None and node.op_type == "Add":
             vectors = [i for i in node.input if len(self.shapes.get(i, ())) == 1 and self.readers[i] == 1]
@@ -184,5 +184,5 @@ def keep_units(model: onnx.ModelProto, structure: Structure, remaining: Sequence
             next(a for a in node.attribute if a.name == "num_heads").CopyFrom(
                 helper.make_attribute("num_heads", len(remaining))
             )
-    del model.graph.value_info[:]  # the sizes it states are those of before
+    del model.graph.value_info[:]  # it contains the earlier sizes
     return replace(structure, units=len(remaining))

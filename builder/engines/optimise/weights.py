@@ -45,8 +45,8 @@ def quantise_weights(
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed.
 
     `products_of`: the engine whose products it gets, if that is not the graph's own.
-    `grids`: those that a checkpoint of as many bits has its matrices on. Such a matrix is stored as it is, and a matrix
-    that the checkpoint leaves real, as a rule its output matrix, in 8 bits.
+    `grids`: of the checkpoint's matrices, if it stores them in as many bits. Such a matrix is stored as it is, and one
+    that the checkpoint has in real numbers, usually its output matrix, in 8 bits.
     """
     model = load_graph(graph.path)
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
@@ -132,7 +132,7 @@ def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions, accurac
 @contextmanager
 def _root_logger_left_alone() -> Iterator[None]:
     """Keep logging.basicConfig, which that module calls as it is imported, from changing anything."""
-    handler = logging.NullHandler()  # where the root logger has one, basicConfig leaves it as it is
+    handler = logging.NullHandler()  # with a handler, basicConfig leaves the root logger as it is
     logging.root.addHandler(handler)
     try:
         yield

@@ -16,7 +16,7 @@ MIN_VERSION = "10.0"  # strongly typed networks of all the types used here, and 
 
 
 def refuse_release(triton: str) -> None:
-    """Raise SpecError for a Triton release whose TensorRT is too old for graphs that state their precision."""
+    """Raise SpecError for a Triton release whose TensorRT is too old for strongly typed graphs."""
     has = RELEASES[triton].tensorrt
     if has is not None and version_tuple(has) < version_tuple(MIN_VERSION):
         raise SpecError(

@@ -19,8 +19,8 @@ from builder.common.errors import ExportError
 
 ONNXRUNTIME = "onnxruntime_multi_head_attention"
 UNFUSED = "eager"
-# What an attention function may be given beside what those here and in cached_attention.py name, and that changes no
-# score: positions are in queries and keys already, the rest is about kernels and about what a forward pass returns.
+# Arguments of an attention function that those here and in cached_attention.py do not name and that change no score:
+# positions are in queries and keys already; the others are about kernels and the results of a forward pass.
 HARMLESS = frozenset({
     "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
     "output_router_logits", "return_dict", "deterministic", "logits_to_keep",

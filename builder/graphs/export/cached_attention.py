@@ -77,7 +77,7 @@ def group_query_attention(
 
 
 def cross_attention(query: torch.Tensor, scale: float, cache: CrossCache) -> torch.Tensor:
-    """Emit one GroupQueryAttention node over what an encoder made, in place and unchanged.
+    """Emit one GroupQueryAttention node over an encoder's keys and values, in place and unchanged.
 
     The beams of one text are the query heads of one row: each key head has as many as the maximum number of beams. The
     operator appends one token to the cache; it is given the text's last token again, so nothing changes.
@@ -116,7 +116,7 @@ def cross_attention(query: torch.Tensor, scale: float, cache: CrossCache) -> tor
 
 
 def position_bias(of: Callable[[torch.Tensor], torch.Tensor], sequence: Any) -> torch.Tensor:
-    """Return a bias by the key's position alone, made once for all layers: (1, heads, sequence, total length).
+    """Return a bias by the key's position alone, computed once for all layers: (1, heads, sequence, total length).
 
     `of` takes positions (total length,) float32 and gives (heads, total length).
     """

@@ -69,7 +69,7 @@ class DecoderGraph(torch.nn.Module):
 def logits_at(model: PreTrainedModel, positions: torch.Tensor) -> Iterator[None]:
     """Apply the output matrix to some `positions` alone, (positions,) int64, counted through all rows.
 
-    Its product is over two axes: one that shares a tied embedding, by reading it by its rows, takes no more.
+    The product is over two axes, since one that reads a tied embedding by its rows cannot have more.
     """
 
     def chosen(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -88,7 +88,7 @@ def export_decoder(
 ) -> DecoderExport:
     """Export `model` for rows of up to `max_length` tokens. `caches`: its `cache_shapes`, where they are known.
 
-    Raises ExportError where that cannot be right.
+    Raises ExportError if none is correct.
     """
     path = folder / "exported" / MODEL_FILE
     caches = caches or cache_shapes(model)
@@ -105,9 +105,9 @@ def export_decoder(
 
 
 def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """Return what each layer puts into its cache, seen in a run over three tokens.
+    """Return the shapes that each layer puts into its cache, found by a run over three tokens.
 
-    Raises ExportError, by the model's name.
+    Raises ExportError, which names the model.
     """
     with refused_by_name(model):
         return _cache_shapes(model)

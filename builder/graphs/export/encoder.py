@@ -31,7 +31,7 @@ EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is spe
 
 @dataclass(frozen=True)
 class Export:
-    """Exported graph, the module it was made from, and how much of its attention is fused."""
+    """Exported graph, its module, and how much of its attention is fused."""
 
     graph: Graph
     module: TaskGraph

@@ -14,12 +14,12 @@ import torch
 from builder.common.errors import BuilderError
 
 OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'")
-COMPLEX = "complex-valued input"  # torch's exporter's words, where this is why an operator is missing
+COMPLEX = "complex-valued input"  # the message of torch's exporter, if this is why an operator is missing
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def reason(error: BaseException) -> str:
-    """Return the error that began it, and where in the model's own code. A BuilderError is returned as it is."""
+    """Return the first error, and its place in the model's own code. A BuilderError is returned as it is."""
     place = ""
     while True:
         if isinstance(error, BuilderError):

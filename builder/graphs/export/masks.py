@@ -36,8 +36,8 @@ class Causal:
 def describe(*, mask_function: MaskFunction, local_size: int | None = None, **options: Any) -> Causal | None:
     """Describe a mask for transformers' mask interface; None for a mask that hides nothing.
 
-    Raises ExportError for any other kind. `local_size` comes with windows and with chunks, and `mask_function` says
-    which of the two: it is asked about the positions around the edges of a window.
+    Raises ExportError for any other kind. `local_size` comes with windows and with chunks, and `mask_function` tells
+    them apart: it is evaluated at the positions around the edges of a window.
     """
     if mask_function is bidirectional_mask_function:
         return None

@@ -53,9 +53,9 @@ def _replaced(*replacements: tuple[Any, str, object]) -> Iterator[None]:
 def _operators(opset_version: int) -> ONNXRegistry:
     """Return the operators; an export that brings no operators of its own only reads them.
 
-    The signature of an operator is made where one is called, if it is not there (torch, onnx/_internal/exporter/
-    _building.py, `eval_function`): a model calls a few dozen of five hundred. Of one that is traced, whose source would
-    be parsed for it, only the domain is read.
+    Signatures are not computed here: the exporter does so when an operator is called (torch, onnx/_internal/exporter/
+    _building.py, `eval_function`), and a model calls a few dozen of five hundred. Nor is the source of traced operators
+    parsed, since only their domain is read.
     """
     domain = property(lambda function: SimpleNamespace(domain=function.opset.domain))
     with _replaced((OnnxDecompMeta, "__post_init__", lambda meta: None), (TracedOnnxFunction, "function_ir", domain)):

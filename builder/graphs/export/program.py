@@ -142,7 +142,7 @@ def _refuse_fixed_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, A
 
 
 def _refuse_joined_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, Any]]) -> None:
-    """Raise ExportError if axes of the inputs that were free of one another have one name in the graph."""
+    """Raise ExportError if independent axes of the inputs have one name in the graph."""
     meant: dict[str, set[str]] = {}
     for value in graph.input:
         for axis, dimension in axes[value.name].items():
@@ -160,8 +160,8 @@ def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated
     That trace breaks up operators that ONNX does not know, and takes half of the time. What transformers' models need
     of that is nearly always settled here without a trace: `Tensor.to` above all.
 
-    Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it is
-    done once more, with that trace.
+    Torch's table lacks operators that may return their input as it is: if the export fails on one, it is
+    repeated with that trace.
     """
     undecomposed: list[torch.export.ExportedProgram] = []
     with _only_needed_decompositions(undecomposed):

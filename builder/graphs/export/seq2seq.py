@@ -57,9 +57,9 @@ class Seq2SeqExport:
 
 
 class EncoderGraph(torch.nn.Module):
-    """Module that runs the encoder, then the decoder once to see what keys and values its layers make of it.
+    """Module that runs the encoder, then the decoder once, to collect the keys and values of its cross-attention.
 
-    The result of the decoder's run is unused, and falls away.
+    The decoder's own result is not used, and is not exported.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -138,7 +138,7 @@ def _positions_by_row(decoder: torch.nn.Module) -> Iterator[None]:
 
 
 def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqExport:
-    """Export both graphs of `model`, for up to `beams` rows per text. Raises ExportError if that cannot be right."""
+    """Export both graphs of `model`, for up to `beams` rows per text. Raises ExportError if none is correct."""
     caches, cross = seq2seq_shapes(model)
     exported = folder / "exported"
     with refused_by_name(model):
@@ -154,7 +154,7 @@ def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqE
 
 
 def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[LayerShape, ...], tuple[LayerShape, ...]]:
-    """Return what each decoder layer caches of itself and of the text. Raises ExportError, by the model's name."""
+    """Return the shapes of each decoder layer's own cache and of its cache of the text. Raises ExportError."""
     ids = torch.ones((1, 3), dtype=torch.long)
     with refused_by_name(model):
         with torch.no_grad():

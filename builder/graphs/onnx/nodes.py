@@ -36,7 +36,7 @@ def add_constant(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
 
 
 def constant(name: str, numbers: int | Sequence[int]) -> onnx.NodeProto:
-    """Return a node that gives whole numbers, int64. Branches have these: they hold no tensors of their own."""
+    """Return a node that gives whole numbers, int64. Branches use these, since they contain no tensors."""
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(numbers, np.int64), name))
 
 

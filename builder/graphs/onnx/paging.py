@@ -11,7 +11,7 @@ from builder.common.errors import ExportError
 
 
 def count_one_row(node: onnx.NodeProto, advice: str) -> None:
-    """Make a Shape of the cache, which asks for the number of rows, give one, of all tokens.
+    """Let `node`, a Shape that reads the number of rows from the cache, return 1: all tokens are one row.
 
     Raises ExportError for other uses.
     """
@@ -22,7 +22,7 @@ def count_one_row(node: onnx.NodeProto, advice: str) -> None:
 
 
 def refuse_leftovers(graph: onnx.GraphProto, advice: str) -> None:
-    """Raise ExportError if a node takes a tensor that is no longer there."""
+    """Raise ExportError if a node reads a tensor that no longer exists."""
     known = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
     known |= {name for node in graph.node for name in node.output}
     missing = sorted({name for node in graph.node for name in node.input} - known)

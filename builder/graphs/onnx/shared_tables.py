@@ -1,6 +1,6 @@
-"""Tables that all graphs of a model have, in one file beside them that each maps: that of its words, above all.
+"""Store the tables that all graphs of a model have, above all its embeddings, once in a file that each graph maps.
 
-Knows ONNX files; knows nothing of what a table means.
+Knows ONNX files; knows nothing about the meaning of a table.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Weights that stay in a file: a graph with many weights refers to the file, which is mapped while they are read.
 
-Such a tensor says its place as ONNX does (onnx, docs/ExternalData.md): with the whole path of the file while the graph
-is in memory, with the file's name in a graph on disk. A tensor that is in no file yet names a function of this process,
-which computes its rows when they are read: weights that are computed on their way to a file need no place of their own.
-Graphs that have nearly the same weights have one file of them, under a name beside each.
-Knows tensors and files; knows nothing of what they mean.
+Such a tensor records its place as ONNX does (onnx, docs/ExternalData.md): with the whole path of the file while the
+graph is in memory, with the file's name in a graph on disk. A tensor that is in no file yet names a function of this
+process, which computes its rows when they are read: weights that are computed on their way to a file need no place of
+their own. Graphs that have nearly the same weights have one file of them, under a name beside each. Knows tensors and
+files; knows nothing about their meaning.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def values_of(tensor: TensorProto) -> np.ndarray:
 
 
 def rows_of(tensor: TensorProto) -> Rows:
-    """Return a reader of rows of the values, whatever becomes of `tensor`."""
+    """Return a reader of rows of the values, which stays valid if `tensor` changes."""
     place = place_of(tensor)
     if place is not None and _is_computed(place):
         return _computed[str(place.file)]

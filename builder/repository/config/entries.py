@@ -74,7 +74,7 @@ class RepositoryEntry:
     def _in_version(self, path: str, content: bytes | Path, version: int) -> bytes | Path:
         """Return a file's content with its paths in version `version`.
 
-        The arguments of vLLM and TensorRT-LLM say where in the repository their checkpoint is.
+        The arguments of vLLM and TensorRT-LLM contain the path of their checkpoint in the repository.
         """
         if path not in ("1/model.json", "1/model.yaml") or isinstance(content, Path):
             return content

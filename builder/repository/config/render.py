@@ -25,7 +25,7 @@ def templates() -> Path:
 
 
 def render(config: Config) -> str:
-    """Return the text of config.pbtxt. Raises RepositoryError if Triton would read it otherwise than it was meant."""
+    """Return the text of config.pbtxt. Raises RepositoryError if Triton would read other values."""
     try:
         text = _template(templates()).render({field.name: getattr(config, field.name) for field in fields(config)})
     except jinja2.UndefinedError as error:

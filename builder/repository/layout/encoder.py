@@ -38,7 +38,7 @@ def serving_document(
     alike: Alike = None,
     truncation_side: Literal["left", "right"] = "right",
 ) -> EncoderServing:
-    """Return what serving.json tells the emitted front. Raises SpecError.
+    """Return the settings, for serving.json, of the emitted front. Raises SpecError.
 
     `alike`: what rows that share a call must have in common.
     """
@@ -62,7 +62,7 @@ def serving_document(
 
 
 def request_limits(limits: RequestLimitOptions) -> RequestLimits:
-    """Return the limits of one request, as serving.json states them."""
+    """Return the limits of one request, for serving.json."""
     return RequestLimits(**limits.model_dump())
 
 
@@ -167,7 +167,7 @@ def in_process(
 
 
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:
-    """Return what a model's configuration tells of it: its task, limit, labels, mask, prompts and how it cuts texts."""
+    """Return the parameters that tell clients of a model: task, limit, labels, mask, prompts and how it cuts texts."""
     parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
     if "labels" in serving.parameters:
         parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)

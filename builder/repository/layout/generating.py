@@ -92,7 +92,7 @@ def _logit_outputs(vocabulary: int) -> dict[str, Field]:
 
 
 def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
-    """Return what a generating model's configuration tells of it: task, limits in tokens, chat format and languages."""
+    """Return the parameters that tell clients of a model: task, limits in tokens, chat format and languages."""
     source, longest = serving.source, serving.arena.length
     limits = {"max_total_tokens": longest} if source is None else {"max_output_length": longest - 1}
     limits["max_input_length"] = longest - 1 if source is None else source.max_length

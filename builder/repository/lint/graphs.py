@@ -13,7 +13,7 @@ from builder.repository.lint.repository import ModelVersion
 
 
 class Unreadable(Exception):
-    """Graph that its engine cannot read; the message says why."""
+    """Graph that its engine cannot read; the message is the reason."""
 
 
 def signature_of(version: ModelVersion) -> stock.Signature | None:

@@ -38,7 +38,7 @@ PLATFORMS = {
     "tensorflow_savedmodel": "tensorflow",
 }
 FILES = {**{facts.name: facts.model_file for facts in DETECTED}, "pytorch": "model.pt", "python": "model.py"}
-# Instances on a CPU, if a configuration does not say how many and there is not one.
+# Instances on a CPU without a number in the configuration, if that is not one.
 CPU_INSTANCES = {**{name: facts.cpu_instances for name, facts in ENGINES.items()}, "tensorflow": 2}
 NUMBER = re.compile(r"\s*[+-]?\d+")  # as much of a folder's name as std::stoll reads
 

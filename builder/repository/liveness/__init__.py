@@ -1,10 +1,10 @@
 """Liveness model: a request of it shows that a server answers inferences.
 
-It lies in a model repository of its own, so that no listing, check or build of the user's repository meets it. A server
-whose heap was corrupted reports that it is ready for hours while each gRPC call hangs (server, issue 8841), so its
-health proves nothing. Neither does metadata, which passes through neither scheduler nor backend. A request of a user's
-model waits behind those that are queued, for longer than any useful deadline. This model has a queue and a process of
-its own, and answers at once on a server that is only busy, or loads models.
+It lies in a model repository of its own, so that no listing, check or build of the user's repository includes it. A
+server whose heap was corrupted reports that it is ready for hours while each gRPC call hangs (server, issue 8841), so
+its health proves nothing. Neither does metadata, which passes through neither scheduler nor backend. A request of a
+user's model waits behind those that are queued, for longer than any useful deadline. This model has a queue and a
+process of its own, and answers at once on a server that is only busy, or loads models.
 """
 
 from __future__ import annotations

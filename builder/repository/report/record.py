@@ -158,7 +158,7 @@ class BuildReport:
 
     @property
     def verdict(self) -> str:
-        """Sentence that says whether the model was verified, and against what."""
+        """Sentence on the verification of the model: whether it was verified, and against what."""
         if not self.verified:
             return f"not verified: {self.engine} runs the checkpoint as it is; its answers were compared with nothing"
         on = f"the CPU of the machine that built it ({self.cpu['model']})"

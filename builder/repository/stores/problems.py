@@ -1,4 +1,4 @@
-"""Errors of the object stores' libraries, as one line that says what to do."""
+"""Errors of the object stores' libraries, as one line with advice."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def convert(checkpoint: Path, kind: str) -> Path:
             own = gguf.GGMLQuantizationType.Q8_0 if "token_embd" in name else quantised
             writer.add_tensor(name, gguf.quants.quantize(values, own), raw_dtype=own)
 
-    def pairs(values: np.ndarray, count: int) -> np.ndarray:  # halves to neighbours, as this rotation wants them
+    def pairs(values: np.ndarray, count: int) -> np.ndarray:  # halves to neighbours, as this rotation requires
         return values.reshape(count, 2, values.shape[0] // count // 2, -1).swapaxes(1, 2).reshape(values.shape)
 
     get = {name.removeprefix("transformer.").removeprefix("model."): value for name, value in weights.items()}
@@ -109,7 +109,7 @@ def main() -> None:
     slots, length = work["concurrency"], work["max_length"]
     options = llama.llama_context_default_params()
     options.n_ctx, options.n_batch, options.n_ubatch, options.n_seq_max = slots * length, BATCH, BATCH, slots
-    options.flash_attn_type, options.kv_unified = 1, slots > 1  # the fastest here of the four
+    options.flash_attn_type, options.kv_unified = 1, slots > 1  # the fastest of the four here
     options.n_threads = options.n_threads_batch = work["threads"]
     context = llama.llama_init_from_model(model, options)
     batch = llama.llama_batch_init(BATCH, 0, 1)
@@ -119,7 +119,7 @@ def main() -> None:
         clock, waiting, running, generated = Clock(), list(enumerate(requests)), {}, [[] for _ in requests]
 
         def step(members: list[int]) -> None:
-            """Run one call: the pending tokens of `members`, then a token for each whose prompt is through."""
+            """Run one call: the pending tokens of `members`, then a token for each whose prompt is complete."""
             wanted, size = {}, 0
             for slot in members:
                 state = running[slot]

@@ -1,4 +1,4 @@
-"""Quantisation (post 4): dynamic and static on a real model; mBART and t5-small as `scripts/bench seq2seq` found."""
+"""Quantisation (post 4): dynamic and static on a real model; mBART and t5-small from `scripts/bench seq2seq`."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _step(checkpoint: Path, scratch: Path, level: str, variant: Variant, emptied
 
 
 def _fused(checkpoint: Path, scratch: Path) -> Path:
-    """Return the graph that the FastAPI side serves: exported and fused, nothing removed, nothing rounded."""
+    """Return the graph that the FastAPI side serves: exported and fused, without pruning or quantisation."""
     folder = scratch / "fastapi-graph"
     folder.mkdir(exist_ok=True)
     spec, graph = _exported(checkpoint, folder, "O2")
@@ -208,7 +208,7 @@ def _fastapi(checkpoint: Path, engine: str) -> Iterator[Callable[[dict[str, Any]
             response = connection.getresponse()
             body = response.read()
         except OSError:
-            connection.close()  # it would else refuse the next request
+            connection.close()  # otherwise it refuses the next request
             raise
         if response.status != 200:
             raise RuntimeError(body.decode())

@@ -40,7 +40,7 @@ class FusedDecoder:
 class VerifiedDecoder:
     """Fused graph, verified against PyTorch, and its error on a row past every window.
 
-    `mapped`: the graph was judged and timed with its weights left in their file, otherwise than it is served.
+    `mapped`: the graph was judged and timed with its weights left in their file, unlike the served one.
     """
 
     fused: FusedDecoder

@@ -39,7 +39,7 @@ class FusedEncoder:
 class VerifiedEncoder:
     """Fused graph whose answers equal the reference's.
 
-    `mapped`: the graph was judged and timed with its weights left in their file, otherwise than it is served.
+    `mapped`: the graph was judged and timed with its weights left in their file, unlike the served one.
     """
 
     fused: FusedEncoder

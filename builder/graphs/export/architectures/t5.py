@@ -1,4 +1,4 @@
-"""T5 and FLAN-T5: a bias by the distance of key and query, in buckets (arXiv:1910.10683), made once for all layers."""
+"""T5 and FLAN-T5: a bias by the bucketed distance of key and query (arXiv:1910.10683), computed once for all layers."""
 
 from __future__ import annotations
 
