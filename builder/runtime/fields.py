@@ -50,10 +50,9 @@ JSON_TYPES: "dict[type, str]" = {  # by the types that json.loads returns
 
 
 def id_to_cancel(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:
-    """Return the id of the request that a request with the parameter `cancel` cancels.
+    """Return the id of the request to cancel, from the parameter `cancel`.
 
-    Raises InputError if the parameter has no id (many requests have none), or if the request asks for something else
-    too.
+    Raises InputError if the parameter has no id (many requests have none), or if the request contains anything else.
     """
     name = parameters[CANCEL]
     if not isinstance(name, str) or not name:

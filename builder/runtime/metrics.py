@@ -16,7 +16,7 @@ class Metrics:
 
     def __init__(self, families: Sequence[Family], model: str, version: str) -> None:
         self.kinds = {name: kind for name, kind, _ in families}
-        self.families = {  # references that keep the families: a metric is removed with its family
+        self.families = {  # keeps references: a metric is removed with its family
             name: pb_utils.MetricFamily(
                 name=f"build_repo_{name}" + ("_total" if kind == "COUNTER" else ""),
                 description=description,
@@ -24,7 +24,7 @@ class Metrics:
             )
             for name, kind, description in families
         }
-        # labelled by version: a metric of another process with the same labels is removed when the first of them ends
+        # labelled by version: Triton removes metrics with the same labels of two processes when either process ends
         labels = {"model": model, "version": version}
         self.metrics = {name: family.Metric(labels=labels) for name, family in self.families.items()}
         self.sent = dict.fromkeys(self.kinds, 0.0)  # initial values in Triton

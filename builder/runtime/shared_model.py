@@ -141,7 +141,7 @@ class TritonPythonModel:
         list((self.pool.map if len(groups) > 1 else map)(answer, groups))
 
     def _answers(self, name: str, tensors: Sequence[Tensors], jobs: Callable[[], Sequence[Job]]) -> list[Any]:
-        """Return a model's responses, or None for each if the `jobs` are done once it is loaded. Raises nothing."""
+        """Return a model's responses, or None for each if the `jobs` wait until it is loaded. Raises nothing."""
         try:
             return self._answer_or_load(name, tensors, jobs)
         except InputError as error:  # it is no longer hosted

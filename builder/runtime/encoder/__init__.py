@@ -1,4 +1,4 @@
-"""Front of one engine call a batch: texts to tokens, calls of the engine, outputs to answers.
+"""Answer batches of requests: convert texts to tokens, call the engine, convert its outputs to answers.
 
-Only `model.py` beside this folder and the executor that calls an engine through Triton know Triton.
+Only `model.py` beside this folder, and the executor that calls an engine through Triton, know Triton.
 """

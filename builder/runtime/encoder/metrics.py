@@ -1,4 +1,4 @@
-"""Metrics of an encoder, which Triton publishes on /metrics."""
+"""Define the metrics of an encoder, which Triton publishes on /metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILIES = (
 
 
 def values(counts: Counts, waiting: RequestQueue) -> dict[str, float]:
-    """Return the present value of each family except the load time."""
+    """Return the current value of each family except the load time."""
     return {
         "engine_calls": counts.calls,
         "tokens": counts.tokens,

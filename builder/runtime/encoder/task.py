@@ -1,4 +1,4 @@
-"""Base of every task: a request becomes a job, the job's texts become rows, the rows' outputs an answer.
+"""Define the base of every task: a request becomes a job, the job's texts become rows, and their outputs an answer.
 
 Knows texts, token rows and numpy outputs; knows nothing about Triton or the engine behind `infer`.
 """
@@ -21,7 +21,7 @@ Outputs = Mapping[str, np.ndarray]
 
 @dataclass
 class EncodingJob:
-    """One request: its texts in the order of its rows, its options, and how its texts are cut, if at all."""
+    """One request: its texts in the order of its rows, its options, and the truncation of its texts, if any."""
 
     texts: list[Text]
     options: dict[str, Any]

@@ -1,5 +1,5 @@
-"""Text generation inside Triton: requests in, a continuous batch over a fixed cache, text out as it comes.
+"""Generate text inside Triton: continuous batching over a fixed cache, with streamed answers.
 
-options -> engine (admission, prefill, decode) -> sampling -> text. The engine knows token ids and an executor; only
-`model.py` beside this folder knows Triton.
+options -> decode loop (admission, prefill, decode) -> sampling -> text. The decode loop knows token ids and an
+executor; only `model.py` beside this folder knows Triton.
 """

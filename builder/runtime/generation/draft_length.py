@@ -1,4 +1,4 @@
-"""Decide how many tokens a draft model proposes for one sequence, by how many were accepted lately.
+"""Decide how many tokens a draft model proposes for one sequence, from how many were accepted lately.
 
 After a proposal that was accepted whole, the next is two tokens longer; after any other, one token shorter. This is the
 schedule "heuristic" of transformers' assisted generation (generation/candidate_generator.py). After a rejected proposal

@@ -1,4 +1,4 @@
-"""Reasons why the decode loop does not answer a request; the adapter maps each to Triton's error code."""
+"""Define why the decode loop does not answer a request; the adapter maps each error to Triton's error code."""
 
 from __future__ import annotations
 

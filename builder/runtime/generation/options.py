@@ -1,6 +1,6 @@
-"""Options of a request, the fields that carry them, and their limits.
+"""Define the options of a request, the fields that carry them, and their limits.
 
-Names are those that clients of Triton's vLLM and TensorRT-LLM backends send.
+The names are those of Triton's vLLM and TensorRT-LLM backends.
 """
 
 from __future__ import annotations

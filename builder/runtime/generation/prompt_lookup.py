@@ -16,11 +16,11 @@ MIN_LENGTH, MAX_LENGTH = 3, 15  # tokens of a proposal
 
 
 class PromptLookup:
-    """Proposals for one sequence: longer after one that was accepted, and a pause after one that was rejected."""
+    """Proposals for one sequence: longer after an accepted one, with a pause after a rejected one."""
 
     def __init__(self, tokens: "Sequence[int]") -> None:
         self.tokens: "list[int]" = []
-        self.positions: "dict[tuple[int, ...], int]" = {}  # after the last occurrence of an n-gram
+        self.positions: "dict[tuple[int, ...], int]" = {}  # by n-gram: the index after its last occurrence
         self.match: "int | None" = None
         self.length, self.pause, self.waiting = MIN_LENGTH, 0, 0
         self.extend(tokens)
@@ -34,7 +34,7 @@ class PromptLookup:
         self.waiting = max(0, self.waiting - len(tokens))
 
     def propose(self, limit: int) -> "list[int]":
-        """Return up to `limit` tokens; most often none."""
+        """Return up to `limit` tokens, usually none."""
         if self.match is None or self.waiting:
             return []
         return self.tokens[self.match : self.match + min(self.length, limit)]

@@ -1,4 +1,4 @@
-"""Find schemas that require themselves: an answer would never end, and llguidance fails in the middle of it."""
+"""Find schemas that require themselves: their answers would never end, and llguidance would fail within one."""
 
 from __future__ import annotations
 

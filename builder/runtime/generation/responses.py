@@ -1,6 +1,6 @@
-"""Turn the engine's pieces into output tensors of a request, one by one or all together.
+"""Turn the decode loop's pieces into output tensors of a request, one by one or all together.
 
-Knows pieces and tensors; knows no engine and no Triton.
+Knows pieces and tensors; knows no decode loop and no Triton.
 """
 
 from __future__ import annotations

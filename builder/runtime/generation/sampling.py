@@ -60,7 +60,7 @@ class Sampler:
 
     @property
     def is_guided(self) -> bool:
-        """True if the guide constrains the next token: not a first one that the checkpoint forces."""
+        """True if the guide constrains the next token: any but a first token that the checkpoint forces."""
         return self.guide is not None and len(self.generated) >= self.rules.begin
 
     def apply(self, scores: np.ndarray) -> None:

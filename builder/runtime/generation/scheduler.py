@@ -187,7 +187,7 @@ class Scheduler:
                     skipped.append(entry)
                     spare = min(spare, self._slots_left_by(sequence))
                 elif not self.cache.can_allocate(sequence.tokens, sequence.width):
-                    skipped.append(entry)  # freed memory is kept for it
+                    skipped.append(entry)  # memory that becomes free is reserved for it
                     break
                 elif self._is_ready(sequence) and not self._has_prefilling_sibling(sequence):
                     self._start(sequence)
@@ -197,7 +197,7 @@ class Scheduler:
             for entry in skipped:
                 heapq.heappush(self.waiting, entry)
             if self.encoder_cache is not None and self.cache.free_slots < free:
-                self.changed.notify_all()  # the encoder may go on
+                self.changed.notify_all()  # the encoder can encode further ahead
 
     def _slots_left_by(self, waiting: RunningSequence) -> int:
         """Return how many slots later sequences may use without delaying `waiting`."""

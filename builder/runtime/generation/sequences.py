@@ -64,11 +64,11 @@ class AnswerPiece:
 
 @dataclass(eq=False)
 class Request:
-    """Request in progress: its prompt, and where its pieces, or its one error, go.
+    """Request in progress: its prompt, and the callbacks for its pieces (`emit`) and its only error (`fail`).
 
     `source`: tokens that an encoder reads; `prompt` is then the one token that the decoder starts from. `encoded`: the
     keys and values of the source. `defer` runs the delivery of pieces, now or in another thread; after a piece that
-    could not be delivered (`undeliverable`), no more are.
+    could not be delivered (`undeliverable`), no further ones are.
     """
 
     prompt: "list[int]"
@@ -81,7 +81,7 @@ class Request:
     arrived: float = field(default_factory=time.monotonic)
     first_token: "float | None" = None
     cached_tokens: int = 0  # tokens of its prompt that were in the cache when its first sequence got a slot
-    queue_seconds: "float | None" = None  # time until then
+    queue_seconds: "float | None" = None  # time until its first sequence got a slot
     encoding: bool = False  # True while or after the encoder runs its source
     encoded: Any = None
     waiting_sequences: int = 0

@@ -122,7 +122,7 @@ class Service:
         return options.max_tokens
 
     def _sequences(self, request: Request, first: "int | None") -> "list[RunningSequence]":
-        """Return what the engine runs for a request: its n sequences, or its one beam search."""
+        """Return the sequences that the decode loop runs for a request: its n sequences, or its one beam search."""
         options = request.options
         if options.num_beams > self.serving.beams:
             raise InputError(
@@ -141,7 +141,7 @@ class Service:
 
         def detokenizer() -> Detokenizer:
             special = options.skip_special_tokens
-            clean_up = self.serving.clean_up and guide is None  # a guide determines the text, spaces too
+            clean_up = self.serving.clean_up and guide is None  # a guide determines the text, including spaces
             return Detokenizer(self.tokenizer, request.prompt, special, clean_up)
 
         if options.num_beams > 1:

@@ -1,4 +1,4 @@
-"""Metrics of the decode loop, which Triton publishes on /metrics."""
+"""Define the metrics of the decode loop, which Triton publishes on /metrics."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ class Stats:
 
 
 def values(stats: Stats) -> dict[str, float]:
-    """Return the present value of each family."""
+    """Return the current value of each family."""
     return {name: float(getattr(stats, name)) for name, _, _ in FAMILIES}

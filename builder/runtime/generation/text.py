@@ -44,16 +44,16 @@ class Detokenizer:
         return text if self.cleaner is None else self.cleaner.push(text)
 
     def flush(self) -> str:
-        """Return the text of the last tokens; bytes that never became a character show as U+FFFD."""
+        """Return the text of the last tokens; bytes that never became a character become U+FFFD."""
         text = self._new(self._decode(self.start, self.read), self._decode(self.start, len(self.tokens)))
         self.start = self.read = len(self.tokens)
         return text if self.cleaner is None else self.cleaner.push(text) + self.cleaner.flush()
 
     def _new(self, before: str, after: str) -> str:
-        """Return what `after`, with the unread tokens, adds to `before`, without them.
+        """Return the text that the unread tokens add: `after` was decoded with them, `before` without them.
 
-        A decoder of byte tokens turns a whole run of them into U+FFFD if its end is not a character. Text that was
-        whole then stays as it was shown, and the unread tokens are decoded alone.
+        A decoder of byte tokens turns a whole run of them into U+FFFD if its end is not a character. In that case the
+        text returned earlier stands, and the unread tokens are decoded alone.
         """
         if after.startswith(before) or before.endswith(BROKEN):
             return after[len(before) :]
@@ -65,7 +65,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Lets text through up to the first stop string, and holds back what might become one."""
+    """Passes text on up to the first stop string, and holds back text that may begin one."""
 
     def __init__(self, words: "Sequence[str]") -> None:
         self.words: "dict[str, list[str]]" = {}  # by their first character
@@ -75,7 +75,7 @@ class StopStrings:
         self.matched = False
 
     def push(self, text: str) -> str:
-        """Return the text that may be shown now; set `matched` at a complete stop string, which ends it."""
+        """Return the text that can be emitted now; set `matched` at a complete stop string, which ends it."""
         if not self.words:
             return text
         self.held += text

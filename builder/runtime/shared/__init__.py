@@ -1,4 +1,4 @@
-"""Front that serves many encoders in one process: each runs the Python that it was built with, on demand.
+"""Serve many encoders in one process: each runs, on demand, the Python that it was built with.
 
 `model.py` beside this folder knows Triton.
 """

@@ -29,7 +29,7 @@ class OutOfMemory(RuntimeError):
 
 @dataclass
 class LoadedModel:
-    """Model in memory. `lock`: one batch at a time; `users`: requests that keep it there."""
+    """Model in memory. `lock`: one batch at a time; `users`: requests that use it."""
 
     name: str
     build: str
@@ -50,7 +50,7 @@ class HostCounters:
 
 
 class Host:
-    """Models of one process. `limit`: bytes; `resident`, `trim`: of process_memory.py; `opened`: opens a front."""
+    """Models of one process. `limit`: bytes; `resident`, `trim`: of process_memory.py; `opened` opens a front."""
 
     def __init__(
         self,

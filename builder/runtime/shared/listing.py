@@ -37,7 +37,7 @@ class Listing:
         raise InputError(f"no model {name!r} is hosted here; there are: {shown or 'none'}")
 
     def text(self) -> str:
-        """Return hosted.json as it is."""
+        """Return hosted.json unchanged."""
         return (self.folder / HOSTED).read_text("utf-8")
 
     def _file(self) -> tuple[int, int]:

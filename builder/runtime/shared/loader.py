@@ -26,8 +26,8 @@ class NotReady(RuntimeError):
 class Loader:
     """Thread that loads models, and the requests that wait for them.
 
-    `answer`: answers the waiting `jobs` of a model; `fail`: sends all of them an error; `tick`: called each second at
-    most, and after each load.
+    `answer` answers the waiting `jobs` of a model; `fail` sends all of them an error; `tick` is called each second
+    while idle, and after each load.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Loader:
     def request(self, name: str, build: str, jobs: Sequence[Any]) -> None:
         """Load the model `name` in its version `build`, and then answer `jobs`.
 
-        Raises NotReady if that failed a short while ago, or too many requests wait for it.
+        Raises NotReady if that recently failed, or too many requests wait for the model.
         """
         failed = self.failed.get(name)
         if failed is not None and failed[0] == build and time.monotonic() < failed[1]:
@@ -110,7 +110,7 @@ class Loader:
     def _answer(self, model: LoadedModel, jobs: Sequence[Any]) -> None:
         try:
             self.answer(model, jobs)
-        except BaseException as error:  # otherwise the thread would end, and no model be loaded any more
+        except BaseException as error:  # otherwise the thread would end and load no further models
             self.fail(jobs, NotReady(f"the model {model.name} failed: {type(error).__name__}: {error}"))
 
     def _note_failure(self, name: str, reason: str) -> None:
@@ -120,7 +120,7 @@ class Loader:
             self.failed[name] = (entry.build, until, f"{reason}; it is tried again after {RETRY_S:.0f} s")
 
     def _take_waiting(self, name: str, last: bool = False) -> list[Any]:
-        """Return the requests that wait now; if none, or with `last`, the next request has the model loaded again."""
+        """Return the requests that wait now; if none, or with `last`, the next request loads the model again."""
         with self.lock:
             jobs = self.waiting.pop(name)
             if jobs and not last:

@@ -1,4 +1,4 @@
-"""Metrics of a shared front, which Triton publishes on /metrics."""
+"""Define the metrics of a shared front, which Triton publishes on /metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES = (
 
 
 def values(host: Host, waiting: RequestQueue) -> dict[str, float]:
-    """Return the present value of each family."""
+    """Return the current value of each family."""
     return {
         "shared_hosted": len(host.listing.models),
         "shared_loaded": len(host.loaded),

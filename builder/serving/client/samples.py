@@ -1,4 +1,4 @@
-"""Requests for a served model: the user's own, or the defaults of the model's task."""
+"""Choose the requests for a served model: the user's own, or the defaults of the model's task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background tasks of the gateway."""
+"""Run background tasks of the gateway."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Catalogue:
     def __init__(self, server: ModelIndex) -> None:
         self.server = server
         self.models: dict[str, ServedModel] = {}
-        self.candidates: dict[str, ServedModel] = {}  # to take a model's place; clients cannot request them
+        self.candidates: dict[str, ServedModel] = {}  # may replace a model; clients cannot request them
         self.hosted: dict[str, tuple[tuple[ServedModel, str], dict[str, ServedModel]]] = {}
         self.seen: dict[str, ServedModel] = {}  # each model as it was when last ready
         self.ready: set[str] = set()  # includes engines and shared fronts
@@ -70,7 +70,7 @@ class Catalogue:
         return model
 
     def temporarily_unavailable(self) -> list[ServedModel]:
-        """Return the models that are not ready now. Those that were unloaded for good look the same."""
+        """Return the models that are not ready now, including those that were unloaded for good."""
         return [model for name, model in self.seen.items() if name not in self.models and self._is_reloading(name)]
 
     def _is_reloading(self, name: str) -> bool:

@@ -162,7 +162,7 @@ def _parsed(raw: bytes) -> Any:
 
 
 def validate_body(schema: type[Body], value: Any) -> Body:
-    """Return `value`, of JSON, as an instance of `schema`. Raises ApiError with the field that does not fit."""
+    """Return `value`, of JSON, as an instance of `schema`. Raises ApiError with the invalid field."""
     if not isinstance(value, dict):
         raise ApiError(400, f"the body has the JSON type {JSON_TYPES[type(value)]}; expected object")
     try:

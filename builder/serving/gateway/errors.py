@@ -28,7 +28,7 @@ KINDS: Mapping[int, str] = {
 
 
 class ApiError(Exception):
-    """Refusal of a request. `param`: the field at fault. `retry_after`: seconds after which a retry may succeed."""
+    """Refusal of a request. `param`: the invalid field. `retry_after`: seconds after which a retry may succeed."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON of the response."""
+        """JSON body of the response."""
         kind = KINDS.get(self.status, "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 

@@ -23,10 +23,10 @@ class ExtensibleBody(BaseModel):
 
 
 def first_fault(error: ValidationError, body: dict[str, Any]) -> tuple[str, str]:
-    """Return the field of `body` that is at fault, and a message with the place of the fault.
+    """Return the invalid field of `body`, and a message with the place of the error.
 
     For a field with several types pydantic reports an error for each. The one that got furthest into the value counts;
-    where no type fits, all of them are named.
+    if no type fits, the message names all of them.
     """
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     field = errors[0]["loc"][:1]

@@ -19,12 +19,12 @@ from builder.serving.plan.process import memory_line, shared_memory_line
 from builder.serving.plan.speeds import CallCost, encoder_cost
 from builder.serving.plan.waiting import full_share, latencies
 
-MAX_UTILISATION = 0.8  # highest average utilisation of an engine: above it, queues grow fast with every hitch
+MAX_UTILISATION = 0.8  # highest average utilisation of an engine: above it, queues grow fast with every delay
 SIGMAS = 2.33  # standard deviations that 99 of 100 draws of a normal distribution stay below
 MAX_FULL_SHARE = 0.98  # highest utilisation by full batches: random lengths leave an error of a hundredth
 MIN_BATCH, MAX_BATCH = 8, 256  # in texts; a request may have several
 TOKENS_STEP = 256
-CACHE_OVERHEAD = 2  # factor for the response cache's overhead per answer: its key, its shape, the allocator's
+CACHE_OVERHEAD = 2  # factor for the response cache's overhead per answer: key, shape and allocation
 
 
 def plan_encoder(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelPlan:

@@ -11,7 +11,7 @@ PROCESS = (
     84_000_000  # bytes of a process with Python, numpy, tokenizers and ONNX Runtime, measured on the embedded server
 )
 REGION = 1 << 20  # python_backend, README: shm-default-byte-size
-SHARED_MEMORY_LEAST = 256 << 20  # `build-repo serve` requires as much
+SHARED_MEMORY_LEAST = 256 << 20  # minimum that `build-repo serve` requires
 SHARED_MEMORY_STEP = 64 << 20  # /dev/shm is rounded up to a multiple of this
 SERVER = 125_000_000  # bytes of tritonserver (measured: 34 to 83 MB) and of its liveness model (23 MB)
 # bytes of a card that CUDA takes in each process with all of its kernels; 287 MB if they are loaded when they are

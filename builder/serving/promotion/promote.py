@@ -155,7 +155,7 @@ def _first(errors: Sequence[str], shared: Sequence[str]) -> str:
 
 @contextmanager
 def beside(control: Control, name: str, number: int, running: int) -> Iterator[str]:
-    """Load version `number` of `name` under another name, which is yielded; remove it from server and repository after.
+    """Load version `number` of `name` under another name, which is yielded; remove it afterwards.
 
     Raises ServeError if the server does not load it.
     """
@@ -176,7 +176,7 @@ def beside(control: Control, name: str, number: int, running: int) -> Iterator[s
             finally:
                 control.unload(candidate, CANDIDATE_DRAIN_S)
         finally:
-            if not control.versions(candidate):  # else it still calls its engine
+            if not control.versions(candidate):  # otherwise it still calls its engines
                 for engine, before in others.items():
                     control.only(engine, before or {number})
 

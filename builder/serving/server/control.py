@@ -119,7 +119,7 @@ class Control:
         return max(loading or ready, default=before)
 
     def again(self, model: str) -> None:
-        """Load a model that was unloaded: a front with its engine's version, an engine with those that are called."""
+        """Load a model that was unloaded: a front with its engine's version, an engine with those that fronts call."""
         entry = self.repository / model
         number = served_number(entry)
         if number is None or not is_front(entry):

@@ -72,9 +72,9 @@ def die_with_parent() -> None:
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Be the parent of descendants whose own parent dies, so that `end_group` can reap them.
+    """Adopt descendants whose parent dies, so that `end_group` can reap them.
 
-    Otherwise they fall to the first process of the machine or container, which often reaps nothing.
+    Otherwise the first process of the machine or container adopts them, and often reaps nothing.
     """
     ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
     try:

@@ -157,6 +157,6 @@ def verdict(
 
 
 def format_settings(outcome: TrialOutcome) -> str:
-    """Return the outcome in a few words."""
+    """Format the outcome in a few words."""
     limit = "" if outcome.score >= 0 else ", beyond the limit"
     return f"{outcome.throughput:.1f}/s, p99 {outcome.p99_ms:.0f} ms at {outcome.level}{limit}"

@@ -1,4 +1,4 @@
-"""Engines of an encoder: a module each, with an `Executor` created from the front's folder and serving.json.
+"""Run the engines of an encoder: one module each, whose `Executor` is created from the front's folder and serving.json.
 
 `infer` takes and returns named numpy arrays; `map_calls` runs several calls of a batch.
 """

@@ -1,4 +1,4 @@
-"""Features of a text: one vector if the checkpoint pools its tokens, one vector a token if it does not."""
+"""Embed texts: one vector if the checkpoint pools its tokens, one vector a token if it does not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Most probable tokens for each mask of a text, of the whole vocabulary or only the request's targets.
+"""Predict the most probable tokens for each mask of a text, from the whole vocabulary or the request's targets.
 
-The engine computes the language-model head at the masks alone: `positions` says where they are.
+The engine computes the language-model head only at the masks, which the input `positions` locates.
 """
 
 from __future__ import annotations

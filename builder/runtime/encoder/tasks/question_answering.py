@@ -1,4 +1,4 @@
-"""Spans of a context that answer a question, over windows where the context is long.
+"""Find the spans of a context that answer a question, over windows if the context is long.
 
 The rules are those of transformers' QuestionAnsweringPipeline up to 4.57 (decode_spans, unanswerable questions
 as in SQuAD 2.0, arXiv:1806.03822); its golden answers are in the tests.

@@ -1,4 +1,4 @@
-"""Sentence embeddings: feature extraction that always returns one vector a text."""
+"""Embed sentences: feature extraction that always returns one vector a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse embeddings: for each text the tokens of the vocabulary that matter to it, with their weights."""
+"""Embed texts sparsely: return the tokens of the vocabulary that matter to each text, with their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels of a text or of a pair of texts, with their scores, best first."""
+"""Label a text or a pair of texts; return the labels with their scores, best first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relevance of documents to a query, by a cross-encoder that reads both together (arXiv:1901.04085)."""
+"""Score the relevance of documents to a query, with a cross-encoder that reads both together (arXiv:1901.04085)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entities of a text with their character offsets, by the aggregation strategies of the reference pipeline.
+"""Find the entities of a text, with character offsets, by the aggregation strategies of the reference pipeline.
 
 The rules are those of transformers' TokenClassificationPipeline: none, simple, first, average, max.
 """

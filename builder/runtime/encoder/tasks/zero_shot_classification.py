@@ -1,4 +1,4 @@
-"""Labels named in the request, scored by a model of textual entailment (Yin et al., 2019, arXiv:1909.00161)."""
+"""Score labels named in the request, with a model of textual entailment (Yin et al., 2019, arXiv:1909.00161)."""
 
 from __future__ import annotations
 

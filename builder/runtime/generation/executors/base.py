@@ -1,4 +1,4 @@
-"""Interface between the decode loop and its executors, and what they share. Knows shapes; knows no engine."""
+"""Define the interface of executors to the decode loop, and helpers that they share. Knows shapes; knows no engine."""
 
 from __future__ import annotations
 

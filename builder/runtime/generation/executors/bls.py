@@ -1,4 +1,4 @@
-"""Run the graph in a Triton model of its own, called through BLS: the used part of the cache travels both ways."""
+"""Run the graph in a Triton model of its own, called through BLS, which sends the used part of the cache both ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def open_executor(infer: Infer, serving: GenerationServing, geometry: Geometry) 
 
 
 class Bls(Executor):
-    """Graph behind an `infer` callable; the used part of the cache travels both ways."""
+    """Graph behind an `infer` callable."""
 
     can_speculate = True
 

@@ -21,7 +21,7 @@ PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
 class Device:
-    """Device on which graphs are opened and tensors are kept: a GPU, or the CPU to judge a model there.
+    """Device on which graphs are opened and tensors are kept: a GPU, or the CPU for comparing a model's answers there.
 
     `options`: the device, its number, and the options of ONNX Runtime's execution provider.
     """
@@ -59,8 +59,8 @@ class Device:
 class DeviceCache:
     """Keys and values of all layers on a device, in `pieces` of `tokens` tokens: slots, or blocks.
 
-    `copier`: a graph whose outputs are its inputs, a piece of each tensor; it copies within the device, numbers as they
-    lie, whatever the order of a piece's axes.
+    `copier`: a graph that returns its inputs, a piece of each tensor, and so copies them within the device; it ignores
+    the order of a piece's axes.
     """
 
     def __init__(self, device: Device, copier: Path, geometry: Geometry, pieces: int, tokens: int) -> None:

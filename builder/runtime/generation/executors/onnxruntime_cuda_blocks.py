@@ -2,7 +2,7 @@
 
 Source of what its inputs mean: the schema of com.microsoft PagedAttention in the package of ONNX Runtime 1.31.1, its
 kernel for CUDA (paged_attention.cc) and the design document beside it (docs/contrib_ops/cuda/paged_attention.md). Not
-run on a GPU. Knows nothing about requests.
+tested on a GPU. Knows nothing about requests.
 """
 
 from __future__ import annotations

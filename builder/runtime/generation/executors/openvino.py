@@ -42,7 +42,7 @@ class OpenVinoExecutor(Paged):
         self.inputs = Inputs(self.request, names)
         super().__init__(geometry, BLOCK)
         self.caches = _allocate(compiled, self.request, self.blocks.num_blocks)
-        # With a uint8 cache each new token rounds the keys of its block anew, and a wrong guess would leave a trace.
+        # With a uint8 cache each new token rounds the keys of its block anew, and a rejected one would leave a trace.
         self.can_speculate = geometry.cache != "uint8"
 
     def _infer(self, rows: PagedRows) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Names shared by the build of a decoder's graph for OpenVINO and its executor. Does not load OpenVINO."""
+"""Define names shared by the build of a decoder's graph for OpenVINO and its executor. Does not load OpenVINO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's routes.
+"""Serve Anthropic's routes.
 
 Source of every shape: https://docs.anthropic.com/en/api/messages
 """

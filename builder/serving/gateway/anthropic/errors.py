@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape.
+"""Format errors in Anthropic's shape.
 
 Source: https://docs.anthropic.com/en/api/errors
 """

@@ -1,1 +1,1 @@
-"""One call of a generating model, shared by every API of the gateway: fields, inputs, pieces and their meaning."""
+"""Call a generating model, for every API of the gateway: convert fields to inputs, and pieces to answers."""

@@ -1,4 +1,4 @@
-"""OpenAI's routes.
+"""Serve OpenAI's routes.
 
 Source of every shape: https://platform.openai.com/docs/api-reference
 """
