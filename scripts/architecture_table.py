@@ -289,7 +289,7 @@ def read_table() -> dict[tuple[str, str], Row]:
 
 
 def write_table(rows: Mapping[tuple[str, str], Row]) -> None:
-    """Write one row a line in the order of heads and names; list what was not run as such."""
+    """Write one row a line in the order of heads and names; list models that were not run as such."""
     keys = [(head, model_type) for head in HEADS for model_type in architectures(head)]
     listed = [rows.get(key, Row(*key, "not tried", LATER)) for key in keys]
     lines = ",\n".join(f"  {json.dumps(asdict(row), ensure_ascii=False)}" for row in listed)

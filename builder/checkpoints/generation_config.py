@@ -102,7 +102,7 @@ INSTEAD: Mapping[str, str] = {
 def generation_file(folder: Path) -> str:
     """Return the name of the file in `folder` with the generation settings: config.json in old checkpoints.
 
-    The field `_from_model_config` is no sign: transformers copies it into the generation_config.json that it saves.
+    The field `_from_model_config` does not tell: transformers copies it into the generation_config.json that it saves.
     """
     return FILE if (folder / FILE).is_file() else "config.json"
 

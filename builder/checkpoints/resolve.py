@@ -89,8 +89,8 @@ def _checkpoint(source: Source, files: CheckpointFiles, model: PreTrainedModel) 
 def _max_length(source: Source, files: CheckpointFiles, positions: int | None) -> int:
     """Return the most tokens of one row: the user's limit, or the lowest of checkpoint, task and `positions`.
 
-    What sentence-transformers saved comes before the tokenizer's limit, as it does there. Raises CheckpointError for a
-    limit above `positions`, and where there is no limit.
+    A limit that sentence-transformers saved takes precedence over the tokenizer's, as it does there. Raises
+    CheckpointError for a limit above `positions`, and where there is no limit.
     """
     if source.max_length is not None:
         if positions is not None and source.max_length > positions:

@@ -1,4 +1,4 @@
-"""Where the package keeps what it emits and renders."""
+"""Folders of the package and of the code that it emits."""
 
 from __future__ import annotations
 

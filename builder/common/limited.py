@@ -27,7 +27,7 @@ class LimitReached(Exception):
 
 
 def run_limited(function: str, request: Any, seconds: int) -> Any:
-    """Return what `function` ("module:name") answers to `request`; both are JSON.
+    """Return the answer of `function` ("module:name") to `request`; both are JSON.
 
     `seconds`: of processor time. Raises LimitReached, and RuntimeError where the function raises an error.
     """
@@ -61,7 +61,7 @@ def _lower_limit(kind: int, most: int) -> None:
 
 
 def _answer(function: str, seconds: int, memory: int) -> None:
-    """Answer the request on standard input; what libraries print goes to standard error."""
+    """Answer the request on standard input; the output of libraries goes to standard error."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     _lower_limit(resource.RLIMIT_CORE, 0)

@@ -1,4 +1,4 @@
-"""Memory reserved by a model: weights, and the key-value caches of what it generates.
+"""Memory reserved by a model: weights and key-value caches.
 
 Knows shapes and sizes; knows no engine and no graph.
 """

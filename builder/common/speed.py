@@ -9,7 +9,7 @@ import math
 from datetime import UTC, datetime
 
 PROCESS_STARTED = datetime.now(UTC).isoformat(timespec="milliseconds")  # times of one process can be compared
-Latencies = dict[str, float]  # what was run, such as "8x128" for 8 rows of 128 tokens, to milliseconds, medians
+Latencies = dict[str, float]  # by shape, such as "8x128" for 8 rows of 128 tokens: median milliseconds
 
 
 def speed_up(latency: Latencies, base: Latencies) -> float:

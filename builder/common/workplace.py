@@ -67,7 +67,7 @@ def require_disk_space(needed: int, files: str) -> None:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove what killed builds left in `parent`."""
+    """Remove the folders that killed builds left in `parent`."""
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is another user's, or its build has just ended
             if time.time() - folder.stat().st_mtime > MIN_AGE_S:

@@ -1,4 +1,4 @@
-"""GPUs: what each precision needs of one, what a card has memory for, and those of this machine."""
+"""GPUs: the compute capability that each precision needs, the memory of cards, and the GPUs of this machine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Models that Triton's own C++ backends refuse, release by release, so that nothing else accepts them first.
 
 The Python-based backends that stand in for them ask here when they load a model; `check` asks when it reads one.
-What a backend reads and refuses is in the backend.toml of its engine's folder. A line of it is a fact of `Backend`, or
-one rule with its source: a repository of github.com/triton-inference-server, its file and function. What a backend does
-not read has no effect there, and is not refused. Knows configurations, signatures and build.json; opens no graph.
+The rules are in the backend.toml of each engine's folder. A line of it is a fact of `Backend`, or one rule with its
+source: a repository of github.com/triton-inference-server, its file and function. Fields that a backend does not read
+have no effect there, and are not refused. Knows configurations, signatures and build.json; opens no graph.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class BuildSpec(Choices):
 
     @property
     def runs(self) -> str:
-        """Name of what runs the model: the engine of a whole checkpoint, or the target."""
+        """Engine of a whole checkpoint, otherwise the target."""
         return str(self.engine) if self.runs_checkpoint else self.target
 
     @property

@@ -1,7 +1,7 @@
 """Settings of a published model that change without a build: its batching, instances, threads, slots and queue.
 
-They are in config.pbtxt and serving.json alone, and nothing else in either depends on them. The result is, byte for
-byte, what a build with these options would have written. Settings are named by their keys in models.yaml.
+They are in config.pbtxt and serving.json alone, and nothing else in either depends on them. The result
+equals, byte for byte, that of a build with these options. Settings are named by their keys in models.yaml.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ VersionSelector = Callable[[Path], Sequence[int]]  # of the versions of the mode
 
 
 def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[str]:
-    """Sign every version of the models `names` and of their engines, or of all; return what was signed, as NAME/N.
+    """Sign every version of the models `names` and of their engines, or of all; return the signed versions, as NAME/N.
 
     Raises SpecError for a key that cannot be used, RepositoryError for a model that is not there or has links in it.
     """

@@ -251,7 +251,7 @@ def prune(repository: Path, name: str, staging: Path, keep: int, also: Sequence[
 
 
 def remove(repository: Path, name: str) -> list[str]:
-    """Remove a model from the repository, with its engine unless another model calls that; return what was removed.
+    """Remove a model from the repository, with its engine unless another model calls that; return the removed models.
 
     Raises RepositoryError if there is no such model, or another one calls it.
     """

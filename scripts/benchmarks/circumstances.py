@@ -1,4 +1,4 @@
-"""Circumstances that every file of figures begins with: when, on what and with what versions they were measured."""
+"""Circumstances that every file of figures begins with: the day, the machine and the versions of a measurement."""
 
 from __future__ import annotations
 

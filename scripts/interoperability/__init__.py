@@ -4,7 +4,7 @@ Each file of clients/ is a program: the addresses and the names of the models in
 JSON out: {"checks": {NAME: "passed" or the reason of a failure}}. They import nothing of this project.
 """
 
-CLIENTS: dict[str, tuple[str, ...]] = {  # file of clients/ -> what it needs, the client itself first
+CLIENTS: dict[str, tuple[str, ...]] = {  # file of clients/ -> its packages, the client itself first
     "openai": ("openai==3.4.0",),
     "cohere": ("cohere==7.3.0",),
     "langchain": ("langchain-openai==1.7.3", "langchain-tests==1.1.9", "pytest-asyncio"),

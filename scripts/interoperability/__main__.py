@@ -1,4 +1,4 @@
-"""Build small models, serve them, run every client on them, and record what passed."""
+"""Build small models, serve them, run every client on them, and record the outcomes."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Result:
 class Family(Protocol):
     """Stages of the build of one checkpoint; builder/building/pipeline.py runs them in this order.
 
-    Each takes what earlier ones returned: frozen dataclasses of the family, which the cache can store. Every stage
+    Each takes the results of earlier ones: frozen dataclasses of the family, which the cache can store. Every stage
     raises BuilderError.
     """
 
@@ -62,7 +62,7 @@ class Family(Protocol):
         """
 
     def fuse(self, exported: Any) -> Any:
-        """Return the export with its operators fused as far as every value stays the same."""
+        """Return the export with operators fused by rewrites that leave every value the same."""
 
     def verify(self, fused: Any, reference: Any) -> Any:
         """Return the fused graph after checking that it answers as PyTorch does."""

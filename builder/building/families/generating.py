@@ -59,7 +59,7 @@ def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]
 def refuse_options(spec: BuildSpec, family_options: Mapping[str, bool], family: str) -> None:
     """Raise SpecError, with the names, for options that a generating model does not have: none is ignored.
 
-    `family_options`: what this family refuses besides, and whether it is given.
+    `family_options`: by name, whether a further option that this family refuses is given.
     """
     given = {
         "--pooling": spec.pooling is not None,

@@ -27,7 +27,7 @@ class EncoderCandidates:
     """Candidates of an encoder: how its variants are built, timed and judged.
 
     `base`: PyTorch, which speeds are relative to; `exact`: the variant that was measured in every way already, and its
-    quality; `prefix`: what the names of the other variants begin with.
+    quality; `prefix`: of the names of the other variants.
     """
 
     evaluator: Evaluator
@@ -38,7 +38,7 @@ class EncoderCandidates:
     known: Measurements
     prefix: str
     qualities: dict[str, Quality] = field(default_factory=dict)
-    """Qualities of what was judged in this build, by the name of the variant."""
+    """Qualities that were judged in this build, by the name of the variant."""
     _variants: dict[tuple[Variant, int], Quantised] = field(default_factory=dict)
     _layers: dict[Variant, list[str]] = field(default_factory=dict)
 

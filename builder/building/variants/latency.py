@@ -53,7 +53,7 @@ def _prepared_ms(run: Callable[[], object], share: float) -> float:
 
 
 def _rough_latencies(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencies:
-    """Return rougher times: a single run of what takes long.
+    """Return rougher times: long calls run once.
 
     Only the smallest shape is run once before: the others find the weights read.
     """

@@ -119,7 +119,7 @@ def in_words(rates: Mapping[str, Rates]) -> str:
 
 
 def remark_on_noise(rates: Mapping[str, Rates], measured: str) -> str:
-    """Return a remark for the report if the machine was busy. `measured`: what has the rates, e.g. "engine"."""
+    """Return a remark for the report if the machine was busy. `measured`: the subject of the rates, e.g. "engine"."""
     worst = max(rate.spread for rate in rates.values())
     return f"; the machine was busy: the rounds of one {measured} are {worst:.0%} apart" if worst > BUSY_SPREAD else ""
 

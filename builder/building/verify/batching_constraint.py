@@ -21,7 +21,7 @@ SHORT, PADDED = 9, 40  # tokens
 
 
 def batching_constraint(module: TaskGraph, rows: Rows, max_length: int) -> Alike:
-    """Return what rows of one call must have in common: nothing, their length, or the count of a token id."""
+    """Return the property that rows of one call must share: none, their length, or the count of a token id."""
     short, padded = min(SHORT, max_length), min(PADDED, max_length)
     changes = changes_beyond(module.model)
     if changes is not None and max_length > changes:

@@ -43,9 +43,9 @@ def reference(module: TaskGraph, rows: Rows, lengths: Sequence[int], seed: int =
 def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[BatchReference, ...]:
     """Return PyTorch's answers to single rows of the longest texts served, beyond what every graph is compared on.
 
-    To be called on a model that has answered nothing yet, longest first: BigBird, for one, changes its attention for
-    good at the first short text. Three rows at most: all positions, one fewer (another remainder for code that works in
-    blocks), and half as many. Raises VerificationError where PyTorch's model has no answer itself.
+    To be called on a model that has answered nothing yet, longest first: BigBird, for one, changes its attention
+    permanently at the first short text. Three rows at most: all positions, one fewer (another remainder for code that
+    works in blocks), and half as many. Raises VerificationError where PyTorch's model has no answer itself.
     """
     lengths = sorted({max_length, max_length - 1, max_length // 2 + 1}, reverse=True)
     return tuple(_answered(module, rows, length) for length in lengths if length > USUAL or length == max_length)

@@ -127,8 +127,8 @@ def _plain(argument: Any) -> Any:
 def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[int]) -> None:
     """Have `executor` do all that it does when it serves: `long` in pieces, `prompts` whole, then all of them at once.
 
-    The calls request the first token's logits of each piece as well as the last's, and for one step what searches read.
-    It has a slot for each prompt and the long row, and memory for `STEPS` more tokens in it.
+    The calls request the first token's logits of each piece as well as the last's, and, for one step, the outputs that
+    searches read. It has a slot for each prompt and the long row, and memory for `STEPS` more tokens in it.
     """
     rows = [list(long), *map(list, prompts)]
     piece = max(MIN_PIECE_TOKENS, -(-len(long) // MAX_PIECES))

@@ -32,10 +32,10 @@ def replay_loop(opener: Any, case: "dict[str, Any]") -> "list[Any]":
 
 
 def kept(name: str, answer: Any, vocabulary: int) -> Any:
-    """Return what `name` answered as it is compared, in arrays of its own.
+    """Return the answer of `name` in the form that is compared, copied to new arrays.
 
-    Of the most probable tokens: each one's logit at its place among all, where the others have the lowest of these. So
-    two tokens may change places as far as their logits are equal.
+    Of the most probable tokens: an array of all tokens with their logits, in which all other tokens have the lowest of
+    these. So two tokens with equal logits may change places.
     """
     if name == "likeliest":
         logits = np.repeat(answer.logits[:, -1:], vocabulary, axis=1)

@@ -116,7 +116,7 @@ class EncoderTask(Task):
 
     @abstractmethod
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Return what the emitted task must know, as JSON. Raises CheckpointError."""
+        """Return the parameters of the emitted task, as JSON. Raises CheckpointError."""
 
     @abstractmethod
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
@@ -128,7 +128,7 @@ class EncoderTask(Task):
 
     @abstractmethod
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
-        """Return the numbers that both answers have, by kind. `agreement` judges what only one of them has."""
+        """Return the numbers that both answers have, by kind. `agreement` covers those that only one of them has."""
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Return the largest difference of a number and where it is; infinite where anything else differs."""
@@ -137,7 +137,7 @@ class EncoderTask(Task):
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Return measures of `answers` to `samples` that have labels, by name, from 0 to 1; the most important first.
 
-        Raises ValueError with what a label should be.
+        Raises ValueError with the form of a label.
         """
         raise ValueError(f"no labels: {self.name} has no measure for them")
 

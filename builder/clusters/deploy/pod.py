@@ -79,7 +79,7 @@ def pod_security() -> Document:
 
 
 def container_security(user: int) -> Document:
-    """Return what `restricted` requires of a container, with a read-only file system."""
+    """Return a container's security context for `restricted`, with a read-only file system."""
     return {
         "runAsUser": user,
         "runAsGroup": user,

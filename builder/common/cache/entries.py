@@ -122,7 +122,7 @@ class CacheEntries:
         self._restore_pruned(entry, document, folder)
 
     def _restore_pruned(self, entry: CacheEntry, document: bytes, folder: Path) -> None:
-        """Store again what another process pruned meanwhile, before the entry named it."""
+        """Store again the files that another process pruned before the entry named them."""
         if not (self.blobs / entry.document).exists():
             write_atomically(self.blobs / entry.document, document)
         for name, digest in entry.files.items():

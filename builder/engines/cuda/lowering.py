@@ -17,7 +17,7 @@ from builder.graphs.onnx.rounding import rounded
 def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) -> tuple[Graph, Graph]:
     """Return the graph in `precision`, and the one in fp32 and rounded to it that it is judged by on a CPU.
 
-    Raises SpecError for what CUDA lacks.
+    Raises SpecError for operators that CUDA lacks.
     """
     if "GroupQueryAttention with attention_bias" in operator_needs(fused):
         raise SpecError(

@@ -66,7 +66,7 @@ class OnnxRuntimeDecoding(DecodingEngine):
         return ReservedMemory(cache, weights)
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
-        """Fuse the graph; where the loop runs it on a CPU, it also computes what beam search reads."""
+        """Fuse the graph; where the loop runs it on a CPU, it also computes the outputs that beam search reads."""
         graph = fuse(exported, folder)
         if self.spec.in_process and self.spec.beams != 1:
             graph = finding_likeliest(graph)

@@ -100,7 +100,7 @@ def decoder_properties(cache: CacheType) -> dict[str, str]:
 
 
 def arithmetic_on(flags: Collection[str]) -> str:
-    """Return what OpenVINO multiplies real numbers in on a CPU with the instruction sets `flags`: fp32 or bf16."""
+    """Return the type in which OpenVINO multiplies on a CPU with the instruction sets `flags`: fp32 or bf16."""
     return "bf16" if set(BF16) & set(flags) else "fp32"
 
 

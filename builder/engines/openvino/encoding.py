@@ -30,7 +30,7 @@ class OpenVinoEncoding(EncodingEngine):
         return encoders.plain
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
-        """Convert the graph: real constants are halves except in fp32; products are in what the CPU multiplies fastest.
+        """Convert the graph: real constants are halves except in fp32; products are in the CPU's fastest type.
 
         A requested fp32 or bf16 stays the arithmetic of the products. A graph that was written to `path` for this is
         removed.

@@ -31,7 +31,7 @@ from builder.graphs.onnx.graph import Graph, save_graph
 
 PROJECTIONS = 4  # random projections of the outputs, each differentiated on all inputs
 SMALLEST = 1e-6
-RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # how firmly a solved matrix stays near what it was
+RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # candidates of the penalty on changes of a solved matrix
 
 
 def prune(graph: Graph, module: TaskGraph, share: float, feeds: Sequence[Feeds], folder: Path) -> tuple[Graph, Removed]:

@@ -59,7 +59,7 @@ def open_structures(graph: Graph) -> tuple[onnx.ModelProto, tuple[Structure, ...
 
 
 def structures_of(model: onnx.ModelProto) -> tuple[Structure, ...]:
-    """Return the structures of `model`, changed in place: each gets its own copy of what several of them read."""
+    """Return the structures of `model`, changed in place: each gets its own copy of shared tensors."""
     _unshare(model.graph)
     return _Finder(model.graph).structures()
 

@@ -115,7 +115,7 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
 
 @contextmanager
 def refused_by_name(model: PreTrainedModel) -> Iterator[None]:
-    """Turn any error inside into an ExportError that names `model`; its attention is then what it was before."""
+    """Turn any error inside into an ExportError that names `model`; its attention is restored."""
     before = model.config._attn_implementation
     refused = f"{model.config.model_type} cannot be served for generation"
     try:

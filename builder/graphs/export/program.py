@@ -24,7 +24,7 @@ IR_VERSION = 9
 CASTS = frozenset(
     {torch.ops.aten.to.device, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other}
 )
-RENAMED = {  # to what torch's table makes of them, one for one
+RENAMED = {  # to the one operator that torch's table decomposes each into
     torch.ops.aten.item.default: torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.min.other: torch.ops.aten.minimum.default,
     torch.ops.aten.max.other: torch.ops.aten.maximum.default,
@@ -97,7 +97,7 @@ def to_onnx(
 def _children_kept(module: torch.nn.Module) -> Iterator[None]:
     """Restore the children of all modules at the end.
 
-    torch.export takes back what a forward assigns to a module, except for its children: BigBird, which changes its
+    torch.export undoes the assignments of a forward to a module, except for its children: BigBird, which changes its
     attention with its first short text, kept half of the change.
     """
     before = [(one, dict(one._modules)) for one in module.modules()]
@@ -157,8 +157,8 @@ def _refuse_joined_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, 
 def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated:
     """Translate the program without torch.onnx.export's second trace, unless it is needed.
 
-    That trace breaks up operators that ONNX does not know, and takes half of the time. What transformers' models need
-    of that is nearly always settled here without a trace: `Tensor.to` above all.
+    That trace breaks up operators that ONNX does not know, and takes half of the time. Operators of transformers'
+    models that need it are nearly always replaced here without a trace, above all `Tensor.to`.
 
     Torch's table lacks operators that may return their input as it is: if the export fails on one, it is
     repeated with that trace.

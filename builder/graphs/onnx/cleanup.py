@@ -15,7 +15,7 @@ Shape = tuple[int | str, ...]
 def clean(model: onnx.ModelProto) -> None:
     """Clean the graph in place.
 
-    Drop reshapes that undo one another, name squeezed axes, give normalisations a bias, drop what nothing reads.
+    Drop reshapes that undo one another, name squeezed axes, give normalisations a bias, drop unused nodes and weights.
     """
     graph = model.graph
     shapes = known_shapes(graph)

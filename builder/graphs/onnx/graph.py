@@ -30,7 +30,7 @@ ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model, whose decoder is M
 class Graph:
     """One model file with its signature. `operators` counts nodes by operator type, those of branches too.
 
-    `engine` is the Triton backend it is for, `arithmetic` what that computes real products in: fp32, bf16, or fp16 on a
+    `engine` is the Triton backend it is for, `arithmetic` the type of its real products: fp32, bf16, or fp16 on a
     GPU. `beside`: files of weights that other graphs read too.
     """
 

@@ -129,8 +129,8 @@ def take_in(graph: onnx.GraphProto) -> None:
 def beside(model: onnx.ModelProto, data: Path) -> onnx.ModelProto:
     """Return `model` with its weights in the file `data`.
 
-    That is another name of the file that has nearly all of them, if there is one: the few others are inside. Else what
-    is there already stays there, and the rest is written one tensor after the other.
+    That is another name of the file that has nearly all of them, if there is one: the few others are inside. Else
+    values that are there already stay there, and the rest is written one tensor after the other.
     """
     outline = onnx.ModelProto()
     _copy(model, outline)

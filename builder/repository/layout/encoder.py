@@ -40,7 +40,7 @@ def serving_document(
 ) -> EncoderServing:
     """Return the settings, for serving.json, of the emitted front. Raises SpecError.
 
-    `alike`: what rows that share a call must have in common.
+    `alike`: the property that rows of one call must share.
     """
     token_budget = max(spec.serving.token_budget, max_length)
     calls = Calls(spec.max_batch_size, max_length, token_budget)

@@ -1,7 +1,7 @@
 """Rules: functions of a repository, a model or a version that yield problems, with their documentation.
 
-A rule's docstring says what it checks in a repository and, after an empty line, why. A rule without both, or without an
-example, is refused.
+A rule's docstring describes its check of a repository and, after an empty line, the reason. A rule without both, or
+without an example, is refused.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def _subjects(scope: type, repository: Repository) -> Sequence[Repository | RepositoryModel | ModelVersion]:
-    """Return what rules of a scope check: the repository, its models, or their versions."""
+    """Return the subjects of rules of a scope: the repository, its models, or their versions."""
     if scope is Repository:
         return [repository]
     if scope is RepositoryModel:

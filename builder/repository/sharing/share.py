@@ -50,7 +50,7 @@ MEMORY_MB = 2048
 def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | None = None) -> list[str]:
     """Move `models` of `repository` into the shared front `name`; return all models that it hosts.
 
-    `memory_mb`: the most memory of its process, in 2^20 bytes; by default what it had, or MEMORY_MB. Raises
+    `memory_mb`: the most memory of its process, in 2^20 bytes; by default as before, or MEMORY_MB. Raises
     RepositoryError; the repository is then as before.
     """
     wrong = misnamed(name)

@@ -39,7 +39,7 @@ def credentials_for(url: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return what a library reported, in one line."""
+    """Return a library's message in one line."""
     match = GCSFS_MESSAGE.match(str(error))
     return (match["reason"] if match else first_line(error))[:300]
 

@@ -45,7 +45,7 @@ def pull(
     """Pull a version of a model, by default the newest, into `repository` and make it the served one.
 
     `keep`: versions that remain there. `verify_key`: key that it must be signed with. Raises RepositoryError; the
-    repository is then unchanged, and what was fetched stays beside it for the next pull.
+    repository is then unchanged, and fetched files stay beside it for the next pull.
     """
     refuse_hosted(repository, name)
     manifest = store.manifest(name, version)

@@ -121,7 +121,7 @@ def run_or_report(
 
 
 def run_command(command: Sequence[object]) -> str:
-    """Return what the command printed. Raises PeerError with the end of its errors if it fails."""
+    """Return the output of the command. Raises PeerError with the end of its errors if it fails."""
     words = [str(word) for word in command]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     if result.returncode:

@@ -46,7 +46,7 @@ class PerEngine(Generic[After]):
 
 @dataclass(frozen=True)
 class SelectedEngine:
-    """Choice of `engine`, with the variants of all engines; `reason`: what was measured, in words."""
+    """Choice of `engine`, with the variants of all engines; `reason`: the measurements, in words."""
 
     engine: str
     decoder: SelectedDecoder

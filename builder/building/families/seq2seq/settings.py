@@ -33,7 +33,7 @@ class Settings:
 def read_settings(
     checkpoint: Checkpoint, task: str | None, slots: int, asked_beams: int | None, max_answer: int | None
 ) -> Settings:
-    """Read the checkpoint's generation_config, with what applies to this task alone.
+    """Read the checkpoint's generation_config, with its settings for this task alone.
 
     Raises CheckpointError and SpecError.
     """

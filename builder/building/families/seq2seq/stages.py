@@ -91,7 +91,7 @@ class Seq2Seq:
         return PyTorchSeq2Seq(answers, measured_pytorch(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: Seq2SeqExport) -> FusedSeq2Seq:
-        """Fuse both graphs and add to the decoder's what beam search and batching beside it need.
+        """Fuse both graphs; add inputs and outputs for beam search, and for rows beside it, to the decoder's.
 
         Raises an error if the release's engine cannot run the decoder.
         """

@@ -15,8 +15,8 @@ from builder.clusters.deploy.deployment import Deployment
 class Target:
     """Target of a deployment.
 
-    `files`: the files of a deployment, by their paths in the output folder; raises SpecError for what the target cannot
-    do. `steps`: the commands that a user runs with that folder, one per line.
+    `files`: the files of a deployment, by their paths in the output folder; raises SpecError if the target cannot
+    write them. `steps`: the commands that a user runs with that folder, one per line.
     """
 
     files: Callable[[Deployment], Mapping[str, str]]
