@@ -138,7 +138,7 @@ def _refuse_another_model(output: Path | Store, spec: BuildSpec, source: str) ->
 
 
 def _existing(output: Path | Store, name: str) -> tuple[str | None, str | None]:
-    """Return the source of the model `name`, None where there is none, and the name that it was built under."""
+    """Return the source of the model `name`, None if there is none, and the name that it was built under."""
     if isinstance(output, Path):
         return existing_source(output, name), front_of(output / name)
     return source_in(output, name), name

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def difference(expected: Any, actual: Any, path: str = "answer") -> tuple[float, str]:
-    """Return the largest difference and where it is; infinite where something other than a number differs.
+    """Return the largest difference and where it is; infinite if something other than a number differs.
 
     Numbers are compared relative to the larger of 1 and the expected size.
     """

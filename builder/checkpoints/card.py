@@ -13,7 +13,7 @@ FIELDS = ("license", "license_link", "base_model", "datasets")
 
 
 def read_card(folder: Path) -> dict[str, list[str]]:
-    """Return the fields of FIELDS that the card in `folder` has, each as its texts; nothing where there is no card."""
+    """Return the fields of FIELDS that the card in `folder` has, each as its texts; nothing if there is no card."""
     try:
         with (folder / CARD).open("rb") as stream:
             text = stream.read(MAX_BYTES).decode("utf-8", errors="replace")

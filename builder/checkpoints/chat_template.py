@@ -52,7 +52,7 @@ def tool_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
 def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
     """Return the template of a chat, or None.
 
-    Raises CheckpointError where that, or the one for tools, is not rendered as transformers renders it.
+    Raises CheckpointError if that, or the one for tools, is not rendered as transformers renders it.
     """
     template = tokenizer.chat_template
     if isinstance(template, dict):  # one for each purpose; transformers takes this one for a chat
@@ -80,7 +80,7 @@ def render(
 ) -> Sequence[tuple[str | None, str | None]]:
     """Return the prompts of messages with tools (None: without): the emitted code's and, to `compare`, transformers'.
 
-    None where they are refused. Raises CheckpointError for a template that does not compile or reaches a limit.
+    None if they are refused. Raises CheckpointError for a template that does not compile or reaches a limit.
     """
     answer = _run_probe(
         chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, json.dumps(chats), compare

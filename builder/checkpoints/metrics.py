@@ -47,7 +47,7 @@ def _tags(text: str, labels: Sequence[Span]) -> list[str]:
 
 
 def score_questions(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Scores:
-    """Score the right answers of each question, none where it has no answer, against the one given ("" for none)."""
+    """Score the right answers of each question, none if it has no answer, against the one given ("" for none)."""
     from torchmetrics.functional.text import squad
 
     answers = [{"prediction_text": text, "id": str(number)} for number, text in enumerate(predicted)]

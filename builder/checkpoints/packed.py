@@ -96,7 +96,7 @@ def unpack(
 ) -> tuple[dict[str, torch.Tensor], Grids]:
     """Return every weight in fp32 by its name, as `model` (on the meta device) has them; and the matrices' grids.
 
-    Raises CheckpointError where a matrix lacks a part or its parts do not fit.
+    Raises CheckpointError if a matrix lacks a part or its parts do not fit.
     """
     transposed = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
     weights: dict[str, torch.Tensor] = {}

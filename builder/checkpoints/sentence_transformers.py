@@ -84,7 +84,7 @@ class SentenceModules:
 
 
 def read_modules(root: Path) -> SentenceModules | None:
-    """Read modules.json of `root`; None where there is none.
+    """Read modules.json of `root`; None if there is none.
 
     Raises CheckpointError for a module or a setting this builder does not have: leaving one out would change answers.
     """
@@ -243,7 +243,7 @@ def _mapping(settings: dict[str, Any], name: str, root: Path) -> dict[str, Any]:
 
 
 def _prompts(general: dict[str, Any], root: Path) -> tuple[dict[str, str], str | None]:
-    """Return prompts by name, none where all are empty, and the name of a text's default prompt."""
+    """Return prompts by name, none if all are empty, and the name of a text's default prompt."""
     prompts = {name: text or "" for name, text in _mapping(general, "prompts", root).items()}
     default = general.get("default_prompt_name")
     if default is not None and default not in prompts:

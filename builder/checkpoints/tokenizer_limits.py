@@ -53,7 +53,7 @@ def refuse_hostile_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path, m
 
 @contextmanager
 def panics_refused(model: str) -> Iterator[None]:
-    """Raise CheckpointError where the tokenizers library panics in the block: its panic is not an Exception."""
+    """Raise CheckpointError if the tokenizers library panics in the block: its panic is not an Exception."""
     try:
         yield
     except BaseException as error:

@@ -13,7 +13,7 @@ CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type":
 
 
 def tool_parser(chat: Chat) -> str | None:
-    """Return the name of the parser of the template's notation; None where it has none, or an unknown one."""
+    """Return the name of the parser of the template's notation; None if it has none, or an unknown one."""
     if not supports_tools(chat):
         return None
     written = _written(chat)

@@ -74,7 +74,7 @@ def warn_of_release(triton: str, indent: str = "") -> None:
 
 
 def older_than_fixes(triton: str) -> str:
-    """Return why a release is not for untrusted clients, in one line; empty where no problem is known."""
+    """Return why a release is not for untrusted clients, in one line; empty if no problem is known."""
     fixes = missing_fixes(triton)
     if not fixes:
         return ""

@@ -226,7 +226,7 @@ def _on_demand(options: argparse.Namespace) -> OnDemandSettings | None:
 
 
 def admin_key(file: Path | None) -> str:
-    """Return the one word of `file`, or of the environment; empty where neither is there. Raises SpecError."""
+    """Return the one word of `file`, or of the environment; empty if neither is there. Raises SpecError."""
     if file is None:
         return os.environ.get(ADMIN_KEY_VARIABLE, "").strip()
     try:

@@ -168,7 +168,7 @@ def _refusals(
 
 
 def _refuse_another_task(versions: Mapping[int, PublishedVersion], running: int, number: int) -> None:
-    """Raise ServeError where the answers of two versions have nothing in common."""
+    """Raise ServeError if the answers of two versions have nothing in common."""
     tasks = [versions[one].report.task for one in (running, number) if one in versions]
     if len(set(tasks)) > 1:
         raise ServeError(

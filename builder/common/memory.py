@@ -53,7 +53,7 @@ def refuse_slots(cache: int, usable: float, needs: str, slots: str, lower: str) 
 def blocks_that_fit(wanted: float, block: int, length: int, block_tokens: int) -> int:
     """Return how many blocks of `block` bytes, of `block_tokens` tokens each, fit into `wanted` bytes.
 
-    Raises SpecError where one text of `length` tokens would not fit.
+    Raises SpecError if one text of `length` tokens would not fit.
     """
     blocks, text = int(wanted // block), -(-length // block_tokens)
     if blocks < text:

@@ -10,7 +10,7 @@ PROC = Path("/proc")
 def read_counter(file: str, field: str) -> int | None:
     """Return the bytes of `field` in `file` below /proc: proc_meminfo(5), proc_pid_status(5), proc_pid_smaps(5).
 
-    None where the process has ended or may not be looked at, or where there is no /proc.
+    None if the process has ended or may not be looked at, or if there is no /proc.
     """
     try:
         lines = (PROC / file).read_text().splitlines()

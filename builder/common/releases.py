@@ -14,7 +14,7 @@ class Release:
     """One Triton release. `opset`, `ir_version`: the highest that its ONNX Runtime reads.
 
     `onnxruntime`, `openvino`: of its own backends; `in_process`, `openvino_in_process`: the ONNX Runtime and OpenVINO
-    that the emitted requirements pin in its interpreter. `tensorrt`, `cuda`, `vllm`: None where not known.
+    that the emitted requirements pin in its interpreter. `tensorrt`, `cuda`, `vllm`: None if not known.
     """
 
     triton: str

@@ -15,7 +15,7 @@ Latencies = dict[str, float]  # by shape, such as "8x128" for 8 rows of 128 toke
 def speed_up(latency: Latencies, base: Latencies) -> float:
     """Return how many times `latency` is faster than `base`, as the geometric mean over the shapes.
 
-    It is 1 where none was timed.
+    It is 1 if none was timed.
     """
     if not base:
         return 1.0

@@ -27,7 +27,7 @@ DISK_FULL_MESSAGES = (*map(os.strerror, DISK_FULL_ERRNOS), "No usable temporary 
 
 @contextmanager
 def build_folder() -> Iterator[Path]:
-    """Yield a folder for the block alone. Raises RepositoryError where its disk is full; other errors pass."""
+    """Yield a folder for the block alone. Raises RepositoryError if its disk is full; other errors pass."""
     try:
         remove_abandoned(Path(tempfile.gettempdir()))
         with temporary_folder() as folder:

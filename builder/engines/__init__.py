@@ -71,7 +71,7 @@ class GraphEngine(Engine, ABC):
     def session(self, graph: Graph, threads: int, spinning: bool) -> Session | OpenVinoSession:
         """Return how an emitted model opens `graph` in process: its executor reads this in serving.json.
 
-        Raises SpecError where it cannot.
+        Raises SpecError if it cannot.
         """
 
     @abstractmethod

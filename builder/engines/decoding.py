@@ -71,7 +71,7 @@ class DecodingEngine(ABC):
 
     @abstractmethod
     def fuse(self, exported: Graph, folder: Path) -> Graph:
-        """Return the graph in fp32 that is verified first. Raises ExportError where the release would not run it."""
+        """Return the graph in fp32 that is verified first. Raises ExportError if the release would not run it."""
 
     @property
     @abstractmethod
@@ -158,7 +158,7 @@ class DecodingEngine(ABC):
 
 
 def engine_of(spec: BuildSpec) -> DecodingEngine:
-    """Return the engine that decodes for `spec`. Raises SpecError where its engine does not."""
+    """Return the engine that decodes for `spec`. Raises SpecError if its engine does not."""
     name = spec.target if spec.target != "cpu" else spec.engine or decoding_engines()[0]
     decoding = graph_engine(name).decoding
     if decoding is None:

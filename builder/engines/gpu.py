@@ -61,7 +61,7 @@ def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str) -> None:
 
 
 def gpus() -> tuple[GpuModel, ...]:
-    """Return the NVIDIA GPUs that the driver sees, in its order; none where there is no driver."""
+    """Return the NVIDIA GPUs that the driver sees, in its order; none if there is no driver."""
     try:
         lines = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):

@@ -21,7 +21,7 @@ KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 
 
 def count_keys(graph: Graph, folder: Path) -> Graph:
-    """Write `graph` with lengths for masks into `folder`. Raises ExportError where attention has no mask."""
+    """Write `graph` with lengths for masks into `folder`. Raises ExportError if attention has no mask."""
     model = load_graph(graph.path)
     masks = set()
     for node in model.graph.node:

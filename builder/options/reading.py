@@ -40,7 +40,7 @@ def load_specs(path: Path) -> list[BuildSpec]:
     """Read a models.yaml: a list `models`, one mapping per model, `defaults` for all of them, files to `include`.
 
     An entry with a `matrix` of options is one model for each combination, and one whose `model` is a pattern is one for
-    each folder. Raises SpecError where a file cannot be read, or a key or value in it is invalid; it names the file,
+    each folder. Raises SpecError if a file cannot be read, or a key or value in it is invalid; it names the file,
     the line and the model.
     """
     return [entry.spec for entry in load_entries(path)]

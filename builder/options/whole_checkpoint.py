@@ -17,7 +17,7 @@ WHOLE_CHECKPOINT = tuple(name for name, facts in ENGINES.items() if facts.runs_c
 class WholeCheckpoint:
     """Options of every engine that runs a checkpoint as it is.
 
-    `slots`: None where the engine chooses the number itself.
+    `slots`: None if the engine chooses the number itself.
     """
 
     triton: str

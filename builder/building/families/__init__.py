@@ -53,7 +53,7 @@ class Family(Protocol):
     """
 
     def export(self) -> Any:
-        """Return the checkpoint as ONNX, with its attention fused where that is possible."""
+        """Return the checkpoint as ONNX, with its attention fused if possible."""
 
     def reference(self, exported: Any) -> Any:
         """Return PyTorch's answers to the samples and its latency.

@@ -160,7 +160,7 @@ def generation_serving(
 
 
 def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any] | None:
-    """Return how many products and embeddings of the graphs were quantised, for the report; None where none were."""
+    """Return how many products and embeddings of the graphs were quantised, for the report; None if none were."""
     if not parts:
         return None
     return {

@@ -53,7 +53,7 @@ class Evaluator:
     tokenizer: str
     fields: tuple[Sequence[Field], Sequence[Field]]
     samples: tuple[Sample, ...]  # to judge on
-    labels: tuple[Sample, ...]  # those samples with their right answers; empty where they are unknown
+    labels: tuple[Sample, ...]  # those samples with their right answers; empty if they are unknown
     expected: tuple[Answer, ...]  # transformers' answers to them
     feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples to fit to, call by call
 
@@ -66,7 +66,7 @@ class Evaluator:
 
     @cached_property
     def reference_scores(self) -> Mapping[str, float]:
-        """PyTorch's own scores, where there are labels. Raises SpecError for labels that cannot be scored."""
+        """PyTorch's own scores, if there are labels. Raises SpecError for labels that cannot be scored."""
         return self._score(self.expected)
 
     @cached_property

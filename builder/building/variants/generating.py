@@ -112,5 +112,5 @@ class PrecisionCandidates(Generic[Variant]):
 
 
 def growth(measured: MeasuredVariant, base: MeasuredVariant) -> float:
-    """Return the perplexity as a ratio to PyTorch's; 1 where there is none."""
+    """Return the perplexity as a ratio to PyTorch's; 1 if there is none."""
     return (measured.perplexity or 1.0) / (base.perplexity or 1.0)

@@ -63,7 +63,7 @@ class Candidates(Protocol[Option]):
     def time(self, option: Option, left_alone: int) -> MeasuredVariant:
         """Return the variant with its size and latencies.
 
-        Raises ExportError or VerificationError where it cannot be built.
+        Raises ExportError or VerificationError if it cannot be built.
         """
 
     def speed(self, latency: Latencies) -> float:
@@ -91,7 +91,7 @@ class Candidates(Protocol[Option]):
         """Return the requested quality in words."""
 
     def refusal(self, judged: Sequence[MeasuredVariant]) -> str:
-        """Return the error text where none of `judged` keeps the quality: why nothing is served, and what to do."""
+        """Return the error text if none of `judged` keeps the quality: why nothing is served, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Selection(Generic[Option]):
 
 
 def select(candidates: Candidates[Option], options: Sequence[Option], stage: Stage) -> Selection[Option]:
-    """Select the fastest of `options` that keeps the quality. Raises VerificationError where there is none."""
+    """Select the fastest of `options` that keeps the quality. Raises VerificationError if there is none."""
     return _Selector(candidates, stage).run(options)
 
 

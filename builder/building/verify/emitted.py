@@ -45,7 +45,7 @@ class ForcedResult:
     logprobs: list[np.ndarray]
 
     def refuse_nan(self) -> None:
-        """Raise VerificationError where a log-probability is not a finite number."""
+        """Raise VerificationError if a log-probability is not a finite number."""
         if not all(np.isfinite(values).all() for values in self.logprobs):
             raise VerificationError(
                 "the graph gives NaN on the samples. Nothing was published: check the weights and, where its results "

@@ -45,14 +45,14 @@ def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Bat
 
     To be called on a model that has answered nothing yet, longest first: BigBird, for one, changes its attention
     permanently at the first short text. Three rows at most: all positions, one fewer (another remainder for code that
-    works in blocks), and half as many. Raises VerificationError where PyTorch's model has no answer itself.
+    works in blocks), and half as many. Raises VerificationError if PyTorch's model has no answer itself.
     """
     lengths = sorted({max_length, max_length - 1, max_length // 2 + 1}, reverse=True)
     return tuple(_answered(module, rows, length) for length in lengths if length > USUAL or length == max_length)
 
 
 def _answered(module: TaskGraph, rows: Rows, length: int) -> BatchReference:
-    """Return the answer to one row of `length` tokens. Raises VerificationError where the model has none.
+    """Return the answer to one row of `length` tokens. Raises VerificationError if the model has none.
 
     Some models cannot use all their positions: BigBird's sparse attention pads a text to whole blocks.
     """

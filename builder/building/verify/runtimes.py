@@ -104,7 +104,7 @@ def replayed(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[list[Any] 
 def difference(expected: Any, actual: Any, by_norm: bool = False) -> float:
     """Return the largest difference as a share of the largest value expected, or by their norms.
 
-    It is infinite where shapes or NaN differ.
+    It is infinite if shapes or NaN differ.
     """
     if expected is None:
         return 0.0

@@ -238,7 +238,7 @@ def text_agreement(
 
 
 def refuse_wrong_answers(model: PreTrainedModel, reference: Seq2SeqReference, agreement: Seq2SeqAgreement) -> None:
-    """Raise VerificationError where probabilities are off, or an answer differs from PyTorch's without a tie."""
+    """Raise VerificationError if probabilities are off, or an answer differs from PyTorch's without a tie."""
     if agreement.error > TOLERANCE:
         raise VerificationError(
             f"the fused graphs' log-probabilities are off by {agreement.error:.1e} of PyTorch's; at most "

@@ -33,7 +33,7 @@ def find_task(name: str) -> Task:
 def infer_task(config: PreTrainedConfig, saved_by: str | None) -> Task:
     """Return the task a checkpoint was saved for, from its architecture and its class of sentence-transformers, if any.
 
-    Raises CheckpointError where none fits.
+    Raises CheckpointError if none fits.
     """
     candidates = [task for task in all_tasks().values() if task.claims(config, saved_by)]
     if candidates:

@@ -83,7 +83,7 @@ class Task(ABC):
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         """Return True if a checkpoint with this configuration was saved for this task; here: if it has its head.
 
-        `saved_by`: the class of sentence-transformers that its modules.json is of; None where there is none.
+        `saved_by`: the class of sentence-transformers that its modules.json is of; None if there is none.
         """
         classes = model_class_names(self.auto_class()).values()
         return any(name in classes for name in config.architectures or [])
@@ -131,7 +131,7 @@ class EncoderTask(Task):
         """Return the numbers that both answers have, by kind. `agreement` covers those that only one of them has."""
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
-        """Return the largest difference of a number and where it is; infinite where anything else differs."""
+        """Return the largest difference of a number and where it is; infinite if anything else differs."""
         return difference(expected, actual)
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:

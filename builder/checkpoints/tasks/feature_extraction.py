@@ -19,7 +19,7 @@ from builder.common.samples import MORE_TEXTS, TEXTS
 
 
 class FeatureGraph(TaskGraph):
-    """Features of the last layer, through `pooler` where there is one."""
+    """Features of the last layer, through `pooler` if there is one."""
 
     def __init__(self, model: PreTrainedModel, inputs: Sequence[str], pooler: Pooler | None) -> None:
         super().__init__(model, inputs, ("features",))
@@ -72,7 +72,7 @@ class FeatureExtraction(EncoderTask):
         }
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
-        """Return the pipeline's features of each token, after sentence-transformers' pooling where there is one."""
+        """Return the pipeline's features of each token, after sentence-transformers' pooling if there is one."""
         features = pipeline_of(checkpoint, "feature-extraction")(prompted(checkpoint, sample), return_tensors=True)
         pooler = self.pooler(checkpoint)
         if pooler is None:

@@ -75,7 +75,7 @@ class QuestionAnswering(EncoderTask):
         return {"the score of an answer": paired_scores([expected["score"]], [actual["score"]])} if same else {}
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        """Score against labels: `answers`, the texts that are right; none where the context has no answer."""
+        """Score against labels: `answers`, the texts that are right; none if the context has no answer."""
         return score_questions([sample["answers"] for sample in samples], [str(answer["answer"]) for answer in answers])
 
 

@@ -138,7 +138,7 @@ def refuse_windows(card: str | None, graph: Graph) -> None:
 def without_kernel(operators: Collection[str], precision: str, triton: str) -> list[str]:
     """Return those of `operators` on real numbers that have no CUDA kernel in `precision` in a Triton release.
 
-    Raises SpecError where that is not known.
+    Raises SpecError if that is not known.
     """
     number = version_tuple(RELEASES[triton].onnxruntime)
     listed = [version for version in KERNELS if version_tuple(version) <= number]

@@ -84,7 +84,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
         return ReservedMemory(cache, weights)
 
     def _whole_blocks(self, layers: Sequence[LayerShape], length: int) -> int:
-        """Return the bytes of the whole blocks in --cache-gb. Raises SpecError where one text does not fit."""
+        """Return the bytes of the whole blocks in --cache-gb. Raises SpecError if one text does not fit."""
         assert self.spec.cache_gb is not None
         block = block_bytes(layers, self.cache_type)
         return block * blocks_that_fit(self.spec.cache_gb * 1e9, block, length, block_tokens(Geometry.pairs(layers)))

@@ -61,7 +61,7 @@ class CudaEightBit(EightBitProducts):
 def rounded_to_bytes(rows: np.ndarray) -> QuantizedBlocks:
     """Return `rows`, (outputs, inputs), in 8 bits around 128, a scale per block.
 
-    Raises SpecError where no block fits.
+    Raises SpecError if no block fits.
     """
     outputs, inputs = rows.shape
     size = next((size for size in SIZES if inputs % size == 0), None)

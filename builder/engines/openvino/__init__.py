@@ -34,7 +34,7 @@ BF16 = ("avx512_bf16", "amx_bf16")  # a CPU with one of these multiplies in bflo
 def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Graph:
     """Write an ONNX graph as model.xml and model.bin; with `half_weights`, real constants are stored as fp16.
 
-    Raises ExportError where OpenVINO does not read it.
+    Raises ExportError if OpenVINO does not read it.
     """
     import openvino
 
@@ -64,7 +64,7 @@ def infer(graph: Graph, threads: int) -> Infer:
 def compiled(path: Path, threads: int, arithmetic: str) -> Any:
     """Return the model on the CPU as Triton's backend has it: one stream of `threads` threads.
 
-    Products are in `arithmetic`. Raises ExportError where this CPU multiplies in bfloat16 and the model is not for
+    Products are in `arithmetic`. Raises ExportError if this CPU multiplies in bfloat16 and the model is not for
     that.
     """
     import openvino
@@ -105,7 +105,7 @@ def arithmetic_on(flags: Collection[str]) -> str:
 
 
 def signature(path: Path) -> Signature:
-    """Return the inputs and outputs of an .xml. Raises RuntimeError where it cannot be read."""
+    """Return the inputs and outputs of an .xml. Raises RuntimeError if it cannot be read."""
     import openvino
 
     model = openvino.Core().read_model(str(path))

@@ -26,7 +26,7 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
     O1: basic rewrites; O2: fusions too; O3: an approximate GELU too. Attention is fused at export, at every level. Many
     weights stay in the file of `graph`.
 
-    Raises ExportError where it would need an operator no release has, and RepositoryError where the disk has no room:
+    Raises ExportError if it would need an operator no release has, and RepositoryError if the disk is full:
     ONNX Runtime does not report a full disk.
     """
     path = folder / f"fused-{level}" / graph.path.name
@@ -41,7 +41,7 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
 
 
 def _tidy(model: onnx.ModelProto, ir_version: int) -> None:
-    """Make the model readable by any release, in place. Raises ExportError where none has an operator."""
+    """Make the model readable by any release, in place. Raises ExportError if none has an operator."""
     used = {node.domain for node in model.graph.node} | {""}
     foreign = used - set(STANDARD_DOMAINS)
     if foreign:
@@ -51,7 +51,7 @@ def _tidy(model: onnx.ModelProto, ir_version: int) -> None:
     model.opset_import.extend(opsets)
     _drop_defaults(model)
     for node in model.graph.node:
-        del node.metadata_props[:]  # of PyTorch's export: left where nothing was optimised
+        del node.metadata_props[:]  # of PyTorch's export: still there if nothing was optimised
     model.ir_version = ir_version
     model.producer_version = ""
 

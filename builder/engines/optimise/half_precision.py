@@ -38,7 +38,7 @@ def to_half(
 
     Its inputs and outputs stay as they are; where `real` names some, those alone.
 
-    Raises VerificationError where nothing changed.
+    Raises VerificationError if nothing changed.
     """
     original = load_whole(graph.path)
     exact = {tensor.name: tensor for tensor in original.graph.initializer} if precision == "bf16" else {}

@@ -115,7 +115,7 @@ def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share:
 
     importance: (units,) of each structure; costs: of one of its units. Expensive units (heads) and cheap ones (neurons)
     are each removed in the order of their importance; every number of removed expensive ones is tried. Each structure
-    keeps one. Raises VerificationError where that is less than `share`.
+    keeps one. Raises VerificationError if that is less than `share`.
     """
     total = sum(len(values) * cost for values, cost in zip(importance, costs, strict=True))
     places = [

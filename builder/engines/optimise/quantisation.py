@@ -31,7 +31,7 @@ PRODUCT, LOOKUP = "MatMul", "Gather"
 def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quantised:
     """Write `graph` in dynamic int8 to `path`, all candidates except those named in `left_alone`.
 
-    Raises VerificationError where a product was missed.
+    Raises VerificationError if a product was missed.
     """
     layers = candidates(graph)
     chosen = [name for name in layers if name not in left_alone]

@@ -46,7 +46,7 @@ def quantise_statically(
 
     With `floats` in fp8, which requires a symmetric calibration.
 
-    Raises VerificationError where no product is left, and where one was missed.
+    Raises VerificationError if no product is left, and if one was missed.
     """
     layers = candidates(graph)
     chosen = {name for name, kind in layers.items() if kind != LOOKUP and name not in left_alone}

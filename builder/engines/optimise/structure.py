@@ -123,7 +123,7 @@ class _Finder:
         return Structure(source, units, 1, makers, makers, weight, bias, None)
 
     def _behind(self, name: str, activated: bool) -> tuple[Maker, ...] | None:
-        """Return the products behind elementwise operators; None where something else is there too."""
+        """Return the products behind elementwise operators; None if something else is there too."""
         maker = self._maker(name) if activated else None
         if maker is not None:
             return (maker,)

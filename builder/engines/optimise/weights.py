@@ -42,7 +42,7 @@ def quantise_weights(
     grids: Grids | None = None,
     products_of: str | None = None,
 ) -> Quantised:
-    """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed.
+    """Write `graph` at `precision` into `folder`. Raises VerificationError if a product was missed.
 
     `products_of`: the engine whose products it gets, if that is not the graph's own.
     `grids`: of the checkpoint's matrices, if it stores them in as many bits. Such a matrix is stored as it is, and one

@@ -1,4 +1,4 @@
-"""Findings of rules: location, severity, advice, and an edit of config.pbtxt where one is safe."""
+"""Findings of rules: location, severity, advice, and an edit of config.pbtxt if one is safe."""
 
 from __future__ import annotations
 

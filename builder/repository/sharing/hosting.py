@@ -32,7 +32,7 @@ def hosted_repositories(repository: Path) -> Iterator[Path]:
 
 
 def refuse_hosted(repository: Path, name: str) -> None:
-    """Raise RepositoryError where a shared front of `repository` hosts `name`: its next version belongs there."""
+    """Raise RepositoryError if a shared front of `repository` hosts `name`: its next version belongs there."""
     for hosting in hosted_repositories(repository):
         if (hosting / name).is_dir():
             front = hosting.parent.name

@@ -76,7 +76,7 @@ def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, fold
 
 
 def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:
-    """Return the samples as token rows. Raises SpecError, or CheckpointError where none is left."""
+    """Return the samples as token rows. Raises SpecError, or CheckpointError if none is left."""
     samples = read_samples(path, checkpoint, checkpoint.task.fields({})[0])
     texts = [str(sample["text_input"]) for sample in samples]
     rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]

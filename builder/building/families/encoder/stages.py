@@ -79,7 +79,7 @@ class Encoder:
     def verify(self, fused: FusedEncoder, reference: MeasuredVariant) -> VerifiedEncoder:
         """Compare number by number, then the served answers.
 
-        Raises VerificationError with the cause, where one is known.
+        Raises VerificationError with the cause, if one is known.
         """
         spec, exported = self.spec, fused.exported
         evaluator = make_evaluator(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)

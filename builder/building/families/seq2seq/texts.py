@@ -19,7 +19,7 @@ from builder.runtime.generation.source_texts import SourceTexts, beginning
 
 
 def texts_to_judge(path: Path | None, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
-    """Return the samples with a text to read. Raises SpecError, or CheckpointError where none is left."""
+    """Return the samples with a text to read. Raises SpecError, or CheckpointError if none is left."""
     samples = read_samples(path, checkpoint, checkpoint.task.fields({"languages": True})[0])
     if not samples:
         raise CheckpointError("there is no sample; give texts with --samples, as text_input")
