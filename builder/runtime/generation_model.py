@@ -32,7 +32,7 @@ from .metrics import Metrics
 from .tensors_check import check_tensors_survive
 
 CANCELLATION_POLL_S = 0.03
-MAX_CONNECTION_CHECKS = 32  # in one poll; each check is a message to the server
+MAX_CONNECTION_CHECKS = 32  # of one poll; each check is a message to the server
 
 
 class Cancelled(RuntimeError):
@@ -120,7 +120,7 @@ class TritonPythonModel:
                 return
             try:
                 work()
-            except BaseException as error:  # of one response, even a panic: the others wait
+            except BaseException as error:  # even a panic fails one response only: the others wait
                 pb_utils.Logger.log_error(f"a response could not be made: {error!r}")
             del work  # Triton ends its request with the last reference to the sender
 
@@ -136,7 +136,7 @@ class TritonPythonModel:
                 self.open.pop(sender, None)
         try:
             sender.send(response, flags=flags)
-        except Exception as error:  # the client disconnected: its request must not run on
+        except Exception as error:  # the client disconnected: its request must stop
             pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")
             with self.lock:
                 unfinished = self.open.pop(sender, None)
@@ -184,7 +184,7 @@ class TritonPythonModel:
         self.metrics.publish(values(loop.stats))
 
     def _infer(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "dict[str, Any]":
-        """Call the engine's model; return arrays, and Triton's own tensor for a cache or what else is on a device.
+        """Call the engine's model; return arrays, but Triton's own tensors for caches and other outputs on a device.
 
         `outputs`: the requested ones; if empty, all.
         """

@@ -11,7 +11,7 @@ from .onnx_runtime import onnxruntime
 
 
 def version_mismatch(metadata: "Mapping[str, str]", version: str) -> "str | None":
-    """Return why a graph with `metadata` means something else to ONNX Runtime `version`; None if it does not.
+    """Return why ONNX Runtime `version` would misread a graph with `metadata`; None if it would not.
 
     ONNX Runtime 1.24 changed what a window's size counts (microsoft/onnxruntime, pull request 25927): the metadata of a
     graph with windows name the first version that reads it correctly, or the first that no longer does.

@@ -33,7 +33,7 @@ from .shared.loader import Loader, NotReady
 from .shared.metrics import FAMILIES, values
 from .tensors_check import check_tensors_survive
 
-MODEL, ALL, MODELS = "model", "*", "models"  # the input that names the model; its value for a list; the output
+MODEL, ALL, MODELS = "model", "*", "models"  # input that names the model; its value for the list of models; output
 Tensors = dict[str, np.ndarray]
 Job = tuple[Any, Tensors]  # a response sender, and the request's tensors
 
@@ -118,7 +118,7 @@ class TritonPythonModel:
         return HostedRequest(name, asked)
 
     def _answer_now(self, requests: list[Any], asked: dict[int, HostedRequest]) -> dict[int, Any]:
-        """Answer the requests of a batch; return the responses by their places in it."""
+        """Answer the requests of a batch; return the responses by index."""
         groups = _by_model({index: one.model for index, one in asked.items()})
 
         def answers(name: str) -> list[Any]:
@@ -198,7 +198,7 @@ def _refuse_misfit(name: str, model: HostedModel, tensors: Tensors) -> None:
 
 
 def _by_model(models: Mapping[int, str]) -> dict[str, list[int]]:
-    """Group the places of the requests by model."""
+    """Group the indices of the requests by model."""
     groups: dict[str, list[int]] = {}
     for place, model in models.items():
         groups.setdefault(model, []).append(place)

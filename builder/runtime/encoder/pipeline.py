@@ -153,7 +153,7 @@ class Pipeline:
         return failed
 
     def _calls(self, works: Mapping[int, PendingRequest]) -> list[tuple[list[tuple[int, int]], dict[str, np.ndarray]]]:
-        """Return calls of rows of similar length: their rows, by request and place in it, and the engine's inputs."""
+        """Return calls of rows of similar length: their rows, as (request, index), and the engine's inputs."""
         places = [(index, position) for index, work in works.items() for position in range(len(work.rows))]
         rows = [works[index].rows[position] for index, position in places]
         calls = [call for group in self._alike(rows) for call in self._cut(rows, group)]

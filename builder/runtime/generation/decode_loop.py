@@ -282,7 +282,7 @@ class DecodeLoop:
         return not piece.finish_reason
 
     def _accept_beams(self, beams: BeamSequence, logits: list[np.ndarray] | ScoredCandidates) -> None:
-        """Let a search choose its next beams, and copy their keys and values to the slots where they go on."""
+        """Let a search choose its next beams, and copy their keys and values to the slots that continue them."""
         now = time.monotonic()
         try:
             parents = beams.search.step(logits)

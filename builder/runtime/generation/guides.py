@@ -28,7 +28,7 @@ MAX_CACHED_GUIDES = 64  # compiled guides
 MAX_GUIDE_LENGTH = 64 * 1024  # characters of a guide
 JSON_KINDS = frozenset(("json_schema", "json_object"))
 CHECK_CPU_S = 2
-CHECK_TIMEOUT_S = 20  # for a machine that is busy with other work
+CHECK_TIMEOUT_S = 20  # allows for a busy machine
 # keywords that may test whether an intersection of regular expressions is empty: llguidance has no time limit there
 INTERSECTING: "tuple[str, ...]" = ("allOf", "format", "multipleOf", "pattern", "patternProperties")
 CHECK = """
@@ -68,7 +68,7 @@ class Guide:
         return copy
 
     def push(self, token: int) -> None:
-        """Advance by `token`. Raises InputError if the guide cannot go on."""
+        """Advance by `token`. Raises InputError if the guide cannot continue."""
         self._next = None
         self.matcher.consume_token(token)
         self._refuse_error()

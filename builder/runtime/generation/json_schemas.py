@@ -20,9 +20,9 @@ DATA = ("const", "enum", "default", "examples")  # values that are not schemas
 WITHOUT_EFFECT = ("x-guidance", "deprecated", "contentSchema")  # llguidance obeys the first and refuses the others
 ESCAPED = {chr(code) for code in range(32)} - set("\b\f\n\r\t")  # characters that need \u, which answers may not have
 JOINED = ("allOf", "anyOf", "oneOf", "$ref")  # keywords that apply several schemas to one value
-MAX_STEP = 5000  # of multipleOf: llguidance gives up on more, counted in the last decimal
+MAX_STEP = 5000  # largest multipleOf for llguidance, counted in units of its last decimal
 LARGEST_EXACT = 2**53
-LARGEST = 2**63 - 1024  # the largest double of 64 bits
+LARGEST = 2**63 - 1024  # the largest double below 2**63
 LARGEST_ANSWER = Decimal("1e118")  # more than any number of an answer, see numerals.py
 BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
@@ -35,7 +35,7 @@ def normalised(schema: "Mapping[str, Any]") -> "dict[str, Any]":
 
 
 def subschemas(schema: Any, place: str = "#") -> "Iterator[tuple[str, dict[str, Any]]]":
-    """Yield the schemas in `schema`, innermost first, with the places that references name them by."""
+    """Yield the schemas in `schema`, innermost first, with the JSON pointers by which references name them."""
     if isinstance(schema, list):
         for number, part in enumerate(schema):
             yield from subschemas(part, f"{place}/{number}")

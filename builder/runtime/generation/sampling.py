@@ -71,7 +71,7 @@ class Sampler:
 
     @property
     def forced(self) -> "list[int]":
-        """Tokens that come next whatever their scores."""
+        """Tokens that come next regardless of their scores."""
         return self.guide.forced if self.guide is not None and self.is_guided else []
 
     def push(self, token: int) -> bool:
@@ -134,7 +134,7 @@ def _rows(array: np.ndarray, rows: "list[int]") -> np.ndarray:
 
 
 def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
-    """Draw a token for each row of (rows, vocabulary) from what the filters leave."""
+    """Draw a token for each row of (rows, vocabulary) from the tokens that the filters leave."""
     temperature = np.array([sampler.options.temperature for sampler in samplers], np.float32)
     scores = scores / temperature[:, None]
     tokens = np.zeros(len(samplers), np.int64)
@@ -196,7 +196,7 @@ def _filter(scores: np.ndarray, options: "Sequence[RequestOptions]", size: int) 
     ranks = np.argsort(-values, axis=-1, kind="stable")
     order, values = np.take_along_axis(order, ranks, axis=-1), np.take_along_axis(values, ranks, axis=-1)
     top_k = np.array([o.top_k or vocabulary for o in options])
-    # each filter renormalises over what the filter before it left, as transformers' chain of processors does
+    # each filter renormalises over the tokens that the previous one left, as transformers' processors do
     allowed = np.isfinite(values) & (np.arange(size) < top_k[:, None])
     outside = np.where(top_k < vocabulary, 0.0, _mass(scores, values))
     probabilities = _normalised(values, allowed, outside)
@@ -249,7 +249,7 @@ def _above_cutoffs(
     values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, options: "Sequence[RequestOptions]"
 ) -> np.ndarray:
     """Keep the tokens above a fixed probability, and above one that falls with the entropy (arXiv:2210.15191)."""
-    best = np.arange(values.shape[1]) == allowed.argmax(axis=-1)[:, None]  # of the tokens that are left
+    best = np.arange(values.shape[1]) == allowed.argmax(axis=-1)[:, None]  # True for the best remaining token
     epsilon = np.array([o.epsilon_cutoff for o in options])[:, None]
     allowed = allowed & ((_normalised(values, allowed, outside) >= epsilon) | best)
     eta = np.array([o.eta_cutoff for o in options])[:, None]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .encoder_cache import EncoderCache
 
 # With 16, speculation took longer than it saved (GPT-2 on OpenVINO, two cores).
-MAX_DECODE_TOKENS = 8  # of a step that speculates
+MAX_DECODE_TOKENS = 8  # maximum of a step that speculates
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Scheduler:
     def refuse(self, request: Request, error: Exception) -> None:
         """Fail a request with `error`; its slots become free with the next step."""
         if request.refuse(error):
-            with self.changed:  # the thread that delivers answers refuses too
+            with self.changed:  # also called by the thread that delivers answers
                 self.stats.failures += 1
 
     def refuse_all(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-GROUPS = 512  # of tokens, whose maxima are examined first
+GROUPS = 512  # groups of tokens, whose maxima are compared first
 SAFE_EXPONENT = 32  # exponentials of scores no further from zero neither overflow nor lose precision that matters
 
 

@@ -189,7 +189,7 @@ class GeneratedSequence:
     def advance(self, choice: TokenChoice, max_length: int) -> "AnswerPiece | None":
         """Append a token; return the piece to emit, or None if it only began a character or a stop string.
 
-        Raises InputError if its guide cannot go on.
+        Raises InputError if its guide cannot continue.
         """
         sampler, options = self.sampler, self.request.options
         whole = sampler.push(choice.token)

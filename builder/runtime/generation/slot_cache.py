@@ -182,7 +182,6 @@ class SlotCache:
 
 
 def common_length(prompt: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
     for index, (a, b) in enumerate(zip(prompt, tokens)):
         if a != b:
             return index

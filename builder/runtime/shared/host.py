@@ -83,7 +83,7 @@ class Host:
             self.changed.notify_all()
 
     def load(self, name: str) -> LoadedModel:
-        """Load the current version of a model, in place of another one; it is in use until `release`.
+        """Load the current version of a model, replacing an older one; it is in use until `release`.
 
         Raises InputError for a name that is not hosted, OutOfMemory, and any error that prevents opening the model.
         """

@@ -152,7 +152,7 @@ def is_last(message: service_pb2.ModelStreamInferResponse) -> bool:
 def refuses_to_end(message: service_pb2.ModelStreamInferResponse, request: service_pb2.ModelInferRequest) -> bool:
     """Return True if the model does not support the request that `ending` returned for `request`.
 
-    TensorRT-LLM's ending has the id of `request` itself; Triton names the input that it does not know (core,
+    The ending for TensorRT-LLM has the id of `request` itself; Triton names the input that it does not know (core,
     infer_request.cc, Normalize: "unexpected inference input 'stop'").
     """
     if _streams_in_tensorrt_llm(request):

@@ -11,7 +11,7 @@ from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
 
 ALL_LABELS = 2**31 - 1
-FUNCTION = "function_to_apply"  # input that selects what is applied to the logits
+FUNCTION = "function_to_apply"  # input that selects the function applied to the logits
 
 
 def is_classifier(model: ServedModel) -> bool:

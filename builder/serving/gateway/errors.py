@@ -51,7 +51,6 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the response."""
         return {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
 
 

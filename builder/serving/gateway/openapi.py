@@ -37,7 +37,6 @@ class ApiRoute:
 
 
 def document(apis: Iterable[ApiRoute]) -> dict[str, Any]:
-    """Return the OpenAPI document of these routes."""
     components: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for api in apis:

@@ -58,7 +58,6 @@ class ServedModel:
 
     @property
     def has_chat_template(self) -> bool:
-        """True if the model has a chat template."""
         return self.parameters.get("chat") == "true"
 
     @cached_property

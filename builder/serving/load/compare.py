@@ -1,4 +1,4 @@
-"""Compare two load tests: what changed, and whether that is more than noise."""
+"""Compare two load tests: the changes of the figures, and whether they exceed the noise."""
 
 from __future__ import annotations
 

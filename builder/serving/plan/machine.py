@@ -1,4 +1,4 @@
-"""Plan all models of a machine together: whether they fit, and what the container that serves them needs."""
+"""Plan all models of a machine together: whether they fit, and the needs of the container that serves them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class ModelNeeds:
 def needs_of(spec: BuildSpec) -> ModelNeeds:
     """Return the needs of the published model if it was built from this checkpoint, else by the checkpoint's config.
 
-    Raises SpecError for models that another engine runs, BuilderError for what cannot be read.
+    Raises SpecError for models that another engine runs, BuilderError for unreadable files.
     """
     if spec.runs_checkpoint:
         raise SpecError(f"{spec.entry_name}: {spec.engine} plans its own memory and batches; give it its own arguments")

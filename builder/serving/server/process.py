@@ -1,6 +1,6 @@
 """Run a program in a process group of its own, read its output, and leave no process of the group behind.
 
-Knows nothing about what the program does.
+Knows nothing about the program itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHIL
 def process_group(
     command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], None] | None
 ) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
-    """Start a program and read its output; at the end kill what is left of it and its children.
+    """Start a program and read its output; at the end kill its remaining processes.
 
     Yields the process, the last lines of its output, and the thread that reads them. `echo` is called with each line.
     """

@@ -24,7 +24,6 @@ class Stub:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self.process.pid
 
     @property

@@ -1,6 +1,6 @@
 """Run the embedded Triton, the tritonserver of the nvidia-pytriton wheel, on a repository without Docker.
 
-Knows processes, ports and logs; knows nothing about what the models do.
+Knows processes, ports and logs; knows nothing about the models' tasks.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def running(
 def _start(
     program: EmbeddedCommand, options: Sequence[str], echo: Callable[[str], None] | None
 ) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
-    """Run a tritonserver; yield its process, its output and the thread that reads it. Leave nothing of it behind."""
+    """Run a tritonserver; yield its process, its output and the thread that reads it. End all its processes at exit."""
     try:
         with process_group([*program.command, *options], program.environment, echo) as started:
             yield started

@@ -1,4 +1,4 @@
-"""Keep a server running: restart what died, up to a limit.
+"""Keep a server running: restart processes and models that died, up to a limit.
 
 If a model's Python process is killed, Triton keeps a model that is ready and fails every request; a request that the
 server itself cannot handle ends it; a server that does not answer is killed (builder.serving.server.heartbeat). Knows

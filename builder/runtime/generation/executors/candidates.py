@@ -12,10 +12,10 @@ import numpy as np
 from .base import TokenCandidates
 
 MAX_CANDIDATES = (
-    128  # above what requests send as top_k, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
+    128  # above the usual top_k of requests, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
 )
 TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
-TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # for searches: an output, and the count to find
+TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # for searches: an output, and the input with the count
 
 
 def in_order(candidates: TokenCandidates) -> TokenCandidates:

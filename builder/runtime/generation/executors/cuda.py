@@ -82,7 +82,6 @@ class DeviceCache:
             self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, piece)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a piece."""
         kind, number = self.device.kind, self.device.number
         self._copy_from({name: (kind, number, self.address(name, source)) for name in self.shapes}, target)
 

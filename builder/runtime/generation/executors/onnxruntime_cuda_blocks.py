@@ -1,8 +1,8 @@
 """Run the decoder's graph on a GPU with its cache in blocks: ONNX Runtime's own PagedAttention, in this process.
 
-Source of what its inputs mean: the schema of com.microsoft PagedAttention in the package of ONNX Runtime 1.31.1, its
-kernel for CUDA (paged_attention.cc) and the design document beside it (docs/contrib_ops/cuda/paged_attention.md). Not
-tested on a GPU. Knows nothing about requests.
+Source of the meaning of its inputs: the schema of com.microsoft PagedAttention in the package of ONNX Runtime 1.31.1,
+its kernel for CUDA (paged_attention.cc) and the design document beside it (docs/contrib_ops/cuda/paged_attention.md).
+Not tested on a GPU. Knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .cuda import Device, DeviceCache, candidates_of, run_bound
 from .onnxruntime import bind_best
 from .paged import Paged, PagedRows
 
-# Tokens of a block by the largest head size: what a tile of FlashAttention covers, which must lie in one block.
+# Tokens of a block by the largest head size: those of a tile of FlashAttention, which must lie in one block.
 # Source: paged_attention.cc, flash_min_block_size.
 BLOCKS = {64: 256, 128: 128, 256: 64}
 # Inputs of the graph beside the tokens, int32, by their axes: `attention_metadata` is read on the host, so that the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BLOCK = 32  # tokens; the size in OpenVINO's CPU plugin
-DOMAIN = "build_repo"  # of its attention in the graph's file
+DOMAIN = "build_repo"  # domain of the attention operator in the graph's file
 # Inputs of the graph that locate a call's rows, and their keys and values: int32, by their number of axes.
 TABLES = {
     "past_lens": 1,

@@ -15,7 +15,7 @@ from .base import CallPart, last_of_rows
 
 
 def padded(parts: "Sequence[CallPart]") -> "tuple[CallPart, np.ndarray | None]":
-    """Return one part as it is; several as one, and how many tokens each row has."""
+    """Join several parts; return the part and the token count of each row, or a single part unchanged and None."""
     if len(parts) == 1:
         return parts[0], None
     counts = np.array([part.tokens.shape[1] for part in parts])
@@ -29,11 +29,11 @@ def padded(parts: "Sequence[CallPart]") -> "tuple[CallPart, np.ndarray | None]":
 
 
 def logits_positions_of(part: CallPart) -> np.ndarray:
-    """Return the places of `part` after which logits are needed."""
+    """Return the indices of the tokens of `part` after which logits are needed."""
     return last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions
 
 
 def places(parts: "Sequence[CallPart]") -> "list[slice]":
-    """Return which rows of the logits of `padded` belong to each part."""
+    """Return the rows of each part in the logits of the part that `padded` returned."""
     ends = np.cumsum([len(logits_positions_of(part)) for part in parts]).tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]

@@ -1,4 +1,4 @@
-"""Share what engines with attention over a paged cache need: a call's rows in sequence, and tables of blocks.
+"""Provide the common parts of engines with attention over a paged cache: rows of a call in sequence, block tables.
 
 A slot is a table of blocks; copying a slot shares its blocks. Knows shapes; knows no engine, and nothing about
 requests.

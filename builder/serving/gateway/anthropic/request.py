@@ -43,7 +43,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatCompletionRequest:
-    """Return the request as a chat of `model`. Raises ApiError for what the models here cannot do."""
+    """Return the request as a chat of `model`. Raises ApiError for features that the models here lack."""
     if "n" in (body.model_extra or {}):
         raise bad_field("n", "n is not a field of this route; an answer is one message")
     system = system_text(body.system)

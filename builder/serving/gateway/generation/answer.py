@@ -57,7 +57,7 @@ class AnswerParser:
         self.ends_with_call = False
 
     def push(self, piece: Piece) -> Delta:
-        """Return what `piece` adds."""
+        """Parse one piece; return its addition to the answer."""
         has_ended = piece.finish_reason is not None
         texts: list[ReasoningText | str] = [piece.text]
         if self.reasoning is not None:

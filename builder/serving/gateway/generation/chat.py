@@ -71,7 +71,7 @@ class CompleteAnswer:
 
 
 async def read_chat(context: RequestContext, body: ChatCompletionRequest) -> PreparedChat:
-    """Return the chat with the inputs of its model. Raises ApiError for what the model cannot do."""
+    """Return the chat with the inputs of its model. Raises ApiError for features that the model lacks."""
     model = await context.model(body.model)
     refuse_other_tasks(model)
     if not model.has_chat_template:

@@ -78,7 +78,7 @@ class TokenUsage:
 def read_pieces(outputs: Outputs) -> list[Piece]:
     """Return the pieces of one response: one piece, or all sequences of an answer that came whole."""
     texts = outputs["text_output"].strings()
-    if len(outputs) == 1:  # the case of nearly every step of a stream
+    if len(outputs) == 1:  # fast path: nearly every step of a stream
         return [Piece(0, texts[0], None)]
     indices = _whole(outputs, "index") if "index" in outputs else [0]
     logprobs = _logprobs(outputs, len(texts))

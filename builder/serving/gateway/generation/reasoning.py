@@ -30,8 +30,6 @@ class ReasoningMarks:
 
 @dataclass(frozen=True)
 class ReasoningText:
-    """A piece of reasoning."""
-
     text: str
 
 
@@ -80,7 +78,7 @@ class ReasoningParser:
             self.pending = begins[len(self.marks.begin) :]
 
     def _take_reasoning(self, last: bool) -> str:
-        """Take reasoning from the held text, up to the end mark or to what may become one."""
+        """Take reasoning from the pending text, up to the end mark or to text that may begin one."""
         place = self.pending.find(self.marks.end)
         if place >= 0:
             thought, self.pending = self.pending[:place].rstrip("\n"), self.pending[place + len(self.marks.end) :]

@@ -26,7 +26,7 @@ class ModelLoader(Protocol):
     """Operations of Triton and of the machine that the lifecycle needs."""
 
     async def estimate(self, name: str, version: str) -> MemoryEstimate:
-        """Return an estimate of what a version needs."""
+        """Return an estimate of a version's needs."""
         ...
 
     async def load(self, resident: ResidentModel, *, replace: bool) -> int | None:
@@ -90,7 +90,7 @@ class Lifecycle:
         self.known[resident.name] = (resident.version, size)
 
     def update_metrics(self) -> None:
-        """Update the metrics of what is loaded."""
+        """Update the metrics of the loaded models."""
         self.metrics.models.set(sum(r.state is State.READY for r in self.budget.models.values()))
         self.metrics.bytes.set(self.budget.used())
 
@@ -124,7 +124,7 @@ class Lifecycle:
         self.update_metrics()
 
     async def _replace_idle(self, resident: ResidentModel, previous: ResidentModel) -> None:
-        """Unload the version that answers, once it is idle: memory does not fit both. Raises ApiError."""
+        """Unload the version that answers, once it is idle, since both do not fit into memory. Raises ApiError."""
         await self.budget.wait_idle(previous)
         resident.size = 0
         self._start_unloading(previous)

@@ -22,7 +22,7 @@ EVICT_AHEAD_SHARE = 0.1  # maximum share of the budget kept free for the next lo
 
 @dataclass(eq=False)
 class PendingLoad:
-    """A load that waits for memory. `size`: bytes that it needs in addition to what it has."""
+    """A load that waits for memory. `size`: additional bytes that it needs."""
 
     resident: ResidentModel
     size: int

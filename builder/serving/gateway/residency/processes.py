@@ -43,7 +43,6 @@ class TritonProcesses:
         return self.server is not None
 
     def of(self, names: Iterable[str]) -> list[Stub]:
-        """Return the processes of these models."""
         models = set(names)
         return [stub for stub in self._find_stubs() if stub.model in models]
 

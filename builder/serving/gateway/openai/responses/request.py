@@ -57,7 +57,7 @@ class ResponsesRequest(ExtensibleBody):
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
-    """Return the request as a chat. Raises ApiError for what needs state, or what these models cannot do."""
+    """Return the request as a chat. Raises ApiError for fields that need stored state or an unsupported feature."""
     _refuse(body)
     extra = {name: value for name, value in (body.model_extra or {}).items() if name not in REFUSED}
     fields: dict[str, Any] = {

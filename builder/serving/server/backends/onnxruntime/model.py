@@ -2,9 +2,9 @@
 
 It reads the same config.pbtxt fields as the stock backend: default_model_filename, intra_op_thread_count,
 inter_op_thread_count, optimization.graph.level and, for an instance on a GPU, gpu_mem_limit, arena_extend_strategy,
-cudnn_conv_algo_search and the execution accelerator cuda. It refuses what the stock backend of the model's release
-refuses (builder/engines/stock.py), and by name the accelerators that it lacks.
-Python-based backends: triton-inference-server/backend, docs/python_based_backends.md.
+cudnn_conv_algo_search and the execution accelerator cuda. It refuses the same configurations as the stock backend of
+the model's release (builder/engines/stock.py), and by name the accelerators that it does not support. Python-based
+backends: triton-inference-server/backend, docs/python_based_backends.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Python-based backend for `backend: "openvino"`, where the server has no C++ one.
 
-It reads what the stock backend of the model's release reads, refuses what that refuses (builder/engines/stock.py), and
-refuses by name what it lacks itself.
-Python-based backends: triton-inference-server/backend, docs/python_based_backends.md.
+It reads the same config.pbtxt fields as the stock backend of the model's release, refuses the same configurations
+(builder/engines/stock.py), and refuses by name fields that it does not support itself. Python-based backends:
+triton-inference-server/backend, docs/python_based_backends.md.
 """
 
 from __future__ import annotations
