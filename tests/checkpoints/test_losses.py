@@ -16,6 +16,6 @@ print(utils.is_scipy_available(), LOSS_MAPPING["ForCausalLM"].__name__)
 """
 
 
-def test_imports_skip_what_only_training_or_decoders_need() -> None:
+def test_imports_skip_modules_of_training_and_decoders() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "True", "ForCausalLMLoss"]

@@ -55,23 +55,23 @@ def _resolve(folder: Path, **options: Any) -> Any:
         ("masks", "fill-mask"),
     ],
 )
-def test_the_task_is_inferred_from_the_architecture(name: str, task: str, checkpoint: Callable[[str], Path]) -> None:
+def test_task_is_inferred_from_the_architecture(name: str, task: str, checkpoint: Callable[[str], Path]) -> None:
     assert _resolve(checkpoint(name)).task.name == task
 
 
-def test_a_position_table_of_the_models_own_class_is_counted() -> None:
+def test_position_limit_reads_a_table_of_a_custom_class() -> None:
     """Regression: I-BERT's table can be quantised, so it is not torch's; texts beyond it ended in an IndexError."""
     assert position_limit(tiny_model("MASKED_LM", "ibert")) == POSITIONS - 1
 
 
-def test_a_sentence_transformer_is_known_by_its_modules() -> None:
+def test_sentence_transformer_is_recognised_by_its_modules() -> None:
     resolved = _resolve(minilm())
     assert resolved.task.name == "sentence-similarity"
     assert resolved.max_length == 256
     assert (resolved.sentence.pooling, resolved.sentence.normalize) == (("mean",), True)
 
 
-def test_a_cross_encoder_is_known_by_its_configuration(copy: Callable[[str], Path]) -> None:
+def test_cross_encoder_is_recognised_by_its_configuration(copy: Callable[[str], Path]) -> None:
     folder = copy("ranks")
     _edit(folder / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
     resolved = _resolve(folder)
@@ -166,7 +166,7 @@ def test_special_tokens_that_are_to_be_split_are_refused(copy: Callable[[str], P
         _resolve(folder)
 
 
-def test_an_adapter_beside_weights_is_refused(copy: Callable[[str], Path]) -> None:
+def test_adapter_beside_weights_is_refused(copy: Callable[[str], Path]) -> None:
     """With peft, transformers answers with the adapter, without it with the weights beside it: neither is guessed."""
     folder = copy("topics")
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base", "r": 8}))
@@ -271,7 +271,7 @@ def _process_wide() -> dict[str, Any]:
     }
 
 
-def test_commands_are_quiet_and_leave_everything_as_it_was() -> None:
+def test_quiet_libraries_restores_logging_and_warnings() -> None:
     before = _process_wide()
     with quiet_libraries():
         within = _process_wide()
@@ -329,7 +329,7 @@ def test_next_version_of_a_hosted_model_goes_to_its_repository(
     assert [path.name for path in (tmp_path / "r").iterdir()] == ["news"]
 
 
-def test_a_hub_id_is_resolved_to_its_commit_from_the_cache(
+def test_hub_id_is_resolved_to_its_commit_from_the_cache(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Hub's own cache layout, as a download leaves it; no network."""

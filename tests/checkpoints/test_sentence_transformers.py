@@ -95,7 +95,7 @@ def test_pooling_concatenates_modes_like_sentence_transformers(
 
 
 @pytest.mark.parametrize("path", ["../elsewhere", "/etc", "1_Pooling/../../elsewhere"])
-def test_a_module_outside_the_checkpoint_is_refused(path: str, copy: Path) -> None:
+def test_module_outside_the_checkpoint_is_refused(path: str, copy: Path) -> None:
     _modules(copy, ("", "sentence_transformers.models.Transformer"), (path, "sentence_transformers.models.Pooling"))
     with pytest.raises(CheckpointError, match=r"a module at .*; expected the name of a folder"):
         read_modules(copy)
@@ -118,14 +118,14 @@ def test_modules_that_are_malformed_are_refused(text: str, message: str, tmp_pat
 
 
 @pytest.mark.parametrize("config", [{}, {"in_features": "x", "out_features": 4}, {"in_features": 9, "out_features": 4}])
-def test_a_dense_that_cannot_be_made_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+def test_dense_module_with_invalid_settings_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     _write(tmp_path / "2_Dense" / "config.json", config)
     save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
     with pytest.raises(CheckpointError, match="do not make a Dense"):
         Pooler(("mean",), (tmp_path / "2_Dense",))
 
 
-def test_a_module_that_is_code_of_the_checkpoint_is_refused(copy: Path) -> None:
+def test_module_with_code_of_the_checkpoint_is_refused(copy: Path) -> None:
     _modules(copy, ("", "custom_st.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling"))
     with pytest.raises(CheckpointError, match=r"a module custom_st\.Transformer at place 0"):
         read_modules(copy)
@@ -144,7 +144,7 @@ def test_modules_in_another_order_are_refused(order: tuple[str, ...], copy: Path
         read_modules(copy)
 
 
-def test_a_sparse_encoder_is_refused_by_its_name(copy: Path) -> None:
+def test_sparse_encoder_is_refused_by_name(copy: Path) -> None:
     _write(copy / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
     with pytest.raises(CheckpointError, match="is a SparseEncoder of Transformer, Pooling"):
         read_modules(copy)
@@ -153,14 +153,14 @@ def test_a_sparse_encoder_is_refused_by_its_name(copy: Path) -> None:
 @pytest.mark.parametrize(
     "config", [{"use_residual": True}, {"module_input_name": "token_embeddings"}, {"module_output_name": ["x"]}]
 )
-def test_a_dense_that_is_more_than_a_layer_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+def test_dense_module_with_residual_or_partial_input_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4, **config})
     save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
     with pytest.raises(CheckpointError, match="a residual, or not of the whole embedding"):
         Pooler(("mean",), (tmp_path / "2_Dense",))
 
 
-def test_a_dense_without_a_named_activation_has_tanh(tmp_path: Path) -> None:
+def test_dense_module_without_an_activation_uses_tanh(tmp_path: Path) -> None:
     _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4})
     save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
     features = torch.ones(1, 1, 4)
@@ -186,7 +186,7 @@ def test_pooling_option_keeps_the_layers_after_pooling(copy: Path) -> None:
         FeatureExtraction().pooler(resolve(make_spec(model=str(copy), pooling="cls")))
 
 
-def test_embedding_is_truncated_as_the_checkpoint_says(copy: Path, tmp_path: Path) -> None:
+def test_embedding_is_truncated_to_the_size_of_the_checkpoint(copy: Path, tmp_path: Path) -> None:
     _write(copy / "config_sentence_transformers.json", {"truncate_dim": 5})
     spec = make_spec(model=str(copy))
     checkpoint = resolve(spec)
@@ -205,7 +205,7 @@ def test_settings_of_earlier_releases_are_read(name: str, copy: Path) -> None:
         read_modules(copy)
 
 
-def test_texts_become_lower_case_and_special_tokens_in_them_do_not(copy: Path, tmp_path: Path) -> None:
+def test_lower_casing_skips_special_tokens_in_texts(copy: Path, tmp_path: Path) -> None:
     """Regression: the text became lower case before its tokens were read, so that those were letters and brackets."""
     document = json.loads((copy / "tokenizer.json").read_text())
     document["normalizer"]["lowercase"] = False
@@ -306,7 +306,7 @@ def test_limit_of_the_checkpoint_precedes_the_tokenizers(limit: int | None, toke
     assert resolve(make_spec(model=str(copy))).max_length == tokens
 
 
-def test_an_empty_default_prompt_is_no_prompt(copy: Path, tmp_path: Path) -> None:
+def test_empty_default_prompt_adds_nothing(copy: Path, tmp_path: Path) -> None:
     """Regression: it was dropped from the prompts, and every request was refused because it was missing."""
     prompts = {"query": "query: ", "document": ""}
     _write(copy / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "document"})
@@ -339,7 +339,7 @@ def test_default_prompt_applies_to_samples(copy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["the encoder's weights", "the whole model's"])
-def test_an_embedder_of_an_encoder_decoder_is_its_encoder(whole: bool, copy: Path, tmp_path: Path) -> None:
+def test_embedder_of_an_encoder_decoder_uses_its_encoder(whole: bool, copy: Path, tmp_path: Path) -> None:
     """Regression: sentence-t5 and gtr-t5 ended in a traceback: T5's whole model needs the tokens of an answer too."""
     torch.manual_seed(0)
     config = AutoConfig.for_model("t5", vocab_size=VOCABULARY, **SPECIAL, **T5)
@@ -382,7 +382,7 @@ PLACES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("source", [*PLACES, "from 6"])
-def test_a_cross_encoder_scores_with_its_own_activation(source: str, ranker: Path, tmp_path: Path) -> None:
+def test_cross_encoder_scores_with_its_own_activation(source: str, ranker: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(ranker, tmp_path / "ranker"))
     changes, expected = PLACES.get(source, ({}, "identity"))
     _edit(folder / "config.json", **changes)
@@ -406,7 +406,7 @@ def test_a_cross_encoder_scores_with_its_own_activation(source: str, ranker: Pat
     np.testing.assert_allclose(answer["score"], theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_an_activation_that_is_not_known_is_refused(ranker: Path, tmp_path: Path) -> None:
+def test_unknown_activation_is_refused(ranker: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(ranker, tmp_path / "ranker"))
     _edit(folder / "config.json", sentence_transformers={"activation_fn": "my_code.Softplus"})
     checkpoint = resolve(make_spec(model=str(folder)))
@@ -414,7 +414,7 @@ def test_an_activation_that_is_not_known_is_refused(ranker: Path, tmp_path: Path
         encoder_task(checkpoint.task).parameters(checkpoint)
 
 
-def test_a_cross_encoder_of_several_labels_classifies(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_cross_encoder_with_several_labels_is_a_classifier(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint("topics"), tmp_path / "topics"))
     _edit(folder / "config.json", sbert_ce_default_activation_function=IDENTITY)
     assert resolve(make_spec(model=str(folder))).task.name == "text-classification"

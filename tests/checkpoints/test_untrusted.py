@@ -319,7 +319,7 @@ def test_invalid_tokenizer_json_is_refused(text: str, folder: Path) -> None:
     _refused(folder, "the tokenizer of .* does not load")
 
 
-def test_code_that_comes_with_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
+def test_code_of_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "it-ran"
     for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
         (folder / name).write_text(f"open({str(run)!r}, 'w')\nclass Evil: pass\n")
@@ -338,7 +338,7 @@ IMPLEMENTATIONS = ("_attn_implementation", "attn_implementation", "_experts_impl
 
 
 @pytest.mark.parametrize("field", IMPLEMENTATIONS)
-def test_kernels_that_a_configuration_names_are_not_loaded(
+def test_kernels_named_by_a_configuration_are_not_loaded(
     field: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: transformers downloaded and imported a kernel of that name where `kernels` is installed."""
@@ -351,7 +351,7 @@ def test_kernels_that_a_configuration_names_are_not_loaded(
 
 
 @pytest.mark.parametrize("field", IMPLEMENTATIONS)
-def test_kernels_that_a_nested_configuration_names_are_forgotten(field: str, tmp_path: Path) -> None:
+def test_kernels_named_by_a_nested_configuration_are_dropped(field: str, tmp_path: Path) -> None:
     document = {"model_type": "t5gemma", **{part: {field: "evil/kernel"} for part in ("encoder", "decoder")}}
     (tmp_path / "config.json").write_text(json.dumps(document))
     config = read_configuration(tmp_path, "model")
@@ -360,7 +360,7 @@ def test_kernels_that_a_nested_configuration_names_are_forgotten(field: str, tmp
         assert one._experts_implementation is None
 
 
-def test_a_panic_of_the_tokenizers_library_ends_a_build_in_an_error() -> None:
+def test_build_reports_a_panic_of_the_tokenizers_library() -> None:
     """Regression: a panic is not an Exception, and passed every handler."""
     tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
     tokenizer.pre_tokenizer = Split(Regex("(0+)+[;@]"), "isolated")

@@ -19,7 +19,7 @@ from tests.decoders import make_decoder
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_read_as_fp32_and_nothing_else_changes(
+def test_widened_converts_only_16_bit_floats_to_fp32(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is read in pieces, the last of which is smaller."""
@@ -38,7 +38,7 @@ def test_16_bits_are_read_as_fp32_and_nothing_else_changes(
         assert torch.equal(wide[name], tensor.to(wide[name].dtype))
 
 
-def test_a_checkpoint_in_shards_is_widened_shard_by_shard(tmp_path: Path) -> None:
+def test_widened_converts_a_sharded_checkpoint(tmp_path: Path) -> None:
     """Its index leads from each name to the file that has the tensor."""
     model = make_decoder("llama").to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size="50KB")
@@ -50,9 +50,7 @@ def test_a_checkpoint_in_shards_is_widened_shard_by_shard(tmp_path: Path) -> Non
     assert all(torch.equal(wide[name], tensor.float()) for name, tensor in model.state_dict().items())
 
 
-def test_a_disk_without_room_for_fp32_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_widened_refuses_a_full_disk_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_decoder("llama").to(torch.bfloat16).save_pretrained(tmp_path / "narrow")
     file, disk = tmp_path / "narrow" / "model.safetensors", tmp_path / "disk"
     disk.mkdir()
@@ -69,7 +67,7 @@ def test_a_disk_without_room_for_fp32_is_refused_before_anything_is_written(
         assert folder.name.startswith(PREFIX), "the next build takes it away where this one is killed"
 
 
-def test_a_checkpoint_in_fp32_is_read_where_it_is(tmp_path: Path) -> None:
+def test_widened_reads_an_fp32_checkpoint_in_place(tmp_path: Path) -> None:
     make_decoder("llama").save_pretrained(tmp_path)
     with widened(tmp_path, list(tmp_path.glob("*.safetensors"))) as folder:
         assert folder == tmp_path

@@ -91,7 +91,7 @@ def test_chat_with_half_characters_or_without_template_is_refused() -> None:
         broken(chat)
 
 
-def test_other_threads_run_during_tokenisation() -> None:
+def test_tokenisation_does_not_block_other_threads() -> None:
     """The decode loop is such a thread; the tokeniser's own `encode` keeps them all waiting."""
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     turns, over = 0, threading.Event()

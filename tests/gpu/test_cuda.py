@@ -50,7 +50,7 @@ def _cuda() -> None:
 
 
 @pytest.mark.parametrize(("precision", "least"), [("fp32", 0.99999), ("fp16", 0.9999), ("bf16", 0.999)])
-def test_an_encoder_answers_on_cuda_as_on_the_cpu(precision: str, least: float, tmp_path: Path) -> None:
+def test_encoder_answers_on_cuda_as_on_the_cpu(precision: str, least: float, tmp_path: Path) -> None:
     spec = make_spec(model=str(minilm()), target="cuda", precision=precision, triton="25.08")
     checkpoint = resolve(spec)
     maker = VariantMaker(spec, export(checkpoint, tmp_path).graph, tmp_path, ())
@@ -65,7 +65,7 @@ def test_an_encoder_answers_on_cuda_as_on_the_cpu(precision: str, least: float, 
     assert (actual * expected).sum(axis=-1).min() > least
 
 
-def test_the_real_triton_serves_it_from_the_gpu(tmp_path: Path) -> None:
+def test_triton_serves_an_encoder_from_the_gpu(tmp_path: Path) -> None:
     build(make_spec(model=str(minilm()), name="minilm", output=tmp_path, target="cuda", precision="fp16"))
     with running(tmp_path) as server, Client(server.url, "minilm") as client:
         first, second = (np.array(client.ask({"text_input": text})["embedding"]) for text in TEXTS[:2])
@@ -74,7 +74,7 @@ def test_the_real_triton_serves_it_from_the_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "int8-weights", "int4-weights"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
-def test_a_decoder_says_on_the_gpu_what_it_says_on_the_cpu(model_type: str, precision: str, tmp_path: Path) -> None:
+def test_decoder_text_on_cuda_equals_that_on_the_cpu(model_type: str, precision: str, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     graph = fuse(exported.graph, tmp_path)
     if precision != "fp16":
@@ -113,7 +113,7 @@ def answered(executor: Executor) -> tuple[list[list[int]], Stats]:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
-def test_blocks_say_on_the_gpu_what_slots_say_there(model_type: str, tmp_path: Path) -> None:
+def test_cuda_blocks_give_the_text_of_cuda_slots(model_type: str, tmp_path: Path) -> None:
     """Give seven blocks of 256 tokens to four texts that would take twelve.
 
     They share their beginnings, grow into a fourth block each, and one is preempted and computed again.

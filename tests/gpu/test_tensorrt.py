@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8-static", "fp8"])
-def test_a_plan_is_compiled_and_answers_as_onnx_runtime(precision: str, tmp_path: Path) -> None:
+def test_compiled_plan_answers_as_onnx_runtime(precision: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt")
     options = {"target": "tensorrt", "precision": precision, "triton": "25.08", "max_batch_size": 8, "max_length": 64}
     build(make_spec(model=str(minilm()), name="minilm", output=tmp_path, **options))

@@ -96,7 +96,7 @@ def test_traffic_fastest_was_measured_to_the_end() -> None:
     assert fastest({"losing": Rates({1: (20.0, 20.0)}), "one": Rates({1: (40.0, 9.0, 9.0)})}) == "one"
 
 
-def test_rates_statistics_and_words() -> None:
+def test_rates_are_compared_and_described() -> None:
     steady, faster = Rates({1: (10.0, 10.0, 10.0)}), Rates({1: (10.1, 12.0, 10.5)})
     unsure = Rates({1: (9.0, 30.0, 20.0), 16: (9.0, 30.0, 20.0)})
     assert not steady.equals(faster), "slower in every round"

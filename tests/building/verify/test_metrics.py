@@ -24,7 +24,7 @@ def test_metrics_of_entities_count_whole_ones() -> None:
     assert metrics.score_spans(texts, expected, half)["entity F1"] == pytest.approx(0.5)
 
 
-def test_classification_ranking_similarity_and_texts() -> None:
+def test_metrics_of_labels_rankings_similarities_and_texts() -> None:
     scores = metrics.score_labels(["a", "a", "b", "b"], ["a", "b", "b", "b"])
     assert scores["accuracy"] == 0.75
     assert scores["F1 macro"] == pytest.approx((2 / 3 + 0.8) / 2)

@@ -51,7 +51,7 @@ def test_question_answering_gives_the_pipelines_golden_answers(model_type: str, 
 
 
 @pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
-def test_the_reference_of_a_build_reads_windows_too(model_type: str, tmp_path: Path) -> None:
+def test_build_reference_reads_long_contexts_in_windows(model_type: str, tmp_path: Path) -> None:
     """Regression: it read a long context of a user's samples in one go; the build called the served answer wrong."""
     checkpoints.make(tmp_path)
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
@@ -63,7 +63,7 @@ def test_the_reference_of_a_build_reads_windows_too(model_type: str, tmp_path: P
         assert difference(case["answers"][0], expected) <= (1e-5, "answer~"), case["request"]
 
 
-def test_windows_are_as_long_as_the_pipelines(checkpoint: Callable[[str], Path]) -> None:
+def test_default_window_has_the_length_of_the_pipeline(checkpoint: Callable[[str], Path]) -> None:
     """384 tokens, where the tokeniser allows more: the last pipeline's default, and how such models are trained."""
     folder = str(checkpoint("answers"))
     assert resolve(make_spec(model=folder, name="model")).max_length == 384

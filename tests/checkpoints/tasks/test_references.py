@@ -98,7 +98,7 @@ def test_inputs_that_the_model_does_not_take_are_dropped(checkpoint: Callable[[s
     assert error < 1e-5, where
 
 
-def test_a_context_before_its_question_is_refused(checkpoint: Callable[[str], Path]) -> None:
+def test_context_before_its_question_is_refused(checkpoint: Callable[[str], Path]) -> None:
     spec = make_spec(model=str(checkpoint("answers")))
     resolved = resolve(spec)
     resolved.tokenizer.padding_side = "left"

@@ -56,7 +56,7 @@ def test_sparse_embedding_equals_sentence_transformers(splade: Path, tmp_path: P
         np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
-def test_another_pooling_and_a_pooling_of_vectors_are_refused(splade: Path) -> None:
+def test_sparse_embedding_refuses_other_poolings(splade: Path) -> None:
     resolved = resolve(make_spec(model=str(splade), pooling="cls"))
     with pytest.raises(CheckpointError, match="--pooling is for dense embeddings"):
         encoder_task(resolved.task).parameters(resolved)
