@@ -14,7 +14,7 @@ QUESTION_ANSWERING = ("bert", "roberta", "xlm-roberta")
 
 
 def make(folder: Path) -> None:
-    """Create one checkpoint an architecture, with the files that another transformers needs to read its tokeniser."""
+    """Create one checkpoint per architecture, with the tokeniser files that an older transformers reads."""
     for model_type in QUESTION_ANSWERING:
         target = make_checkpoint(folder / model_type, model_type, "question-answering")
         names = AutoTokenizer.from_pretrained(target).model_input_names

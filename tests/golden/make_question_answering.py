@@ -1,6 +1,6 @@
 """Write question_answering.json: the last question-answering pipeline's answers for seeded checkpoints.
 
-transformers 5 has no such pipeline. Run in an environment of its own, on checkpoints this project made:
+transformers 5 has no question-answering pipeline. Run in a separate environment, on checkpoints of this project:
 
     python -m tests.golden.checkpoints FOLDER          # in .venv
     python tests/golden/make_question_answering.py FOLDER   # with transformers==4.57.6, torch==2.13.0, numpy<2

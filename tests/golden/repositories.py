@@ -1,6 +1,6 @@
-"""The emitted files of every target, laid out from a graph without weights: names of files, and every config.pbtxt.
+"""The emitted files of every target, for a graph without weights: file names, and every config.pbtxt.
 
-python -m tests.golden.repositories writes tests/golden/repositories/*.txt anew; read the difference before you commit.
+python -m tests.golden.repositories rewrites tests/golden/repositories/*.txt; read the difference before you commit.
 """
 
 from __future__ import annotations

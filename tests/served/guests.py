@@ -1,4 +1,4 @@
-"""A model that a running Triton has for a while, made of the files of a built one. No repository changes.
+"""Temporary models on a running Triton, from the files of a built model, without a change to its repository.
 
 Triton takes the files and the configuration of a model with the order to load it (server, docs/protocol/
 extension_model_repository.md, Load).
@@ -33,7 +33,7 @@ def guest(
 ) -> Iterator[None]:
     """Load the model `name`: version 1 of `entry` with more `files`, and `serving` as changed fields of serving.json.
 
-    After the block nothing of it may be left.
+    After the block, the model must be completely unloaded.
     """
     version = entry / "1"
     own = {str(path.relative_to(version)): path.read_bytes() for path in version.rglob("*") if path.is_file()}

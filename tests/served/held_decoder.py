@@ -1,4 +1,4 @@
-"""A decoder's front that sends one response, and no other while a gate is closed; it records who took each request.
+"""Adapter of a decoder that sends one response and then blocks while a gate is closed; it records each request.
 
 Otherwise it is the emitted adapter, which is called emitted.py beside it. Its parameter `place` is a folder:
 place/closed: the gate is closed; place/taken: a line for each request.

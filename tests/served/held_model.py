@@ -1,4 +1,4 @@
-"""An encoder's front whose engine waits while a gate is closed, and which reports the requests that it holds.
+"""Adapter of an encoder that blocks its engine while a gate is closed, and reports the requests that it holds.
 
 Otherwise it is the emitted adapter, which is called emitted.py beside it. Its parameter `place` is a folder:
 place/closed: the gate is closed; place/calls: the rows of each call of the engine; place/PROCESS.json: its requests.
@@ -44,8 +44,8 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
             time.sleep(LOOK_S)
 
     def _holds(self) -> dict[str, int]:
-        """Return the number of requests, and of those that wait and whose clients disconnected."""
-        with self.queue.changed:  # no request is answered meanwhile: Triton forgets the clients of answered ones
+        """Return the number of requests, and how many of them wait for a disconnected client."""
+        with self.queue.changed:  # answers no request here: Triton forgets the clients of answered ones
             taken = [request for requests in self.queue.queued.values() for _, request in requests]
             left = sum(request.sender.is_cancelled() for request in taken)
             return {"requests": len(taken) + self.queue.answering, "left": left}

@@ -1,4 +1,4 @@
-"""A shared front whose models wait while a gate is closed, and which records the requests to each.
+"""Adapter of a shared front that blocks its models while a gate is closed, and records the requests to each.
 
 Requests that it took for one model are not answered until it has taken one for another. Otherwise it is the emitted
 adapter, which is called emitted.py beside it. Its parameter `place` is a folder: place/closed: the gate is closed;
@@ -40,7 +40,7 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
         return dataclasses.replace(front, answer=answer)
 
     def _alone(self, name: str) -> bool:
-        """Return True if this thread answers taken requests, and all of them were for the model `name`."""
+        """Return True if this thread answers accepted requests, and all of them were for the model `name`."""
         if threading.current_thread() is not self.queue.thread:
             return False
         self.seen |= set(self.queue.queued)

@@ -1,4 +1,4 @@
-"""Waiting for events that happen by themselves, however slow the machine is."""
+"""Waiting for asynchronous events on machines of any speed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def comes_about(condition: Callable[[], bool], patience_s: float = 300) -> bool:
-    """Return whether `condition` becomes true within `patience_s`."""
+    """Return True if `condition` becomes true within `patience_s`."""
     end = time.monotonic() + patience_s
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)

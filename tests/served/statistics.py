@@ -7,11 +7,11 @@ from typing import Any
 
 from builder.serving.client.client import Client
 
-TRIES = 20  # to have requests come together, which a busy system does not always let them
+TRIES = 20  # attempts at concurrent requests, which a busy machine may serialise
 
 
 def settled(served: Client, least: int = 0) -> dict[str, Any]:
-    """Return Triton's counts, of `least` requests at least, once they no longer change.
+    """Return Triton's counts once they include at least `least` requests and no longer change.
 
     Triton counts a request a little after it has answered it.
     """

@@ -77,7 +77,7 @@ def test_invalid_request_is_refused_with_the_expected_value(
 
 
 def test_generate_refuses_an_unknown_field(server: TritonServer) -> None:
-    """Regression: Triton's /generate makes it a parameter, which an encoder ignored: a misspelt option did nothing."""
+    """Regression: encoders ignored a misspelt option, which Triton's /generate passes as a parameter."""
     url = f"http://{server.host}:{server.ports.http}/v2/models/names/generate"
     body = {"id": "42", "text_input": "Mario Rossi moved."}
     with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=300) as response:

@@ -1,4 +1,4 @@
-"""Batching on a real Triton: it happens, and it changes no answer."""
+"""Batching on a real Triton: requests share executions, and answers do not change."""
 
 from __future__ import annotations
 

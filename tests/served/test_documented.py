@@ -1,4 +1,4 @@
-"""The requests that pages of docs/guides show, sent to a real Triton as they are written there."""
+"""The requests in docs/guides, sent verbatim to a real Triton."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = {"Qwen3-0.6B": "writes", "minilm": "minilm_fp32"}  # in the documentatio
 
 
 def _examples(page: str, language: str, server: TritonServer) -> list[str]:
-    """Return the blocks of a page, for the server and the models of the tests."""
+    """Return the code blocks of a page, with the server and models replaced by those of the tests."""
     text = (ROOT / "docs" / "guides" / page).read_text("utf-8")
     for name, tested in NAMES.items():
         text = text.replace(name, tested)

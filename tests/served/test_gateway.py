@@ -258,7 +258,7 @@ def test_errors_match_the_openai_client(api: openai.OpenAI) -> None:
 
 
 def test_full_queue_is_a_rate_limit_error(url: str) -> None:
-    """One slot and a queue of two, where all come while one is answered."""
+    """Send ten requests at once to a model with one slot and a queue of two."""
 
     async def run() -> set[str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
@@ -279,9 +279,9 @@ def test_full_queue_is_a_rate_limit_error(url: str) -> None:
 
 
 def test_disconnected_client_frees_its_slot(server: TritonServer, api: openai.OpenAI) -> None:
-    """One slot: the next request has it before a long answer is whole.
+    """The only slot is freed before the long answer is complete.
 
-    On a busy machine an answer may be whole before its client disconnects; not each of many.
+    On a busy machine some answers may complete before their client disconnects, but not all.
     """
     assert any(_generated_when_left(server, api, 250) < 250 for _ in range(5 * TRIES))
 
@@ -298,7 +298,7 @@ def _generated_when_left(server: TritonServer, api: openai.OpenAI, length: int) 
 
 
 def _generated(server: TritonServer, api: openai.OpenAI) -> float:
-    """Return the tokens of the slot until now; one more request has been answered when they are published."""
+    """Return the number of tokens generated so far; answer one more request to have it published."""
     requests, end = counts(server, "writes_one")["requests_total"], time.monotonic() + 300
     assert api.completions.create(model="writes_one", prompt="The", max_tokens=1).usage
     while (now := counts(server, "writes_one"))["requests_total"] == requests:
@@ -318,7 +318,7 @@ def test_cohere_reranks(url: str, client: Connect) -> None:
     assert [result.relevance_score for result in answer.results] == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:cohere.*")  # of pydantic's, at its own classes
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:cohere.*")  # from pydantic
 def test_cohere_embeds(url: str, client: Connect) -> None:
     texts = ["How do I renew my passport?", "The soup needs salt."]
     expected = np.array([client("minilm_fp32").ask({"text_input": text})["embedding"] for text in texts])
@@ -358,10 +358,10 @@ def test_tasks_equal_the_model_outputs(url: str, client: Connect) -> None:
 
 
 def test_running_gauge_returns_to_zero(url: str, api: openai.OpenAI) -> None:
-    """Regression: a scrape counted itself, so that one request ran where none did, and no model was named."""
+    """Regression: a scrape counted itself as a running request without a model."""
     api.completions.create(model="writes", prompt="The", max_tokens=1)
     line, end = 'vllm:num_requests_running{engine="0",model_name="writes"} 0.0', time.monotonic() + 60
-    while line not in (text := httpx.get(f"{url}/metrics").text.splitlines()):  # until the request is written off
+    while line not in (text := httpx.get(f"{url}/metrics").text.splitlines()):  # the gauge is updated after the answer
         assert time.monotonic() < end, text
 
 

@@ -80,7 +80,7 @@ def test_greedy_text_equals_transformers_streamed_and_whole(
 
 
 def test_concurrent_requests_get_the_same_text_as_alone(client: Connect) -> None:
-    """24 streams over 4 slots, of unequal length, joining and leaving."""
+    """24 streams of unequal length over 4 slots."""
     connection = client("writes_int8")
     samples = [
         {"text_input": PROMPTS[i % 4] + " and" * (i % 5), "max_tokens": 5 + 7 * (i % 6), "ignore_eos": True}
@@ -210,7 +210,7 @@ def test_messages_without_a_chat_template_are_refused(client: Connect) -> None:
 
 
 def test_disconnected_client_frees_its_slot(client: Connect) -> None:
-    """One slot: the next request is answered although the one before asked for far more."""
+    """The only slot answers the next request although the one before asked for far more tokens."""
     connection = client("writes_one")
     long = {"text_input": "The", "max_tokens": 250, "ignore_eos": True, "stream": True}
     for _ in range(3):
@@ -222,7 +222,7 @@ def test_disconnected_client_frees_its_slot(client: Connect) -> None:
 
 
 def test_full_queue_refuses_requests(client: Connect) -> None:
-    """One slot and a queue of two refuse some of 12 requests at once, which come while one is answered.
+    """A model with one slot and a queue of two refuses some of 12 concurrent requests.
 
     Every other request is answered.
     """
@@ -273,12 +273,12 @@ def test_metrics_count_requests_and_tokens(server: TritonServer, client: Connect
         client("writes").ask({"text_input": prompt, "max_tokens": 9, "ignore_eos": True})
 
     def grown() -> bool:
-        """Return True if the counters grew; they are published one after the other."""
+        """Return True if all counters grew; they are published one by one."""
         after = counts(server, "writes")
         return (
             after["generated_tokens_total"] >= before["generated_tokens_total"] + 18
             and after["requests_total"] >= before["requests_total"] + 2
-            and after["reused_tokens_total"] > before["reused_tokens_total"]  # the second prompt was there already
+            and after["reused_tokens_total"] > before["reused_tokens_total"]  # the second prompt was cached
             and after["first_token_seconds_total"] > before["first_token_seconds_total"]
         )
 
@@ -290,7 +290,7 @@ def test_metrics_count_requests_and_tokens(server: TritonServer, client: Connect
 
 
 def test_failed_decode_loop_reports_its_error_to_every_request(repository: Path, tmp_path: Path) -> None:
-    """The graph of the model does not give what serving.json says: its first step fails, and the server stays up."""
+    """The first step fails because the graph contradicts serving.json; the server stays up."""
     shutil.copytree(repository / "writes", tmp_path / "repository" / "writes")
     path = tmp_path / "repository" / "writes" / "1" / "serving.json"
     document = json.loads(path.read_text())
@@ -307,7 +307,7 @@ def test_failed_decode_loop_reports_its_error_to_every_request(repository: Path,
 
 
 def test_perf_analyzer_drives_a_stream(server: TritonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real one; but the first time it breaks off with its export empty, as 2.51 does now and then."""
+    """Run the real program, but let its first run break off with an empty export, as 2.51 occasionally does."""
     program, environment = find_perf_analyzer()
     breaks_off = tmp_path / "perf_analyzer"
     breaks_off.write_text(

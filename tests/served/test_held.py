@@ -1,6 +1,6 @@
-"""Requests that an encoder's front holds on a real Triton while its engine takes long: a gate decides for how long.
+"""Requests that wait in an encoder's front on a real Triton while a gate blocks its engine.
 
-The number of concurrent requests and the machine's speed change nothing: each step waits for what it needs to see.
+Each step waits for the state that it needs, so the tests do not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SAMPLE = {"text_input": TEXTS[5], "top_k": 3}
 
 @dataclass(frozen=True)
 class Held:
-    """Front, and the gate before its engine in the folder `place`. `stub`: of the client's server."""
+    """Front with a gate before its engine in the folder `place`. `stub`: gRPC stub of its server."""
 
     served: Client
     stub: Any
@@ -56,7 +56,7 @@ class Held:
         (self.place / "closed").unlink(missing_ok=True)
 
     def request(self) -> service_pb2.ModelInferRequest:
-        """Return a request of so many rows that no two share a batch."""
+        """Return a request with so many rows that no two requests share a batch."""
         tensors = to_tensors(SAMPLE, self.served.signature.inputs)
         return self.served._request({name: np.repeat(array, ROWS, axis=0) for name, array in tensors.items()})
 
@@ -137,7 +137,7 @@ def test_two_instances_share_the_queue_limit(held: Callable[..., Any]) -> None:
 
 
 def test_abandoned_requests_never_reach_the_engine(held: Callable[..., Any]) -> None:
-    """If it can be unloaded, nothing stays: Triton waits for each request of a model."""
+    """The model can be unloaded afterwards, so no request leaked: Triton waits for each request of a model."""
     with held(queue=8, queue_timeout_ms=0) as front:
         first = front.send(1)
         assert front.has(requests=1)
@@ -157,12 +157,9 @@ def test_abandoned_requests_never_reach_the_engine(held: Callable[..., Any]) -> 
 def test_gateway_resends_requests_of_a_killed_front_process(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway sends them again. Triton answers none of these requests, and keeps them.
-
-    So this is a server of its own, which does not get the time to wait for them.
-    """
+    """Run a separate server and kill it: Triton never answers these requests and would wait for them."""
     monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", 3600.0)  # until the next process is there
+    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", 3600.0)  # until the next process runs
     monkeypatch.setattr(abandoned, "ABANDONED_TIMEOUT_S", 0.05)
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
@@ -180,7 +177,7 @@ def test_gateway_resends_requests_of_a_killed_front_process(
 
 
 async def _asked_of_a_process_that_dies(server: TritonServer, held: Held, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the outcomes of three requests that the process held."""
+    """Return the scores of three requests whose process is killed."""
     triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
     held.close()
     asked = [asyncio.ensure_future(triton.infer(held.request())) for _ in range(3)]
@@ -208,5 +205,5 @@ def _done(futures: Sequence[Any]) -> int:
 
 
 def _rows(front: Held) -> int:
-    """Return the rows that the engine was given since the gate was closed."""
+    """Return the number of rows that the engine received since the gate was closed."""
     return sum(map(int, (front.place / "calls").read_text().split()))

@@ -1,4 +1,4 @@
-"""huggingface_hub's InferenceClient against the gateway's process over a real Triton: each task that it has here."""
+"""huggingface_hub's InferenceClient against the gateway's process over a real Triton, for every shared task."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ SAMPLE = {"text_input": "The museum in Oslo", "max_tokens": 24, "ignore_eos": Tr
 def test_killed_process_ends_its_stream_and_retries_whole_answers(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton answers neither, and keeps both: this one is a server of its own, which gets no time to wait for them."""
+    """Run a separate server and kill it: Triton never answers these requests and would wait for them."""
     monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.02)
     monkeypatch.setattr(backend_lost, "SILENT_STREAM_LOST_AFTER_S", 0.1)
-    monkeypatch.setattr(backend_lost, "UNSTARTED_STREAM_LOST_AFTER_S", 3600.0)  # until the next process is there
+    monkeypatch.setattr(backend_lost, "UNSTARTED_STREAM_LOST_AFTER_S", 3600.0)  # until the next process runs
     monkeypatch.setattr(triton_stream, "PATIENCE_S", 0.1)
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
@@ -56,7 +56,7 @@ def test_killed_process_ends_its_stream_and_retries_whole_answers(
 async def _asked_of_a_process_that_dies(
     server: TritonServer, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, str, ApiError]:
-    """Return the piece of a stream, the whole answer to another request, and the error that ended the stream."""
+    """Return the text of a stream, the answer to a request without streaming, and the error that ended the stream."""
     triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
     (place / "closed").touch()
     (place / "taken").touch()

@@ -53,7 +53,7 @@ def test_metrics_count_tokens_padding_and_engine_calls(server: TritonServer, cli
 def test_metrics_have_the_load_time_of_each_model(
     name: str, server: TritonServer, client: Callable[[str], Client]
 ) -> None:
-    """Loads can then be counted: changes(build_repo_loaded_timestamp_seconds[1h])."""
+    """Dashboards count loads with changes(build_repo_loaded_timestamp_seconds[1h])."""
     client(name)
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     text = urllib.request.urlopen(url, timeout=300).read().decode()
@@ -63,7 +63,7 @@ def test_metrics_have_the_load_time_of_each_model(
 
 
 def test_gateway_metrics_have_the_cache_usage(server: TritonServer, client: Callable[[str], Client]) -> None:
-    """An endpoint picker asks one address for it; here are requests until one is seen, and then none."""
+    """An endpoint picker reads it from the gateway. Send requests until the usage rises, then wait until it falls."""
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     app = make_app(GatewaySettings(triton_metrics=url), FakeTriton(), None, models=Catalogue(FakeTriton()))
 
@@ -99,7 +99,7 @@ def test_gateway_metrics_have_the_cache_usage(server: TritonServer, client: Call
 def test_dashboard_metrics_are_exposed_by_triton_or_the_gateway(
     server: TritonServer, client: Callable[[str], Client]
 ) -> None:
-    """But for those of a GPU, which Triton has only where there is one."""
+    """GPU metrics are excluded, because Triton exposes them only on a machine with a GPU."""
     client("pooled").ask({"text_input": "a"})
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     text = urllib.request.urlopen(url, timeout=300).read().decode()

@@ -1,4 +1,4 @@
-"""Loading on demand on a real Triton: copies of one model whose labels say which copy, and which version, answered."""
+"""Loading on demand on a real Triton: copies of one model, told apart by their labels."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def tried(server: TritonServer, repository: Path) -> None:
     def alive() -> list[int]:
         return [stub.pid for stub in processes.of(["c"]) if stub.is_alive]
 
-    while len(alive()) > 1:  # that of the other version takes a second to end
+    while len(alive()) > 1:  # the process of the other version takes a second to end
         await asyncio.sleep(0.05)
     (process,) = alive()
     assert size_of(process) > 10_000_000

@@ -1,4 +1,4 @@
-"""Tensors as the clients of Triton's vLLM and TensorRT-LLM backends send them, to a real Triton."""
+"""Requests in the format of Triton's vLLM and TensorRT-LLM backends, sent to a real Triton."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_guided_decoding_of_the_vllm_backend_is_applied(server: TritonServer) ->
 def test_log_probabilities_have_the_format_of_the_vllm_backend(
     server: TritonServer, client: Connect, stream: bool
 ) -> None:
-    """As NVIDIA's front reads them: of each token an object by ids, from which the lowest rank is the token chosen."""
+    """NVIDIA's frontend expects an object by token ids for each position; the lowest rank is the chosen token."""
     greedy = {"text_input": "The film", "max_tokens": 5, "temperature": 0.0, "ignore_eos": True, "logprobs": 2}
     (expected,) = client("writes").ask(greedy)["logprobs_output"]
     sampling = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, "logprobs": 2}
@@ -101,7 +101,7 @@ def test_log_probabilities_have_the_format_of_the_vllm_backend(
 
 
 def test_tool_call_required_by_nvidias_openai_frontend(server: TritonServer) -> None:
-    """Its way with any backend but vLLM's, and so with this one (server r26.08, _create_trtllm_generate_request)."""
+    """The frontend sends these tensors to every backend but vLLM (server r26.08, _create_trtllm_generate_request)."""
     shape = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     tensors = {
         "text_input": texts("The film")[None],
@@ -124,7 +124,7 @@ def test_tool_call_required_by_nvidias_openai_frontend(server: TritonServer) -> 
 
 
 def test_client_of_the_tensorrt_llm_backend_gets_text(server: TritonServer, client: Connect) -> None:
-    """Shapes of [1, 1], which the model was built for, and all that NVIDIA's example client sends."""
+    """Send all inputs of NVIDIA's example client, in the shapes [1, 1] that the model was built for."""
     greedy = {"text_input": "The film", "max_tokens": 9, "temperature": 0.0, "ignore_eos": True}
     expected = client("writes_one").ask(greedy)
     tensors = {

@@ -1,4 +1,4 @@
-"""More requests than a model answers, on a real Triton: some are refused, and all answers are right."""
+"""Overload on a real Triton: some requests are refused, and all answers are correct."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from builder.serving.client.client import Client
 from builder.serving.server.triton import TritonServer
 from tests.served.patience import comes_about
 
-BURST = 1200  # more than the thousand that Triton keeps for all models
-FLOOD, ROWS = 200, 40  # more than half of a batch of 64: no two share one
+BURST = 1200  # more than the 1000 payloads that Triton keeps for all models
+FLOOD, ROWS = 200, 40  # rows: more than half of a batch of 64, so that no two requests share one
 COUNTERS = ("refused", "waited_seconds")
 
 
@@ -63,18 +63,18 @@ def _counted(server: TritonServer, name: str, counter: str) -> float:
 def test_flood_is_partly_refused_and_answered_correctly(
     name: str, server: TritonServer, client: Callable[[str], Client]
 ) -> None:
-    """In process and through BLS. Three requests may wait, and the front looks at the first batch that it finds."""
+    """Cover engines in process and through BLS, with a queue of three requests."""
     served, sample = client(name), {"text_input": f"{TEXTS[5]} [MASK]"}
     expected, before = served.ask(sample), [_counted(server, name, counter) for counter in COUNTERS]
     answers, refused = _flood(served, _many(served, sample))
     assert set(refused) <= {"UNAVAILABLE"}, "how many depends on how fast it is"
     assert len(answers) + refused.total() == FLOOD
-    for answer in answers[:: 1 + len(answers) // 16]:  # to compare all would take longer than the flood
+    for answer in answers[:: 1 + len(answers) // 16]:  # comparing all would take longer than the flood
         arrays = {output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs}
         error, where = difference([expected] * ROWS, to_values(arrays, served.signature.outputs))
         assert error < 1e-5, where
     assert difference(expected, served.ask(sample))[0] < 1e-5, "it goes on as before"
-    time.sleep(1.1)  # counts are sent with the first batch of each second
+    time.sleep(1.1)  # counts are published with the first batch of each second
     served.ask(sample)
     grown = [_counted(server, name, counter) - was for counter, was in zip(COUNTERS, before, strict=True)]
     assert grown[0] == refused.total()
@@ -84,7 +84,7 @@ def test_flood_is_partly_refused_and_answered_correctly(
 def test_unloading_in_a_flood_answers_or_refuses_every_request(
     server: TritonServer, client: Callable[[str], Client]
 ) -> None:
-    """Its front must answer the requests that it has taken: otherwise it could never be unloaded."""
+    """The front must answer the requests that it accepted, or it could never be unloaded."""
     served, sample = client("features"), {"text_input": TEXTS[5]}
     expected = served.ask(sample)
     with InferenceServerClient(server.url) as control:
@@ -100,9 +100,9 @@ def test_unloading_in_a_flood_answers_or_refuses_every_request(
 
 
 def test_burst_at_a_decoder_waits_in_one_queue(server: TritonServer, client: Callable[[str], Client]) -> None:
-    """Regression: each waiting request had a payload of its own in Triton.
+    """Regression: each waiting request had its own payload in Triton.
 
-    A thousand of them make its dynamic batcher unlock freed memory, of any model (core, src/dynamic_batch_scheduler.cc,
+    With a thousand payloads, the dynamic batcher of any model unlocks freed memory (core, dynamic_batch_scheduler.cc,
     BatcherThread; fixed in release 26.11).
     """
     decoder, encoder = client("writes"), client("features")

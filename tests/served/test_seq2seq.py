@@ -35,7 +35,7 @@ def reference(folder: Path, text: str, count: int, returned: int = 1, **options:
 
 @pytest.mark.parametrize("name", ["sums", "speaks_int8"])
 def test_report_counts_each_attention_once(name: str, built: Callable[[str], Path]) -> None:
-    """A graph has each attention to the text twice, for searches and for other rows; a call runs one of the two."""
+    """A graph contains each cross-attention twice, with and without beams; a call runs one of the two."""
     report = read_report(built(name), name)
     attentions = report.operators["GroupQueryAttention"] + report.operators["MultiHeadAttention"]
     assert attentions == report.attention["fused"] == report.attention["layers"]
@@ -44,7 +44,7 @@ def test_report_counts_each_attention_once(name: str, built: Callable[[str], Pat
 def test_summary_uses_the_generation_config_of_the_checkpoint(
     client: Connect, checkpoint: Callable[[str], Path]
 ) -> None:
-    """Its task's own prefix, beams and length penalty apply if the request sets none."""
+    """The prefix, beams and length penalty of its task apply if the request sets none."""
     for text in SHORT[:4]:
         answer = client("sums").ask({"text_input": text, "max_tokens": 20})
         wanted = reference(checkpoint("sums"), f"summarize: {text}", 20, num_beams=3, length_penalty=2.0)
@@ -74,7 +74,7 @@ def test_n_best_answers_equal_transformers(client: Connect, checkpoint: Callable
 
 
 def test_request_overrides_the_languages_of_the_build(client: Connect, checkpoint: Callable[[str], Path]) -> None:
-    """The build's own pair by its short names, and any other by the request's."""
+    """The language pair of the build applies by default, and a request can choose another."""
     connection, folder = client("speaks"), checkpoint("speaks")
     text = "the train to the coast"
     by_default = connection.ask({"text_input": text, "max_tokens": 16})
@@ -86,7 +86,7 @@ def test_request_overrides_the_languages_of_the_build(client: Connect, checkpoin
 
 
 def test_concurrent_requests_get_the_same_text_as_alone(client: Connect) -> None:
-    """24 requests of both kinds over 6 slots, of texts and answers of unequal length."""
+    """24 greedy and beam-search requests of unequal length over 6 slots."""
     connection = client("speaks_int8")
     samples = [
         {"text_input": text, "max_tokens": 4 + 5 * (index % 5), "num_beams": 1 + index % 2}
@@ -108,7 +108,7 @@ def test_concurrent_requests_get_the_same_text_as_alone(client: Connect) -> None
 
 
 def test_generation_config_limits_the_answer(client: Connect) -> None:
-    """generation_config says at most 29 new tokens, an end token last, and no run of three tokens twice."""
+    """generation_config sets max_new_tokens 29, a forced end token and no_repeat_ngram_size 3."""
     answer = client("speaks_int8").ask({"text_input": SHORT[0]})
     assert answer["completion_tokens"][0] <= 29
     assert answer["finish_reason"] == ["stop"]

@@ -1,4 +1,4 @@
-"""A shared front on a real Triton: its answers equal those of each model's own front, to the bit."""
+"""A shared front on a real Triton: its answers are bit-identical to those of each model's own front."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.served.statistics import TRIES, counted, settled
 
 NAMES = ("one", "two")
 FLOOD = 600
-TOGETHER_US = 150_000  # time that a batch waits here, so that requests sent at once are one batch
+TOGETHER_US = 150_000  # queue delay of the dynamic batcher, so that requests sent at once form one batch
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -51,7 +51,7 @@ Tensors = Mapping[str, np.ndarray]
 class Shared:
     """Server of the shared front `encoders`.
 
-    `own`: each model's answers to TEXTS by a front of its own; `both`: the answers to two of them at once.
+    `own`: answers to each of TEXTS by each model's own front; `both`: its answers to two texts at once.
     """
 
     server: TritonServer
@@ -233,12 +233,12 @@ def test_shared_front_keeps_a_version_if_the_next_fails_to_load(hosting: Shared)
 
 
 def _labels(hosting: Shared, name: str) -> set[str]:
-    """Return the current classes of a model."""
+    """Return the current labels of a model."""
     return {label.decode() for label in _asked(hosting.url, "encoders", TEXTS[:1], name)["label"][0]}
 
 
 def test_busy_model_of_a_shared_front_does_not_delay_others(hosting: Shared, tmp_path: Path) -> None:
-    """Many clients ask one, and then a client asks two, which would be the last of all in Triton's queue."""
+    """Flood the model `one`, then send a request to `two`, which is last in Triton's queue."""
     front = hosting.models.parent
     files, parameters = held_files(front / "1", "shared"), {"place": str(tmp_path)}
     calls, closed = tmp_path / "calls", tmp_path / "closed"
@@ -265,7 +265,7 @@ def test_busy_model_of_a_shared_front_does_not_delay_others(hosting: Shared, tmp
 def _after_a_flood(
     url: str, comes_first: Callable[[], bool], open_gate: Callable[[], None]
 ) -> list[tuple[str, Any, Any]]:
-    """Return (model, answer, error) of a request for one that `comes_first`, of many more, and of one for two."""
+    """Return (model, answer, error) for a first request to `one`, a flood to `one`, and a request to `two`."""
     came: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
 
     def ask(client: grpc.InferenceServerClient, model: str) -> None:
@@ -307,7 +307,7 @@ def test_gateway_lists_each_model_of_a_shared_front(hosting: Shared) -> None:
 
 @pytest.fixture
 def own_fronts(hosting: Shared, tmp_path: Path) -> Path:
-    """Copy the two models with fronts of their own."""
+    """Copy the two models with their own fronts."""
     return Path(shutil.copytree(hosting.models.parents[2] / "untouched", tmp_path / "repository"))
 
 

@@ -34,12 +34,12 @@ def decoder(built: Callable[[str], Path], tmp_path: Path) -> Path:
 
 
 def test_streams_do_not_block_unloading_or_change_the_model(decoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: cancelling a stream whose answer is complete left its request with the server, which waits for it.
+    """Regression: cancelling a completed stream leaked its request, for which the server waits at unloading.
 
-    Such a cancellation crosses the last response. The Python of a model would also leave __pycache__ folders beside it.
+    This happens if the cancellation crosses the last response. The model must not leave __pycache__ folders either.
     """
-    monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # wait for it, however long its Python takes to end,
-    monkeypatch.setattr(responses, "PATIENCE_S", 300.0)  # and so is the end of a request
+    monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # wait for the model's Python process to end,
+    monkeypatch.setattr(responses, "PATIENCE_S", 300.0)  # and for each request
     published = {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()}
     with running(decoder) as server:
         _all_at_once(lambda: _answered_and_refused(server.url))
@@ -88,7 +88,7 @@ def _left_as_the_last_comes(client: Client) -> None:
 def test_model_ends_the_request_of_an_abandoned_stream(
     model: str, shape: tuple[int, ...], server: TritonServer
 ) -> None:
-    """It includes a model with a batch dimension, of which Triton's backend refuses requests without tensors."""
+    """Include a model with a batch dimension, for which Triton's backend refuses requests without tensors."""
     request = service_pb2.ModelInferRequest(model_name=model, id="left")
     for name, kind, value in (("text_input", "TYPE_STRING", "The museum"), ("stream", "TYPE_BOOL", True)):
         add_tensor(request, Field(name, kind), [value], shape)
@@ -99,7 +99,7 @@ def test_model_ends_the_request_of_an_abandoned_stream(
 
 
 class Recorded(Responses):
-    """Responses that keep the errors that come in."""
+    """Responses that record their errors."""
 
     def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout_s: float) -> None:
         self.errors: list[str] = []
@@ -113,7 +113,7 @@ class Recorded(Responses):
 
 
 async def _left(url: str) -> None:
-    """Open streams as the gateway does, and disconnect from them."""
+    """Open streams like the gateway, and disconnect from them."""
     triton = Triton(url)
     for turn in range(60):
         request = service_pb2.ModelInferRequest(model_name="writes")
@@ -131,7 +131,7 @@ async def _left(url: str) -> None:
 
 
 def _wait_until_all_came() -> None:
-    """Wait for the last response too, and the end of the stream, which are still unread."""
+    """Wait until the last response and the end of the stream have arrived, still unread."""
     end = time.monotonic() + 300
     while any(thread.name == "responses of writes" for thread in threading.enumerate()):
         assert time.monotonic() < end
@@ -139,7 +139,7 @@ def _wait_until_all_came() -> None:
 
 
 async def _refused(url: str) -> None:
-    """Open streams as the gateway does whose only response is an error."""
+    """Open streams like the gateway, whose only response is an error."""
     triton = Triton(url)
     for _ in range(20):
         request = service_pb2.ModelInferRequest(model_name="writes")

@@ -52,7 +52,7 @@ def builds(module_folder: Callable[[str], Path]) -> Mapping[str, Pair]:
 def test_version_changes_under_load_fail_no_request(
     builds: Mapping[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The benchmark, small: encoders with their engine inside and beside, and streams."""
+    """Run a small version of the benchmark: encoders in process and behind BLS, and streams."""
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
     options = argparse.Namespace(requests=300, changes=1, seconds=900, clients=2, streams=2)
     figures = measure(tmp_path / "repository", builds, options)
@@ -65,7 +65,7 @@ def test_version_changes_under_load_fail_no_request(
 def test_front_and_engine_with_new_tensors_switch_together(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton on what a command leaves that is killed right before that moment, and right after it."""
+    """Serve the repository as a command killed right before, or right after, the switch leaves it."""
     mine, between = tmp_path / "model_repository", tmp_path / "between" / "model_repository"
     shutil.copytree(built("flags"), mine, copy_function=os.link)
     copy_version(mine, "flags", 1, 2)
@@ -112,10 +112,10 @@ def test_canary_rolls_back_failing_or_slow_versions(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Real requests through a gateway, while versions that fail, that are slow and that are good have half of them.
+    """Send requests through a gateway while failing, slow and good canaries get half of them.
 
-    Nothing is held against them before: the samples are not asked. A canary ends as soon as its version does worse, so
-    the two that do are watched for as long as that may take; the other for 60 answers, which are the clock.
+    The trial on samples is skipped. A canary ends as soon as its version does worse, so
+    the two bad ones have no time limit; the good one is watched for 60 answers.
     """
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
     monkeypatch.setattr(canary, "MIN_REQUESTS", 6)
@@ -159,7 +159,7 @@ def test_canary_rolls_back_failing_or_slow_versions(
     assert asking.answers > 3 * canary.MIN_REQUESTS
 
 
-PAUSE_S = 0.01  # of each client, so that Triton has a core
+PAUSE_S = 0.01  # between requests of a client, so that Triton gets a core
 
 
 class Asking(AbstractContextManager["Asking"]):
@@ -201,7 +201,7 @@ def test_promote_replaces_a_version_only_by_an_equally_good_one(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A front and its engine: both versions of the engine are loaded while the front of the new one is tried."""
+    """Both versions of an engine are loaded while the new front is tried."""
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
     mine = tmp_path / "model_repository"
     good, bad = builds["beside"]
@@ -236,7 +236,7 @@ def test_promote_replaces_a_version_only_by_an_equally_good_one(
 def test_compare_agrees_on_text_only_for_the_same_checkpoint(
     one: str, other: str, alike: bool, server: TritonServer
 ) -> None:
-    """Through the server; one of them samples unless it is told not to."""
+    """Compare through the server; one of the models samples by default."""
     trial = compare(server.url, (one, other), (1, 2), lambda client: samples_for(client, None)[:4], same_tokens)
     assert not trial.running.errors
     assert not trial.candidate.errors
@@ -251,7 +251,7 @@ def test_compare_runs_a_search_model_without_beams(server: TritonServer) -> None
 
 
 def test_compare_fits_samples_to_a_short_context(server: TritonServer) -> None:
-    """Regression: long prompts and 32 tokens did not fit, both versions failed, and the candidate was refused."""
+    """Regression: long prompts with 32 new tokens did not fit, both versions failed, and the candidate was rejected."""
     trial = compare(
         server.url, ("writes", "writes_bls"), (1, 2), lambda client: samples_for(client, None)[-4:], same_tokens
     )
@@ -260,7 +260,7 @@ def test_compare_fits_samples_to_a_short_context(server: TritonServer) -> None:
 
 
 def test_compare_ignores_errors_that_both_versions_share(server: TritonServer) -> None:
-    """Regression: the candidate was refused for what the version that answers refuses too."""
+    """Regression: the candidate was rejected for an error that the running version returns too."""
     good, bad = {"text_input": "The museum", "max_tokens": 4}, {"text_input": "The museum", "max_tokens": 10_000}
     limits = PromotionLimits(0.95, 0.5, 1e9)
     trial = compare(server.url, ("writes", "writes_bls"), (1, 2), lambda client: [good, bad], same_tokens)
