@@ -19,7 +19,7 @@ def read_configuration(folder: Path, model: str) -> PreTrainedConfig:
         raise CheckpointError(
             f"the config.json of {model} is nested too deeply; expected the one that save_pretrained writes"
         ) from error
-    except Exception as error:  # transformers raises any kind for a broken file
+    except Exception as error:  # transformers raises errors of any type for a broken file
         raise CheckpointError(f"{model} has no configuration that transformers knows: {first_line(error)}") from error
     for name in SIZES:
         value = getattr(config, name, None)

@@ -260,7 +260,7 @@ def max_tokens(config: GenerationConfig, start: int | None = None) -> int:
     """Return the new tokens of an answer if its request gives no number. `start`: as for `option_defaults`."""
     if config.max_new_tokens:
         return int(config.max_new_tokens)
-    if config.max_length:  # of a decoder `total_length` takes the prompt away
+    if config.max_length:  # for a decoder, `total_length` accounts for the prompt
         return int(config.max_length) - (start or 0)
     return MAX_TOKENS
 

@@ -16,7 +16,7 @@ import torch
 
 from builder.common.progress import Stage
 
-LARGE = 100_000_000  # bytes of weights from which it is worth the time to give memory back
+LARGE = 100_000_000  # bytes of weights above which giving memory back is worth the time
 MIN_INTERVAL_S = 0.1  # between two releases: a stage reads little in less time
 SMAPS = Path("/proc/self/smaps")  # man proc_pid_smaps(5)
 

@@ -44,7 +44,7 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
             _read_generation_config(model, files.folder)
     except BuilderError:
         raise
-    except Exception as error:  # transformers raises any kind for a broken checkpoint
+    except Exception as error:  # transformers raises errors of any type for a broken checkpoint
         raise CheckpointError(
             f"the checkpoint does not load for {task.name}: {first_line(error)[:300]}. Its weights, its config.json "
             "(id2label too) and the task must belong together"

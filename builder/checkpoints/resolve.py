@@ -74,7 +74,7 @@ def describe(source: Source) -> Checkpoint:
     files = locate(source, weights=False)
     try:
         model = model_without_weights(files)
-    except Exception as error:  # transformers raises any kind for a broken checkpoint
+    except Exception as error:  # transformers raises errors of any type for a broken checkpoint
         raise CheckpointError(
             f"{source.model} is not a checkpoint for {files.task.name}: {first_line(error)}"
         ) from error

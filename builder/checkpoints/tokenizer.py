@@ -24,7 +24,7 @@ def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTra
     refuse_hostile_files(folder, model)
     try:
         tokenizer = call_tokenizer(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises any kind for a broken file
+    except Exception as error:  # tokenizers raises errors of any type for a broken file
         raise CheckpointError(f"the tokenizer of {model} does not load: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         try:

@@ -23,7 +23,7 @@ LENGTH = 4096  # characters of a text that is tried
 SPARE = "\x01"  # in no expression; all letters follow it, since an expression whose end is missing is not tried at all
 COMMON = "a1 \n.'-_A0é中"
 MAX_WRITTEN = 64  # characters and tokens for each character of a text; NFKC writes 18 for one
-MAX_TOKEN = 10_000  # characters; the longest of known vocabularies, of spaces, have hundreds
+MAX_TOKEN = 10_000  # characters; the longest tokens of known vocabularies, runs of spaces, have hundreds
 
 
 def probe(request: dict[str, Any]) -> str | None:

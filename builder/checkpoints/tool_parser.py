@@ -6,7 +6,7 @@ from builder.checkpoints.chat_template import ASSISTANT, TOOLS, USER, WEATHER, r
 from builder.checkpoints.tool_calls import PARSERS, ToolCall
 from builder.runtime.contract import Chat
 
-ID = "abcdef123"  # of nine letters and digits, which Mistral's templates insist on
+ID = "abcdef123"  # of nine letters and digits, which Mistral's templates require
 CALL = ToolCall(str(WEATHER["name"]), '{"place": "Oslo"}')
 FUNCTION = {"name": CALL.name, "arguments": {"place": "Oslo"}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type": "function", "function": FUNCTION}]}

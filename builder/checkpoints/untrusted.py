@@ -26,7 +26,7 @@ MAX_VALUES = {  # by field of a configuration; far beyond any known checkpoint
 }
 TEXTS = (".json", ".jinja", ".txt", ".model", ".spm")
 MAX_BYTES = {"tokenizer.json": 256 << 20}
-MAX_BYTES_OF_TEXT = 64 << 20  # of other files that are read whole; the largest of known checkpoints has 20 MiB
+MAX_BYTES_OF_TEXT = 64 << 20  # of other files that are read whole; the largest in known checkpoints has 20 MiB
 
 
 def refuse_files(root: Path, model: str) -> None:

@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "llama-wide": GENERATING,
     "llama-1b": GENERATING,
 }
-STORED = {"llama-wide": torch.bfloat16, "llama-1b": torch.bfloat16}  # fp32 the others
+STORED = {"llama-wide": torch.bfloat16, "llama-1b": torch.bfloat16}  # the others in fp32
 SAMPLED_S = 0.02  # between two looks at the memory that is the process's own
 AGAIN: dict[str, dict[str, Any]] = {
     "cold": {},

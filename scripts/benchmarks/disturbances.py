@@ -36,7 +36,7 @@ TYPES = {str: "TYPE_STRING", bool: "TYPE_BOOL", int: "TYPE_INT32", float: "TYPE_
 
 @dataclass
 class Disturbances:
-    """Disturbances of a server. `samples`, the answer to each `alone`, and `wrong`: answers that should not come."""
+    """Disturbances of a server. `samples`, the answer to each `alone`, and `wrong`: incorrect answers."""
 
     server: TritonServer
     name: str

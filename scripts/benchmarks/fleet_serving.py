@@ -43,7 +43,7 @@ from scripts.benchmarks.fleet_copies import MINILM, TINY, VERSIONS, build_one, c
 from scripts.benchmarks.gateway import Through
 
 TASK = "/v1/tasks/text-classification"
-SHORT = TEXTS[:20]  # that the larger model takes whole
+SHORT = TEXTS[:20]  # texts within the limit of the larger model
 SHARED = "encoders"  # the shared front
 SOME = 41  # models of a shared front, to measure the memory of one
 ONE_BY_ONE = 400  # requests of one client, to one model and to several

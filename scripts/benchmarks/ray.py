@@ -37,7 +37,7 @@ from tests.clusters.ray.cluster import stubs
 from tests.models import minilm
 
 REPLICAS = (1, 2, 4)
-BUSY = 4  # requests at once that a replica is to have
+BUSY = 4  # target of concurrent requests per replica
 ROUNDS = 2
 SHRINK_AFTER_S = 10.0  # Ray waits for ten minutes by itself
 PATIENCE_S = 240.0  # for a replica to start or to stop

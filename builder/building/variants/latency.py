@@ -35,10 +35,10 @@ def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: i
 
 
 def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, choosing: bool) -> Latencies:
-    """Time the graph in its engine, opened as `infer`. `choosing`: whether it is to be compared with others.
+    """Time the graph in its engine, opened as `infer`. `choosing`: measure for longer, to compare it with others.
 
-    The times are rough even then: those that are near the fastest are measured as they will be served. Each shape is
-    run once before, since an engine may have to prepare itself for it.
+    Rough times are enough even then: variants near the fastest are measured again as they will be served. Each shape
+    is run once before, since an engine may have to prepare itself for it.
     """
     feeds = _feeds(graph.inputs, rows, max_length)
     if not choosing and not encoding_engine(graph.engine).prepares_shapes:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 MEASURED_S = 0.3  # time of the repeated runs
-CHOOSING_SHARE, ROUGH_SHARE = 1 / 3, 0.1  # shares of that time: if a variant is chosen by it, and if not
+CHOOSING_SHARE, ROUGH_SHARE = 1 / 3, 0.1  # shares of that time: if a variant is chosen by the result, and if not
 WARM_UP_RUNS, MIN_RUNS, MAX_RUNS = 2, 3, 20
 LONG_RUN_S = 1.0  # beside a run this long, the extra work of a first run is small
 

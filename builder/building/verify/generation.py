@@ -243,7 +243,7 @@ def refuse_wrong_text(model: PreTrainedModel, reference: DecoderReference, agree
     """Raise VerificationError if a greedy token of the graph is missing, or differs from PyTorch's without a tie.
 
     A text is greedy where each of its tokens is the best after those before it, which one run over it shows for all.
-    That `generate` writes such texts is checked on a text of its own.
+    A separate text checks that `generate` writes such texts.
     """
     prompts, alone = reference.prompts, agreement.alone
     texts = [

@@ -23,8 +23,8 @@ from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttend
 
 RECORDED = ("run", "likeliest", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32
-ROUNDED = 3e-2  # where values are rounded to 16, 8 or 4 bits on the way: another last digit may round otherwise
-# Where an encoder rounds activations to 8 bits a last digit that rounds otherwise goes through all layers. MiniLM in
+ROUNDED = 3e-2  # where values are rounded to 16, 8 or 4 bits on the way: another last digit may round differently
+# If an encoder rounds activations to 8 bits, a last digit that rounds differently affects all layers. MiniLM in
 # int8 is 0.12 away from fp32, by the norms of its answers, and 1.28's answers up to 0.09 from 1.31's, as near to fp32.
 ROUNDED_ACTIVATIONS = 0.2
 ROUNDS_ACTIVATIONS = ("DynamicQuantizeLinear", "QuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger")
@@ -76,7 +76,7 @@ def tolerance(graph: Graph) -> float:
 
 
 class Recorder:
-    """Record of the calls of an executor, in order, and its answers, from now on."""
+    """Recorder of an executor's calls and answers, in order, from its creation on."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor

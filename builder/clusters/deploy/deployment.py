@@ -92,8 +92,8 @@ class SecretNames:
 class Deployment:
     """Deployment of models.
 
-    `repository`: a folder, or the address of an object store; `registry`: where the images are, None if no target
-    asked; `endpoint`: of the object store, if it is not the scheme's own; `trusted`: the public key, or the
+    `repository`: a folder, or the address of an object store; `registry`: of the images, None if it was not
+    given; `endpoint`: of the object store, if it is not the scheme's own; `trusted`: the public key, or the
     certificates, that pulled models must be signed with (PEM); `probed`: models whose replicas are probed; `monitored`:
     Prometheus' operator is there; `pooled`: an inference gateway chooses the replica.
     """

@@ -26,7 +26,7 @@ RAY_TIMEOUTS = {
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a cluster of one machine keeps to it, as on those two
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a local cluster uses the loopback address
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # address of a cluster, as Ray's own programs read it; KubeRay sets it for a RayJob
 
 

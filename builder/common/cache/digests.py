@@ -13,7 +13,7 @@ from pathlib import Path
 from builder.common.cache.folder import cache_home
 from builder.common.hashing import sha256_of
 
-MIN_CACHED_BYTES = 1 << 20  # bytes that are read faster than their cached digest
+MIN_CACHED_BYTES = 1 << 20  # fewer bytes are read faster than their cached digest
 MIN_AGE_S = 2.0  # since a file's last change: a later one within the clock's own steps would not show
 
 

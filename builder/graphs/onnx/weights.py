@@ -28,7 +28,7 @@ from builder.common.cache.links import link
 MIN_FILE_BYTES = 1024  # bytes of a tensor that has its place in a file
 ALIGNED = 4096  # a page, so that each can be mapped as it is
 PIECE = 1 << 22  # bytes that are computed and written at once
-NEARLY_ALL = 0.95  # of the weights of a graph, and of those in a file, from which the graph has that file
+NEARLY_ALL = 0.95  # least share of a graph's weights, and of a file's, for the graph to refer to that file
 MAX_INLINE_BYTES = 1 << 24  # most bytes of its own weights that such a graph stores inside
 
 Rows = Callable[[slice], np.ndarray]  # those rows of a weight

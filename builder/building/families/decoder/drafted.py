@@ -30,7 +30,7 @@ from builder.repository.verdict import Comparison
 from builder.runtime.contract import DRAFT
 from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS
 
-SLOTS = MAX_DECODE_TOKENS // 2  # at most, of those that guess in one step: each has its own token and a guess
+SLOTS = MAX_DECODE_TOKENS // 2  # at most: a sequence that guesses has two tokens in a step, its own and a guess
 
 
 def refuse_draft(spec: BuildSpec) -> None:
