@@ -1,4 +1,4 @@
-"""`build-repo serve` in a process of its own, on a model that answers with its input."""
+"""Run `build-repo serve` in a process, on a model that echoes its input."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.exit(main())
 
 
 def put_echo(repository: Path, name: str = "echo") -> Path:
-    """Write the model to a repository; return the repository."""
+    """Write the echo model to a repository; return the repository."""
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text(CONFIG.format(name=name))
     (repository / name / "1" / "model.py").write_text(PROGRAM)
@@ -54,7 +54,7 @@ def put_echo(repository: Path, name: str = "echo") -> Path:
 
 @dataclass
 class Served:
-    """Running command, its output so far and its Triton's ports."""
+    """Running command with its output and the ports of its Triton."""
 
     process: subprocess.Popen[str]
     ports: Ports
@@ -71,7 +71,7 @@ class Served:
         return process
 
     def wait_until_ready(self, times: int = 1) -> None:
-        """Wait until the command has reported that many times that it is ready."""
+        """Wait until the command has reported readiness that many times."""
         assert comes_about(lambda: self.output.count("ready; stop") >= times or self.process.poll() is not None)
         assert self.process.poll() is None, self.output
 
@@ -98,7 +98,7 @@ def serving(repository: Path, file: Path, *options: str) -> Iterator[Served]:
 
 
 def descendants(process: int) -> list[int]:
-    """Return the children of a process, and theirs."""
+    """Return all descendants of a process."""
     children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""The embedded tritonserver by itself: its options, and a server of ours with some of them."""
+"""The embedded tritonserver: its options, and an empty server with some of them."""
 
 from __future__ import annotations
 

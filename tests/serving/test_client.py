@@ -1,4 +1,4 @@
-"""The client without a server that answers."""
+"""The client against missing or fake servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_responses_report_a_refused_connection() -> None:
 
 @pytest.mark.parametrize("question", ["statistics", "server"])
 def test_client_reports_a_stopped_server(question: str) -> None:
-    """Regression: a server that ended between two requests, as in a load test, gave a traceback of grpc."""
+    """Regression: a server that stopped between two requests, as in a load test, caused a gRPC traceback."""
     client = object.__new__(Client)
     client.name, client._client = "front", grpc.InferenceServerClient("127.0.0.1:1")
     with client._client, pytest.raises(ServeError, match=r"front: .*127\.0\.0\.1:1"):
@@ -45,7 +45,7 @@ class FakeClient(Client):
 
 @pytest.mark.parametrize("name", ["stream", "streaming"])
 def test_client_requests_whole_answers(name: str) -> None:
-    """TensorRT-LLM's model calls it `streaming`; of pieces the last one alone would be taken for the answer."""
+    """TensorRT-LLM's model calls the input `streaming`; if it were set, only the last piece would be returned."""
     client = FakeClient(Field("text_input", "TYPE_STRING", (1,)), Field(name, "TYPE_BOOL", (1,), True))
     assert client.ask({"text_input": "x", name: True}) == {"text_output": "whole"}
     assert client.sent == {"text_input": "x", name: False}

@@ -1,4 +1,4 @@
-"""The repository after a server was told to serve another version and did not."""
+"""The repository after a server failed to switch to another version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Versions = dict[str, set[int]]
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Publish versions 1 and 2, of which 2 is served."""
-    monkeypatch.setattr(versions, "OVERLAP_S", 0)  # no server starts meanwhile
+    monkeypatch.setattr(versions, "OVERLAP_S", 0)  # no server loads the versions
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     _publish(repository, b"two")
@@ -38,9 +38,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _server(
     monkeypatch: pytest.MonkeyPatch, after: Versions | None, error: BaseException, before: Versions | None
 ) -> None:
-    """Set a server that fails to switch with `error`.
+    """Patch `Control` with a server that fails to switch with `error`.
 
-    `before` and `after` are its versions by their state; None: it is gone.
+    `before` and `after` map the states of its versions to their numbers; None: it does not answer.
     """
     now: list[Versions | None] = [before]
 
@@ -70,7 +70,7 @@ def _server(
 def test_failed_rollback_leaves_server_and_repository_in_agreement(
     after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If it did switch, and only earlier requests did not end, the files stay switched too.
+    """If the server did switch, and only earlier requests did not finish, the files stay switched too.
 
     With the old files, the next start would serve a version that is not served now.
     """
@@ -85,7 +85,7 @@ def test_failed_rollback_leaves_server_and_repository_in_agreement(
 def test_server_of_another_repository_does_not_roll_this_one_back(
     has: Versions | None, error: ServeError, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It served another version than this repository had; a server that does not answer has no say either."""
+    """The server serves another version than this repository; one that does not answer is ignored too."""
     _publish(repository, b"three")
     _server(monkeypatch, has, error, before=has)
     assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
@@ -104,7 +104,7 @@ def test_server_of_another_repository_does_not_roll_this_one_back(
 def test_failed_promotion_leaves_server_and_repository_in_agreement(
     after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A version passed its trial, and a Triton that starts anew would serve it."""
+    """A version passed its trial, and a restarted Triton would serve it."""
 
     def passed(options: argparse.Namespace, *_: object) -> list[str]:
         return []
@@ -118,7 +118,7 @@ def test_failed_promotion_leaves_server_and_repository_in_agreement(
 def test_promote_reports_a_read_only_repository_in_one_line(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before a version is tried its model is locked, which takes a file."""
+    """The trial of a version locks its model with a file."""
     real = os.open
 
     def read_only(path: str | Path, *rest: Any, **more: Any) -> int:
@@ -139,7 +139,7 @@ def test_promote_reports_a_read_only_repository_in_one_line(
 def test_promote_reports_a_refused_candidate_that_stays_loaded(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Regression: that it was not unloaded was all that was told, after 600 s."""
+    """Regression: after 600 s, only the failed unloading was reported, not the reason for the refusal."""
 
     def stays(self: Control, model: str, patience_s: float) -> None:
         raise ServeError(f"version 2 of {model} still has requests after {patience_s:g} s")

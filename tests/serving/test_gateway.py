@@ -1,4 +1,4 @@
-"""A gateway beside a server, and its end by itself. Another program listens in its place."""
+"""Supervision of a gateway beside a server, with a program that only listens in its place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(600)
 
 @pytest.fixture
 def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Return a function that gives the listening process, which writes its id to the file `url`."""
+    """Return a function that returns the id of the listening process, which writes it to the file `url`."""
     monkeypatch.setattr(gateway_module, "GATEWAY_PROGRAM", LISTENS)
 
     def process() -> int:
@@ -57,7 +57,7 @@ def test_gateway_restarts_when_killed_and_not_when_stopped(listening: Callable[[
 def test_gateway_that_cannot_start_is_reported_and_retried(
     listening: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the machine has no memory for another process."""
+    """For example if the machine has no memory for another process."""
     lines: list[str] = []
     with kept_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
         first = listening()

@@ -1,4 +1,4 @@
-"""Servers are killed for their silence only if they hang."""
+"""The heartbeat kills only servers that hang."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _hanging() -> Iterator[TritonServer]:
 
 
 def test_heartbeat_kills_a_healthy_server_whose_grpc_hangs() -> None:
-    """Regression: readiness over HTTP was 200 for hours while nothing was served."""
+    """Regression: readiness over HTTP was 200 for hours while no request was answered."""
     said: list[str] = []
     with _hanging() as server, heartbeat(server, said.append) as beats:
         assert server.process.wait(60) < 0
@@ -108,7 +108,7 @@ def test_heartbeat_gives_more_time_to_a_server_that_refuses(monkeypatch: pytest.
 def test_liveness_answers_while_requests_queue_and_is_not_listed(
     tmp_path: Path, on_demand: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is only busy is not silent; also one that has loaded nothing else."""
+    """A busy server still answers the liveness model, and so does one without other models."""
     monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", REQUEST_TIMEOUT_S)
     repository = put_echo(tmp_path / "model_repository")
     (repository / "echo" / "1" / "model.py").write_text(SLOW)

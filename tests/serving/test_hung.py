@@ -1,4 +1,4 @@
-"""A Triton that lives and does not answer: a process that is stopped by a signal is exactly that."""
+"""A hung Triton, simulated by SIGSTOP: it runs and does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.serving.commands import descendants, put_echo, serving
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_serve_ends_at_the_second_signal_though_triton_hangs(tmp_path: Path, killed: bool) -> None:
-    """Regression: it closed the pipe that a thread read and Triton's orphans wrote to, and waited for both for ever."""
+    """Regression: closing the pipe deadlocked with the thread that read it, while Triton's orphans kept it open."""
     with serving(put_echo(tmp_path / "model_repository"), tmp_path / "output") as served:
         left, triton = descendants(served.process.pid), served.triton
         assert len(left) >= 2, "Triton and the process of its model"
@@ -36,7 +36,7 @@ def test_serve_ends_at_the_second_signal_though_triton_hangs(tmp_path: Path, kil
 
 
 def test_serve_starts_a_hung_triton_again(tmp_path: Path) -> None:
-    """Regression: the process lived, and nothing asked it for an answer."""
+    """Regression: the process was alive, and no request checked if it answers."""
     with serving(put_echo(tmp_path / "model_repository"), tmp_path / "output") as served:
         hung = served.triton
         os.kill(hung, signal.SIGSTOP)
@@ -68,7 +68,7 @@ sys.stdin.read()
 
 
 def test_ray_replica_exits_when_its_triton_hangs(tmp_path: Path) -> None:
-    """For Ray to start another."""
+    """Ray then starts another replica."""
     command = [sys.executable, "-c", ENDS, str(put_echo(tmp_path / "model_repository"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

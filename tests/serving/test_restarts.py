@@ -1,4 +1,4 @@
-"""Answers to clients of the gateway of `serve` while Triton or a model starts again."""
+"""Answers of the gateway of `serve` while Triton or a model restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATH = "/v1/tasks/echo"
 
 
 class Clients(threading.Thread):
-    """Clients that ask again and again, on a connection for each request; `refused`: responses without an answer."""
+    """Clients that send requests in a loop, each on a new connection; `refused`: responses without an answer."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -67,7 +67,7 @@ def _asking(served: Served, port: int) -> Iterator[Clients]:
 
 
 def test_gateway_answers_503_while_triton_or_a_model_restarts(tmp_path: Path) -> None:
-    """Regression: it said 404, which clients do not send again, and went down with Triton."""
+    """Regression: it answered 404, which clients do not retry, and exited with Triton."""
     port = free_ports().http
     repository = put_echo(tmp_path / "model_repository")
     with serving(repository, tmp_path / "output", "--openai-port", str(port)) as served:

@@ -1,4 +1,4 @@
-"""The deployment files on a real server, as far as the embedded release knows their options."""
+"""The options of the deployment files on a real server, as far as the embedded release knows them."""
 
 from __future__ import annotations
 

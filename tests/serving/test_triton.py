@@ -1,4 +1,4 @@
-"""Servers that cannot start say why in one line, before anything is started."""
+"""Servers that cannot start are refused in one line before any process starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from builder.serving.server.triton import FREE_PORTS, free_ports, running
 
 
 def test_free_ports_are_distinct_for_concurrent_servers() -> None:
-    """No port is one that the system gives to a client, or to another server, before a server takes it."""
+    """Ports are outside the ephemeral range, so that no client gets one before the server binds it."""
     ports = [port for _ in range(10) for port in vars(free_ports()).values()]
     assert len(set(ports)) == 30
     assert set(ports) <= set(FREE_PORTS)
@@ -36,7 +36,7 @@ def test_free_ports_skip_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Return a folder that looks like a repository; nothing here gets as far as loading it."""
+    """Return a folder that looks like a repository; most tests fail before loading it."""
     folder = tmp_path / "model_repository"
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "config.pbtxt").write_text('name: "model"')
@@ -106,7 +106,7 @@ def test_triton_refuses_a_folder_without_backends(repository: Path, tmp_path: Pa
 
 
 def test_triton_uses_the_backends_of_a_given_folder(repository: Path, tmp_path: Path) -> None:
-    """The server opens the library that is there, which is not a real one, and knows no other backend."""
+    """The server opens the invalid library in that folder, and finds no other backend."""
     library = tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so"
     library.parent.mkdir(parents=True)
     library.write_text("not a library")

@@ -1,4 +1,4 @@
-"""Models and servers start again in time and in number: on processes that only look like Triton's, without a server."""
+"""Restarts of models and servers, with processes that imitate Triton's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from builder.serving.server.stubs import Stubs
 from builder.serving.server.triton import Ports, TritonServer
 from builder.serving.server.watch import Watcher, keep_running
 
-# A parent that never reaps its children, as tritonserver; it ends with its standard input.
+# A parent that never reaps its children, like tritonserver; it ends when its standard input closes.
 PARENT = """
 import os, subprocess, sys
 end = ["-f", "--pid", str(os.getpid())]  # of tail, which stands for a stub: with its parent
@@ -46,7 +46,7 @@ for stub in stubs:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[TritonServer]:
-    """Return two models of one process each, and no decode loop."""
+    """Return a fake server with two models of one process each, and no decode loop."""
     models = []
     for name in ("front", "engine"):
         models.append(tmp_path / name / "1" / "model.py")
@@ -62,7 +62,7 @@ def server(tmp_path: Path) -> Iterator[TritonServer]:
 
 @pytest.fixture
 def controlled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Return the commands to the server in order; it does all of them."""
+    """Return the commands to the server in order; all of them succeed."""
     calls: list[tuple[str, str]] = []
 
     def control(self: Watcher, verb: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Load tests without a server: levels, output of perf_analyzer and Triton, noise, and the figures kept and shown."""
+"""Load tests without a server: levels, output of perf_analyzer and Triton, noise, and the figures saved and shown."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_export_without_a_completed_stream_is_an_error() -> None:
 
 
 def test_statistics_are_the_difference_of_two_snapshots() -> None:
-    """The counts are JSON of Triton's gRPC: 64-bit numbers are strings, and zeros are left out."""
+    """In the JSON of Triton's gRPC, 64-bit numbers are strings, and zeros are omitted."""
     before = {
         "name": "topics",
         "version": "1",
@@ -134,7 +134,7 @@ def test_statistics_are_the_difference_of_two_snapshots() -> None:
 
 
 def test_estimate_uses_students_t_interval() -> None:
-    """For 10, 12 and 14: s = 2, t = 4.303, so 4.303 * 2 / sqrt(3); one value says nothing of its noise."""
+    """For 10, 12 and 14: s = 2, t = 4.303, half width 4.303 * 2 / sqrt(3); a single value has no interval."""
     estimate = Estimate.of([10.0, 12.0, 14.0])
     assert estimate.mean == 12.0
     assert estimate.half == pytest.approx(4.968, abs=1e-3)
@@ -158,7 +158,7 @@ def test_change_is_significant_if_its_interval_excludes_zero() -> None:
 
 
 def test_compare_pairs_judges_each_pair_of_rounds() -> None:
-    """Three times as fast in each of two turns, between which the machine became ten times slower."""
+    """Three times as fast in each of two rounds, between which the machine became ten times slower."""
     measured = compare_pairs([100.0, 10.0], [300.0, 30.0])
     assert measured is not None
     assert measured.sure
@@ -242,7 +242,7 @@ def test_page_of_single_measurements_warns_of_unknown_noise() -> None:
 
 
 def test_samples_are_sent_in_random_order() -> None:
-    """Ours go from short to long; ten long ones in a row wait for each other, and say nothing of users."""
+    """The samples are sorted by length; ten long ones in a row would queue behind each other, unlike real traffic."""
     samples = [{"text_input": "word " * number} for number in range(50)]
     sent = measure.in_random_order(samples, seed=0)
     assert len(sent) == 500

@@ -1,4 +1,4 @@
-"""Plans for GPUs: a card's capacity in numbers, which are the same for builds, Compose and Kubernetes."""
+"""Plans for GPUs: the capacity of each card, and the same numbers in builds, Compose and Kubernetes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_plan_names_options_that_a_card_does_not_support() -> None:
 
 
 def test_build_applies_the_gpu_settings_of_the_plan() -> None:
-    """In models.yaml: they come out in config.pbtxt."""
+    """Settings written to models.yaml appear in config.pbtxt."""
     plan = _plan(ENCODER, instances=2, gpu={"devices": [0, 1]})
     assert plan.gpu_memory == {0: 3 * GB, 1: 3 * GB}
     found = plan.settings
@@ -185,7 +185,7 @@ def test_pod_fits_only_if_each_card_has_enough_memory() -> None:
 
 
 def test_plan_supports_an_encoder_without_attention_heads(tmp_path: Path) -> None:
-    """FNet's config has none: Fourier transforms take the place of attention."""
+    """FNet's config has no attention heads: it uses Fourier transforms instead of attention."""
     folder = make_checkpoint(tmp_path / "c", "fnet", "text-classification", {0: "a", 1: "b"})
     config = json.loads((folder / "config.json").read_text())
     config.pop("num_attention_heads", None)
@@ -197,7 +197,7 @@ def test_plan_supports_an_encoder_without_attention_heads(tmp_path: Path) -> Non
 def test_gpu_needs_come_from_the_config_without_cpu_latencies(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Nothing is measured on a GPU, and nothing that was measured on a CPU is said of one."""
+    """Without a GPU nothing is measured, and CPU measurements are not reported for a GPU."""
     load, gpu = {"requests_per_s": 1}, {"target": "cuda", "precision": "fp16", "machine": {"gpus": [{"name": "l4"}]}}
     for name, kind in (("topics", "encoder"), ("writes", "generation")):
         spec = make_spec(model=str(checkpoint(name)), output=tmp_path, slots=4, load=load, **gpu)

@@ -1,4 +1,4 @@
-"""The needs of a model before its build equal those that the build finds, and after it those that it measured."""
+"""The needs of a model, estimated before its build and measured by it, agree."""
 
 from __future__ import annotations
 

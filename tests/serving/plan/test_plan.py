@@ -1,4 +1,4 @@
-"""Plans: the arithmetic on invented speeds, and errors that say what would be enough."""
+"""Plans: the arithmetic on invented speeds, and the shortages with their remedies."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_plan_batches_texts_that_arrive_during_a_call() -> None:
 
 
 def test_plan_counts_batches_in_texts() -> None:
-    """8 texts come with each request, 27 at most 99 times of 100: a batch of 8 would have one request."""
+    """A request has 8 texts, and at most 27 arrive 99 times of 100: a batch of 8 texts would be a single request."""
     plan = _encoder({"requests_per_s": 50, "texts": 8, "tokens": 64})
     assert _lines(plan)["texts that arrive during a batch"] == "8 on average, 27 at most 99 times of 100"
     assert plan.settings["max_batch_size"] == 64
@@ -97,13 +97,13 @@ def test_plan_counts_batches_in_texts() -> None:
 
 
 def test_plan_p99_grows_with_utilisation() -> None:
-    """Regression: p99 was the same for a twentieth, a third and two thirds of the time."""
+    """Regression: p99 was the same at 5%, 32% and 64% utilisation."""
     p99 = [float(_lines(_encoder({"requests_per_s": rate}))["p99"].split()[0]) for rate in (75, 500, 1000)]
     assert p99[0] < 0.7 * p99[1] < 0.7 * 0.7 * p99[2]
 
 
 def test_plan_enlarges_batches_until_requests_do_not_pile_up() -> None:
-    """In small batches texts of one length are rare, so that much is padding."""
+    """Small batches rarely contain texts of equal length, so that much of them is padding."""
     plan = _encoder({"requests_per_s": 1000, "tokens": 64})
     assert plan.settings["max_batch_size"] == 64
     assert "2 times that" in next(line.formula for line in plan.lines if line.quantity == "max_batch_size")
@@ -113,7 +113,7 @@ def test_plan_enlarges_batches_until_requests_do_not_pile_up() -> None:
 
 
 def test_plan_detects_a_slowly_growing_backlog() -> None:
-    """A hundredth more comes than goes: during the requests that are played through, waits grow from 0.4 s to 0.6 s."""
+    """At 101% load, waits grow from 0.4 s to 0.6 s during the simulation."""
     (text,) = _encoder({"requests_per_s": 1245, "tokens": 64}).lacking
     assert "texts take 101% of the time in which they come, in batches of at most 256" in text
 
@@ -155,7 +155,7 @@ def test_plan_without_latencies_has_no_speed() -> None:
 
 
 def test_plan_accepts_a_build_without_a_cost_per_token() -> None:
-    """As happens to tiny models on a busy machine: a token then costs nothing, and any number of texts fits."""
+    """On a busy machine, the fitted cost per token of a tiny model can be 0, and any number of texts fits."""
     latency = {f"{rows}x{tokens}": 5.0 if tokens == 16 else 4.0 for rows in (1, 8) for tokens in (16, 64, 128)}
     plan = _encoder({"p99_ms": 60}, replace(ENCODER, latency=latency))
     lines = _lines(plan)

@@ -1,4 +1,4 @@
-"""Contents of N pods: the requests divided, or the models."""
+"""Plans for several pods, which share the requests or divide the models."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_divide_models_returns_models_that_fit_no_pod() -> None:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the plans above, whose requests keep that many cores busy."""
+    """Replace planning by the plans above, scaled to the requested rate."""
     rates = {"a": 60.0, "b": 6.0, "c": 3.0}
 
     def plan_of(capacity: Capacity, load: Load, needs: None) -> ModelPlan:

@@ -1,4 +1,4 @@
-"""The simulated queue: where its times are known, and where only batches keep it up."""
+"""The simulated queue: known waiting times, and loads that only batches sustain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _together(rows: int) -> Batching:
 
 
 def test_waits_of_single_requests_match_the_mm1_queue() -> None:
-    """M/M/1, half busy: times are exponentially distributed, their mean 1 ms / (1 - 0.5)."""
+    """M/M/1 at half utilisation: latencies are exponentially distributed with mean 1 ms / (1 - 0.5)."""
     times = latencies(CallCost(0, 0.1), rate=500, texts=1, mean=10, longest=1e6, batching=_together(1))
     assert np.quantile(times, [0.5, 0.99]) == pytest.approx([2 * math.log(2), 2 * math.log(100)], rel=0.15)
 
@@ -26,7 +26,7 @@ def test_waits_of_single_requests_match_the_mm1_queue() -> None:
 @pytest.mark.parametrize(("busy", "call"), [(0.3, 0.0), (0.6, 0.0), (0.6, 4.0), (0.5, 10.0)])
 def test_waits_match_the_pollaczek_khinchine_formula(busy: float, call: float) -> None:
     """M/G/1, and M/D/1 where a call costs the same for any text: the mean wait is rate * E[S^2] / (2 (1 - busy))."""
-    cost = CallCost(call, 1 - call / 10)  # 10 ms for a text of 10 tokens, which is the average of texts
+    cost = CallCost(call, 1 - call / 10)  # 10 ms for a text of 10 tokens, the average length
     rate = 100 * busy
     times = latencies(cost, rate, texts=1, mean=10, longest=1e6, batching=_together(1))
     service = 10 + cost.part * (np.random.default_rng(1).exponential(10, 1_000_000) - 10)
@@ -40,7 +40,7 @@ def test_requests_of_several_texts_wait_for_all_of_them() -> None:
 
 
 def test_batches_sustain_more_than_single_requests() -> None:
-    """Ten come during each call of 10 ms: they wait for one at most, and for their own."""
+    """Ten requests arrive during each call of 10 ms: each waits for at most one call and its own."""
     times = latencies(CallCost(10, 0), rate=1000, texts=1, mean=10, longest=100, batching=_together(64))
     assert 10 - 1e-6 < times.min() < times.max() < 20 + 1e-6
     few = latencies(CallCost(10, 0), rate=1000, texts=1, mean=10, longest=100, batching=_together(5))
@@ -48,7 +48,7 @@ def test_batches_sustain_more_than_single_requests() -> None:
 
 
 def test_full_share_detects_overload() -> None:
-    """100 a second in calls of 10 ms, each of one request of two texts, or of two."""
+    """100 requests of two texts a second, in calls of 10 ms with one request or two."""
     for rows, share in ((2, 1.0), (3, 1.0), (4, 0.5)):
         assert full_share(CallCost(10, 0), 100, 2, 10, 10, Batching(1 << 30, rows, 1 << 20)) == pytest.approx(share)
 

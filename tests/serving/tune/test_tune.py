@@ -1,4 +1,4 @@
-"""Tuning without a server: the space, the search, the verdict, and the written files."""
+"""Tuning without a server: the search space, the search, the verdict, and the written files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_space_excludes_slots_that_do_not_fit_into_memory(tmp_path: Path) -> Non
 def _search(
     rates: Mapping[str, float], trials: int = 12, refused: str = "", noise: float = 0.5
 ) -> tuple[Finding, list[object]]:
-    """Search a model whose answers a second depend on instances x threads alone, and that fails with `refused`."""
+    """Search a model whose throughput depends only on instances x threads, and that fails to load with `refused`."""
     attempts: list[object] = []
 
     def share(settings: Mapping[str, int] | None) -> str:
@@ -177,7 +177,7 @@ def test_write_settings_preserves_comments_and_other_settings(tmp_path: Path) ->
 def test_tuned_decoder_equals_a_build_from_the_tuned_file(
     built: Callable[[str], Path], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of the command but the load tests, and the build after it."""
+    """Run the whole command without the load tests, and a build from its file."""
     pytest.importorskip("optuna", reason="of the extra tune")
     pytest.importorskip("ruamel.yaml", reason="of the extra tune")
     winner = Finding({"threads": 1, "slots": 2, "serving.prefill_tokens": 16}, "twice as many tokens/s", ())
@@ -202,7 +202,7 @@ def test_tuned_decoder_equals_a_build_from_the_tuned_file(
 
 
 def _memory_and_rest(config: Path) -> tuple[int, object]:
-    """Return the memory in a configuration, and everything else in it but its number and the measurements."""
+    """Return the memory in a configuration, and its other fields without the version and the measurements."""
     parsed = parse(config.read_text("utf-8"), "writes")
     memory: int = json.loads(parsed.parameters["report"].string_value)["memory"]
     del parsed.parameters["report"]
