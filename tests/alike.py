@@ -1,4 +1,4 @@
-"""Texts in batches of similar length: in one batch of all texts, three quarters would be padding."""
+"""Batches of texts of similar length; in a single batch, three quarters would be padding."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def batches(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Fe
 
 
 def features(graph: Graph, feeds: Sequence[Feed]) -> np.ndarray:
-    """Return (rows, features): the graph's answers to all batches."""
+    """Return the graph's features of all batches (rows, features)."""
     infer = infer_with(graph, 1)
     return np.concatenate([infer({name: feed[name] for name in graph.inputs})["features"] for feed in feeds])

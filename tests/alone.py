@@ -1,6 +1,6 @@
-"""Plugin of pytest for tests marked `alone`, which load all cores and so disturb others, and are disturbed by them.
+"""Pytest plugin that separates tests marked `alone`, which load all cores, from all others.
 
-ALONE=without leaves them out; ALONE=only runs nothing else, and does not import files that have none.
+ALONE=without skips them; ALONE=only runs only them, and does not import files without one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MARK = "mark.alone"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Skip files without such a test where only these run."""
+    """Skip files without a test marked `alone` if only these run."""
     is_test = collection_path.is_file() and collection_path.suffix == ".py"
     return True if PART == "only" and is_test and MARK not in collection_path.read_text("utf-8") else None
 

@@ -1,4 +1,4 @@
-"""Hash of code by its behaviour: a definition and all project definitions that it names, without prose.
+"""Hash of a definition and all project definitions that it reaches, without comments and docstrings.
 
 Comments, docstrings and type annotations change nothing, nor do the neighbours of a definition in its file. All
 definitions of a name count, in any branch of the file, and so do the statements that change it in place:
@@ -22,12 +22,12 @@ Place = tuple[str, str]  # a module, and the name of a definition in it
 
 @functools.cache
 def digest_of(module: str, *names: str) -> str:
-    """Return the hash of definitions of a project module, 64 hexadecimal digits; without `names`, of all of them."""
+    """Return the SHA-256 of definitions of a project module in hexadecimal; without `names`, of all of them."""
     return hashlib.sha256(repr(sorted(places_of(module, *names).items())).encode()).hexdigest()
 
 
 def places_of(module: str, *names: str) -> dict[Place, str]:
-    """Return the text of these definitions and of everything that they reach, by place."""
+    """Return the text of these definitions and of all that they reach, by place."""
     texts: dict[Place, str] = {}
     waiting = [(module, name) for name in names or _definitions(module)]
     while waiting:
@@ -40,7 +40,7 @@ def places_of(module: str, *names: str) -> dict[Place, str]:
 
 
 def _look(module: str, name: str) -> tuple[str, Sequence[Place]]:
-    """Return a definition's text and the places that it names; without a definition it is a module, or not ours."""
+    """Return the text of a definition and the places that it names; a name without definition may be a module."""
     if definitions := _definitions(module).get(name):
         texts, needed = zip(*(_read(module, definition) for definition in definitions), strict=True)
         return "\n".join(texts), [where for places in needed for where in places]
@@ -56,7 +56,7 @@ def _read(module: str, definition: ast.stmt | Place) -> tuple[str, Sequence[Plac
 
 @functools.cache
 def _definitions(module: str) -> Mapping[str, Sequence[ast.stmt | Place]]:
-    """Return a module's definitions by name, or the source of an imported name; none for modules of other projects."""
+    """Return the definitions of a project module by name; an imported name maps to its place."""
     path = ROOT.joinpath(*module.split("."))
     file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
     if file is None or not module.startswith(PROJECT):

@@ -1,6 +1,6 @@
 """Fixtures: checkpoints and repositories are created once for all workers, in folders that pytest removes.
 
-Tests that share something expensive run on one worker (`--dist loadgroup`), as tests/sharing.py reads off their files.
+Tests that share an expensive fixture run on one worker (`--dist loadgroup`); tests/sharing.py assigns them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ settings.load_profile("here")
 
 os.environ["BUILD_REPO_CACHE"] = "off"  # every stage runs; commands that tests start inherit this
 os.environ.update({**LOOPBACK, **RAY_TIMEOUTS})  # Ray reads them as it is imported, and some test modules import Ray
-torch.set_num_threads(1)  # each worker is a process of its own
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so are the commands that tests start
-gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly all of which stay
+torch.set_num_threads(1)  # each worker is a separate process
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start
+gc.set_threshold(50_000, 20, 20)  # exports create millions of objects, nearly all of which stay
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _short_timings() -> Iterator[None]:
-    """Take the fewest runs that give a latency: tests do not ask how long is enough for a good one.
+    """Measure latencies with the fewest possible runs.
 
-    Use one core, as there is a worker for each: a second thread of ONNX Runtime spins on the core of the other worker.
+    Use one core per worker: a second thread of ONNX Runtime would spin on the core of another worker.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda process: {0})
@@ -65,7 +65,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture(scope="module")
 def module_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """Make folders that last as long as the tests of a module: those of a whole run would take gigabytes."""
+    """Return a function that creates folders, removed after the tests of a module to save gigabytes."""
     made: list[Path] = []
 
     def make(name: str) -> Path:
@@ -152,33 +152,33 @@ def client(server: TritonServer) -> Iterator[Callable[[str], Client]]:
 
 
 def pytest_report_header() -> str:
-    """Report the free disk: a full disk shows as hundreds of other errors, whose texts are then not written either."""
+    """Report the free disk space: a full disk causes hundreds of unrelated errors."""
     folder = tempfile.gettempdir()
     return f"disk: {shutil.disk_usage(folder).free / 1e9:.1f} GB free in {folder}; a run takes 2"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing | None:
-    """Run `--dist loadgroup` by the resources that tests share."""
+    """Schedule `--dist loadgroup` by the fixtures that tests share."""
     return Sharing(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_finish() -> None:
-    """Freeze the objects of imported modules, so that the garbage collector does not look at them.
+    """Freeze the objects of imported modules, so that the garbage collector skips them.
 
-    A full search took a second, and a build of large weights makes one at each stage.
+    A full collection took a second, and a build of large weights runs one at each stage.
     """
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start the slow tests first if there are several workers, so that none waits at the end for the other."""
+    """Start the slow tests first if there are several workers, so that all finish at about the same time."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Say which tests need the served repository, and skip those for a GPU that is not here."""
+    """Mark tests that need the served repository, and skip tests that need a GPU on a machine without one."""
     if "repository" in _fixtures(item):
         item.add_marker(pytest.mark.served)
     if item.get_closest_marker("gpu") and not gpus():
@@ -186,7 +186,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _fixtures(item: pytest.Item) -> dict[str, str]:
-    """Return the fixtures of a test by name with their scopes; `repository` only if it is the one of this file."""
+    """Return the scopes of a test's fixtures by name; `repository` only if it is the one of this file."""
     assert isinstance(item, pytest.Function)
     definitions = {
         name: definitions_of_name[-1] for name, definitions_of_name in item._fixtureinfo.name2fixturedefs.items()

@@ -1,4 +1,4 @@
-"""Decoder checkpoints made by code, from fixed seeds: one tiny configuration of each supported architecture.
+"""Decoder checkpoints generated from fixed seeds: one tiny configuration of each supported architecture.
 
 The support table of the README is generated from `DECODERS`, and the export tests enumerate it.
 """

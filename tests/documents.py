@@ -49,7 +49,7 @@ INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
 PLACEHOLDER = re.compile(r"[A-Z_:]+")
 URL = re.compile(r"localhost:8000/v2/(models/[\w.-]+(?P<action>/infer|/generate|/generate_stream)?|health/ready)")
-# Options of other programs that pages mention by themselves: Docker's and tritonserver's.
+# Options of other programs that pages mention without a command: Docker's and tritonserver's.
 FOREIGN_OPTIONS = {
     "--backend",  # of NVIDIA's OpenAI front
     "--build-arg",
@@ -77,7 +77,7 @@ def inline_code(text: str) -> list[str]:
 def commands(block: str) -> Iterator[list[str]]:
     """Yield the simple commands of a shell block, each as its words."""
     lexer = shlex.shlex(COMMENT.sub("", block.replace("\\\n", " ")), posix=True, punctuation_chars=";|&\n")
-    lexer.commenters = ""  # a comment would take the end of its line with it
+    lexer.commenters = ""  # shlex would also remove the line feed after a comment
     lexer.whitespace = " \t"
     lexer.whitespace_split = True
     words: list[str] = []
@@ -92,7 +92,7 @@ def commands(block: str) -> Iterator[list[str]]:
 
 
 def check_command(words: list[str]) -> None:
-    """Raise AssertionError unless the program exists and would understand the rest."""
+    """Raise AssertionError unless the program exists and accepts its arguments."""
     program, *arguments = words
     if program == "build-repo":
         _build_repo(arguments)
@@ -194,7 +194,7 @@ def _curl(arguments: list[str]) -> None:
 
 
 def _gateway(path: str, options: dict[str, str]) -> None:
-    """Check a route of the gateway, and a body that it takes."""
+    """Check that a route of the gateway exists and accepts the body."""
     assert options["-H"] == "content-type: application/json"
     scope = {"type": "http", "method": "POST", "path": path, "root_path": ""}
     gateway = GatewayState(GatewaySettings(), Any, Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked

@@ -1,4 +1,4 @@
-"""The emitted front over PyTorch itself: it shows what the emitted code does to an answer, without an export."""
+"""The emitted front over PyTorch instead of an exported graph, to test the emitted code without an export."""
 
 from __future__ import annotations
 

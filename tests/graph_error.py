@@ -1,4 +1,4 @@
-"""Error of a graph against PyTorch's answers, over the batches that a build compares one by one."""
+"""Error of a graph against PyTorch's answers, over the batches that a build compares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from builder.graphs.onnx.graph import Graph
 
 
 def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:
-    """Return the largest relative error of `graph` against `module` on those; only positions of tokens count.
+    """Return the largest relative error of `graph` against `module` on `rows`, without padded positions.
 
     Raises VerificationError for NaN.
     """

@@ -1,7 +1,7 @@
-"""Exports are created once: the same module, traced in the same way, gives the same graph to every later caller.
+"""Cache of exports: a module that is traced again in the same way gets the earlier graph.
 
 torch.export takes most of the time of a tiny build, and many tests build the same few checkpoints. Small graphs are
-kept in the user's cache for the next run too, under a hash of the code that makes them and of the libraries (code that
+cached in the user's folder for the next run too, under a hash of the exporting code and of the libraries (code that
 a graph does not depend on, as most of this project, may change); large ones in the folder of the run, for all of its
 workers.
 """
@@ -38,12 +38,12 @@ TRACED = (
     "experts",
     "masks",
     "rotary",
-)  # of builder/graphs/export: code in graphs
+)
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
 SMALL = 4 << 20  # bytes of a graph that is kept for the next run
 STALE_S = 2 * 24 * 3600  # since a folder was last used
 PLAIN = (str, int, float, bool, tuple, list, torch.dtype, type(None))
-OF_A_COPY = {  # differences of a model that was saved and loaded, but for its type, which is in its tensors
+OF_A_COPY = {  # settings that differ after saving and loading; the dtype is covered by the tensors
     "_name_or_path",
     "_use_kernels",
     "_weight_conversions",
@@ -55,7 +55,7 @@ OF_A_COPY = {  # differences of a model that was saved and loaded, but for its t
 
 
 def user_folder() -> Path:
-    """Return the folder of this code's graphs between runs; delete those of other code after two unused days."""
+    """Return the folder of this code's graphs; delete folders of other code after two days without use."""
     code = [digest_of("builder.graphs.export.program", "to_onnx"), digest_of("builder.graphs.onnx.weights", "take_in")]
     code += [digest_of(f"builder.graphs.export.{name}") for name in TRACED]
     digest = hashlib.sha256(" ".join([sys.version, *map(version, LIBRARIES), *code]).encode())
@@ -64,7 +64,7 @@ def user_folder() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     for other in home.iterdir():
-        with suppress(FileNotFoundError):  # another run does the same
+        with suppress(FileNotFoundError):  # another run deleted it too
             if time.time() - other.stat().st_mtime > STALE_S:
                 shutil.rmtree(other, ignore_errors=True)
     return folder
@@ -72,7 +72,7 @@ def user_folder() -> Path:
 
 @contextmanager
 def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
-    """Make `to_onnx` read earlier exports from these folders, wherever the package calls it."""
+    """Patch `to_onnx` everywhere in the package to read earlier exports from these folders."""
     of_the_run.mkdir(parents=True, exist_ok=True)
 
     def exported_once(
@@ -84,7 +84,7 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
     ) -> onnx.ModelProto:
         module.eval()
         name = f"{_key(module, tensors, dynamic_axes, inputs, outputs)}.onnx"
-        with (of_the_run / f"{name}.lock").open("w") as lock:  # a worker that needs the same one waits for it
+        with (of_the_run / f"{name}.lock").open("w") as lock:  # other workers that need the same export wait
             fcntl.flock(lock, fcntl.LOCK_EX)
             for folder in (of_the_run, of_the_user):
                 if (folder / name).is_file():
@@ -96,7 +96,7 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
             folder = of_the_user if len(content) < SMALL else of_the_run
             written = folder / f"{name}.{os.getpid()}"
             written.write_bytes(content)
-            written.rename(folder / name)  # whole, or not at all: another run may read it
+            written.rename(folder / name)  # atomic, because another run may read it
             return onnx.load_from_string(content)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -107,7 +107,7 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
 
 
 def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: object) -> str:
-    """Return a hash of everything that an export depends on: code by names, settings and weights by values."""
+    """Return a hash of all that an export depends on: code by names, settings and weights by values."""
     facts: list[object] = [signature, [(t.dtype, tuple(t.shape), t.tolist()) for t in tensors]]
     configs: dict[int, Any] = {}
     for name, part in module.named_modules():
@@ -139,7 +139,7 @@ def _settings(config: PretrainedConfig) -> list[tuple[str, object]]:
 
 
 def _methods_of_ours(kind: type) -> list[FunctionType]:
-    """Return the methods of a class, and of its bases, that this project has put there."""
+    """Return the methods of a class and its bases that this project has added."""
     methods = [method for one in kind.__mro__ for _, method in sorted(vars(one).items())]
     return [method for method in methods if isinstance(method, FunctionType) and _is_ours(method)]
 

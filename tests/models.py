@@ -1,4 +1,4 @@
-"""The models the tests serve: one checkpoint a task, each of another architecture and kind of tokeniser."""
+"""The models that tests serve: one checkpoint per task, with different architectures and tokenisers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
 @dataclass(frozen=True)
 class Served:
-    """Model of the test repository. `options` go to the checkpoint, `spec` to the build."""
+    """Model of the test repository. `options` are for the checkpoint, `spec` for the build."""
 
     task: str
     model_type: str

@@ -1,4 +1,4 @@
-"""Resources that the workers of a run share: the first that needs one creates it, and the others wait for it."""
+"""Resources that the workers of a run share: the first worker that needs one creates it, and the others wait."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def once(folder: Path, make: Callable[[], object]) -> None:
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+            shutil.rmtree(folder, ignore_errors=True)  # left by a failed attempt
             folder.mkdir()
             make()
             done.write_text(json.dumps(_stamps(folder)))
 
 
 def changed(folder: Path) -> list[str]:
-    """Return the files of `folder` that were written to, or removed, since `once` created them.
+    """Return the files of `folder` that were modified or removed since `once` created them.
 
-    Some are one file by several names: a write to one changes the file that others share.
+    Some are hard links: a write to one of them modifies the others too.
     """
     stamps = json.loads((folder / "done").read_text())
     return sorted(str(folder / name) for name, stamp in stamps.items() if _stamp(folder / name) != stamp)
@@ -37,7 +37,7 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 
 def _stamp(file: Path) -> list[int]:
-    """Return the size and time of the last change; nothing for a removed file."""
+    """Return the size and modification time of a file; an empty list for a removed file."""
     if not file.exists():
         return []
     stat = file.stat()

@@ -1,4 +1,4 @@
-"""Matrices packed as GPTQ and AWQ store them, written from the packing code of those projects, and whole checkpoints.
+"""Matrices and checkpoints packed in the formats of GPTQ and AWQ, after the packing code of these projects.
 
 `pack` of AutoGPTQ's qlinear_cuda_old.py (commit 179776b) and the order of AutoAWQ's packing_utils.py (commit 7ee2873).
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that is in each place of a word
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output at each position of a word
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def rounded(weights: np.ndarray, bits: int, size: int, symmetric: bool, shuffled
 
 
 def _words(values: np.ndarray, bits: int, order: tuple[int, ...]) -> np.ndarray:
-    """Pack along the first axis: the value order[place] of each run goes to that place of a word."""
+    """Pack along the first axis: position `i` of a word gets the value `order[i]` of each run."""
     per_word = 32 // bits
     runs = values.astype(np.uint32).reshape(-1, per_word, values.shape[1])
     words = np.zeros((len(runs), values.shape[1]), np.uint32)
@@ -67,7 +67,7 @@ def _words(values: np.ndarray, bits: int, order: tuple[int, ...]) -> np.ndarray:
 
 
 def gptq(codes: Codes, bits: int, version: int) -> dict[str, np.ndarray]:
-    """Return the parts of a GPTQ module. Version 1 stores zero points less one."""
+    """Return the tensors of a GPTQ module. Version 1 stores zero points minus one."""
     plain = tuple(range(32 // bits))
     return {
         "qweight": _words(codes.codes.T, bits, plain),
@@ -78,7 +78,7 @@ def gptq(codes: Codes, bits: int, version: int) -> dict[str, np.ndarray]:
 
 
 def awq(codes: Codes) -> dict[str, np.ndarray]:
-    """Return the parts of an AWQ module of 4 bits."""
+    """Return the tensors of a 4-bit AWQ module."""
     return {
         "qweight": np.ascontiguousarray(_words(codes.codes, 4, AWQ_ORDER).T),
         "qzeros": np.ascontiguousarray(_words(codes.zeros, 4, AWQ_ORDER).T),

@@ -1,4 +1,4 @@
-"""Checks of every page that the product writes: it stands alone, and its charts and tables show everything."""
+"""Checks of generated HTML pages: they are self-contained, and charts and tables show all of their text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 
 def stands_alone(html: str) -> None:
-    """Check that every tag is closed, and that nothing is fetched or run."""
+    """Check that every tag is closed, and that the page loads no resource and runs no script."""
     open_tags: list[str] = []
 
     class Reader(HTMLParser):
@@ -31,13 +31,13 @@ def stands_alone(html: str) -> None:
     assert not re.search(r"https?://", html)
 
 
-GLYPH_WIDTH = 7.6  # of text of 12 px: an average of words and of digits in DejaVu Sans, wider than most
+GLYPH_WIDTH = 7.6  # average width of 12 px text in DejaVu Sans, which is wider than most fonts
 TEXT = re.compile(r'<text x="([\d.-]+)" y="([\d.-]+)" text-anchor="(\w+)">(?:<title>[^<]*</title>)?([^<]*)</text>')
 ANCHORED = {"start": 0.0, "middle": 0.5, "end": 1.0}
 
 
 def shows_every_text(html: str) -> None:
-    """Check that every text of every chart lies inside its picture, and that every table is in a box that scrolls."""
+    """Check that the text of every chart lies inside its picture, and that every table is in a scrolling box."""
     for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
         width, height = map(float, re.findall(r'viewBox="0 0 (\d+) (\d+)"', picture)[0])
         texts = TEXT.findall(picture)

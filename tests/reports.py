@@ -1,4 +1,4 @@
-"""A report of an invented build: published, listed and transferred versions are only files."""
+"""A build report with invented values, for tests that publish, list and transfer versions without a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoder-decoder checkpoints made by code, from fixed seeds: one tiny configuration of each supported architecture.
+"""Encoder-decoder checkpoints generated from fixed seeds: one tiny configuration of each supported architecture.
 
 The support table of the README is generated from `SEQ2SEQS`, and the export tests enumerate it.
 """
@@ -62,7 +62,7 @@ def make_seq2seq(model_type: str, **options: Any) -> PreTrainedModel:
     settings = {"vocab_size": VOCABULARY, **SPECIAL, **SEQ2SEQS[model_type].options, **options}
     config = AutoConfig.for_model(model_type, **settings)
     model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(config).eval()
-    with torch.no_grad():  # an end is as likely as any other token, so that texts end at different lengths
+    with torch.no_grad():  # an end token is as likely as any other, so that texts end at different lengths
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)

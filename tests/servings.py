@@ -1,4 +1,4 @@
-"""serving.json of small models, for tests that need one and no build, and their answers."""
+"""serving.json of small models for tests without a build."""
 
 from __future__ import annotations
 

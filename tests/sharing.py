@@ -1,11 +1,11 @@
-"""Assignment of tests to workers: tests that share something expensive run together.
+"""Assignment of tests to workers: tests that share an expensive fixture run together.
 
 pytest-xdist's own groups are a suffix of a test's id, which pytest 9.2 does not let it add; so the fixtures that a test
 takes are read off its file and the conftest.py above it: tests of the served repository are one group, and so are those
 that take a fixture which their file, or the conftest.py of their folder, creates once for all of them.
 
-A fixture is seen where its name stands: in the arguments, in a mark of the function, in `getfixturevalue("name")` or as
-one of every test; not if the name is computed, nor in a `pytestmark`, nor of tests in classes.
+A fixture is recognised by its name: in the arguments, in a mark of the function, in `getfixturevalue("name")` or as
+autouse; not if the name is computed, in a `pytestmark`, or in test classes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # where mypy does not
 
 @dataclass(frozen=True)
 class Function:
-    """Test or fixture: the fixtures that it takes, and if it is created once for several tests, and for all tests."""
+    """Test or fixture: the fixtures that it requests, if it is created once for several tests, and if it is autouse."""
 
     takes: tuple[str, ...]
     once: bool
@@ -41,7 +41,7 @@ class Function:
 def group_of(nodeid: str) -> str | None:
     """Return the group of a test by its id; None if it shares nothing.
 
-    Fixtures that every worker may have of its own, the others of tests/conftest.py, make no group.
+    Other fixtures of tests/conftest.py form no group: each worker creates its own.
     """
     path, _, test = nodeid.partition("[")[0].partition("::")
     file = ROOT / path
@@ -55,7 +55,7 @@ def group_of(nodeid: str) -> str | None:
 
 
 def _needed(files: Sequence[Path], name: str) -> Iterator[tuple[tuple[Path, str], Function]]:
-    """Yield a function of the first of `files` that has it, and the fixtures that it needs, directly or not."""
+    """Yield the function `name` of the first of `files` that defines it, and all fixtures that it needs."""
     for depth, file in enumerate(files):
         if function := _functions(file).get(name):
             yield (file, name), function
@@ -80,7 +80,7 @@ def _read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
 
 
 def _by_name(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """Yield the fixtures that marks of a function and its own calls name."""
+    """Yield the fixtures that the marks and calls of a function name."""
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".usefixtures", ".getfixturevalue")):
             yield from (str(name.value) for name in node.args if isinstance(name, ast.Constant))

@@ -1,4 +1,4 @@
-"""scripts/test: tests marked `alone` run after the others, and its exit status is that of both parts."""
+"""scripts/test runs tests marked `alone` after the others, and fails if either part fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_that_loads_all_cores():
 
 
 def _exit_status(folder: Path, *options: str, beside: bool = True, alone: bool = True) -> int:
-    """Return that of scripts/test on a project of two tests, one of them marked `alone`, which pass or fail."""
+    """Return the exit status of scripts/test on a project of two tests, one of them marked `alone`."""
     files = {
         "scripts/setup": f'cd "{folder}"\nexport PATH="{Path(sys.executable).parent}:$PATH"\n',
         "pytest.ini": "[pytest]\nmarkers = alone\n",

@@ -1,4 +1,4 @@
-"""docs/architectures.json has the outcome of every architecture of transformers; a part of it is tried again here."""
+"""docs/architectures.json lists the outcome of every architecture of transformers; some are reproduced here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_row_error_refuses_an_answer_unlike_pytorch() -> None:
 
 
 def test_time_limit_counts_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: by the clock, a build that waited for other programs was listed as wrong."""
+    """Regression: with a wall-clock limit, a build that waited for other programs was listed as failed."""
 
     def endless(*_: object) -> None:
         while True:
@@ -81,6 +81,6 @@ def test_time_limit_counts_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("model_type", ["afmoe", "axk2"])
 def test_tiny_routers_have_no_zero_weights(model_type: str) -> None:
-    """Theirs begin with zeros: all experts are equal then, and PyTorch and ONNX Runtime choose others of them."""
+    """These models initialise routers to zero: all experts tie, and PyTorch and ONNX Runtime choose differently."""
     model = tiny_model("CAUSAL_LM", model_type)
     assert not [name for name, tensor in model.named_parameters() if tensor.dim() > 1 and not tensor.count_nonzero()]

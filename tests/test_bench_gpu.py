@@ -1,4 +1,4 @@
-"""`scripts/bench gpu` without a GPU: it says so, and its sides run with the CPU in the GPU's place."""
+"""`scripts/bench gpu` without a GPU: it is refused, and its sides run on the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_gpu_benchmark_without_a_gpu_writes_nothing(tmp_path: Path, monkeypatch:
 
 
 def test_gpu_benchmark_runs_every_side_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over models of the same architectures, small enough for a test."""
+    """Use small models of the same architectures."""
     bert = make_checkpoint(tmp_path / "bert", "bert", "feature-extraction", vocab_size=20_000)
     monkeypatch.setattr(gpu, "minilm", lambda: bert)
     monkeypatch.setattr(gpu, "_gpt2", lambda: make_decoder("gpt2", vocab_size=GPT2Config().vocab_size))

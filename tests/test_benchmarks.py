@@ -1,4 +1,4 @@
-"""Benchmarks: the measures by which every side is judged, and the files of their figures."""
+"""Benchmarks: their measures, workloads, peers and files of figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_clock_returns_rates_and_median_latencies(monkeypatch: pytest.MonkeyPatc
 
 
 def test_write_figures_keeps_figures_of_other_sides(tmp_path: Path) -> None:
-    """A table is taken in several runs of a few minutes."""
+    """A table is filled by several runs of a few minutes."""
     path = tmp_path / "figures.json"
     write_figures(path, {"date": "1", "models": {"gpt2": {"ours": {"1": {"tokens_per_s": 1}}}}})
     write_figures(path, {"date": "2", "models": {"gpt2": {"ours": {"8": {"tokens_per_s": 2}}, "theirs": {}}}})
@@ -127,7 +127,7 @@ def test_benchmark_fails_with_the_reason_of_a_failed_peer(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Regression: a peer whose environment was broken left a dash in the table, and status 0."""
+    """Regression: a peer with a broken environment left a dash in the table, and the exit status was 0."""
     monkeypatch.setattr(benchmark, "PEERS", fake_peers)
     monkeypatch.setattr(generators if benchmark is generation else seq2seq, "SHAPES", shapes)
     output = tmp_path / "figures.json"

@@ -1,4 +1,4 @@
-"""The command line as a user runs it: processes, exit codes, output."""
+"""The command line: processes, exit codes, output."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_folder_named_almost_like_a_verb_is_a_model(tmp_path: Path, monkeypatch:
     ("module", "said"), [("torch", "done, thread, at the end\n"), ("other", "done, thread, at the end\ntaken down\n")]
 )
 def test_program_exits_without_unloading_torch(module: str, said: str) -> None:
-    """Regression: it took a second or two of processor time after each build."""
+    """Regression: unloading torch took one or two seconds of CPU time after each build."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, module], stdout=subprocess.PIPE, text=True, check=False, timeout=300
     )

@@ -1,4 +1,4 @@
-"""A kept export depends on the code that it names, however far away, and on no other."""
+"""The hash of an export depends on exactly the code that it reaches."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_places_of_to_onnx_include_its_graph_rewrites() -> None:
 
 def _within(held: Callable[..., int]) -> Callable[..., int]:
     def wrapper(x: int) -> int:
-        return wrapper(x - 1) if x > 1 else held(x)  # which holds itself, too
+        return wrapper(x - 1) if x > 1 else held(x)  # its closure contains itself, too
 
     return wrapper
 
@@ -142,7 +142,7 @@ def _by_keyword(x: int, *, held: Callable[..., int] = abs) -> int:
 
 
 def test_code_hash_covers_closures_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The definition of a function does not name the functions that it holds."""
+    """The source of a function does not name the functions in its closure and defaults."""
     monkeypatch.setattr(_by_default, "__defaults__", (code_hash._is_text,))
     monkeypatch.setattr(_by_keyword, "__kwdefaults__", {"held": code_hash._is_text})
     looked_up = _asked(monkeypatch)
@@ -160,7 +160,7 @@ def test_code_hash_covers_the_replaced_bias_of_t5(monkeypatch: pytest.MonkeyPatc
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
-    """Return the definitions that a hash is made of."""
+    """Return the definitions that a hash covers."""
     looked_up: set[tuple[str, ...]] = set()
 
     def digest_of(module: str, *names: str) -> str:

@@ -1,4 +1,4 @@
-"""README.md and docs/: all their commands, examples, paths and links, and the site that they become."""
+"""README.md and docs/: commands, examples, paths, links, and the site built from them."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_documented_python_names_can_be_imported() -> None:
 
 
 def test_links_to_files_outside_the_site_exist() -> None:
-    """The tool mkdocs checks links between pages; those of the files beside it are checked here."""
+    """Links between pages are checked by mkdocs."""
     for page in ("README.md", "SECURITY.md", "CHANGELOG.md"):
         for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text("utf-8")):
             if not target.startswith("https://"):
@@ -191,7 +191,7 @@ def test_picture_has_a_title_and_is_self_contained() -> None:
 
 
 class _Fetches(HTMLParser):
-    """Resources that a page makes a browser load."""
+    """Resources that a browser loads for a page."""
 
     def __init__(self) -> None:
         super().__init__()

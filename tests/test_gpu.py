@@ -1,4 +1,4 @@
-"""Choices that a card cannot run are refused at build, by the table of each choice's needs."""
+"""Options that a card does not support are refused at build, by the table of requirements."""
 
 from __future__ import annotations
 

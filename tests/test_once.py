@@ -1,4 +1,4 @@
-"""Resources that workers share are created once and, after a failure, again by the next that needs them."""
+"""Resources that workers share are created once and, after a failure, again by the next worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.once import changed, once
 
 
 def test_once_raises_the_error_in_each_worker(tmp_path: Path) -> None:
-    """It is not the error of the files that the worker before it left."""
+    """The next worker must not fail on files left by the failed attempt."""
     folder, calls = tmp_path / "shared", []
 
     def make(fails: bool) -> None:

@@ -1,4 +1,4 @@
-"""Tests that share a fixture go to one worker, however they come by it, and no others."""
+"""Tests that share a fixture, directly or not, run on one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds and served models report nothing and write nothing outside of their folders."""
+"""Builds and served models send no telemetry and write only to their folders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ print(json.dumps({"before": before, "after": lost(), "answers": [sorted(answer) 
 
 
 def _plain_environment(home: Path) -> dict[str, str]:
-    """Return the environment of a login shell: libraries send nothing if variables of CI or a test runner are set."""
+    """Return the environment of a login shell: libraries disable telemetry if variables of CI are set."""
     (home / "tmp").mkdir(parents=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {"HOME": str(home), "PATH": path, "TMPDIR": str(home / "tmp"), "HF_HUB_OFFLINE": "1"}
@@ -65,7 +65,7 @@ def _files(home: Path) -> list[str]:
 
 @pytest.mark.parametrize("module", ["builder.runtime.onnx_runtime", "onnx_runtime"])
 def test_onnx_runtime_session_has_no_telemetry(tmp_path: Path, module: str) -> None:
-    """In the builder, and as an emitted file that stands alone."""
+    """Test the module of the builder, and the emitted file."""
     folder = ROOT if module.startswith("builder") else RUNTIME
     command = [sys.executable, "-c", SESSION.format(statement=f"from {module} import onnxruntime")]
     subprocess.run(command, cwd=folder, env=_plain_environment(tmp_path / "home"), check=True)
@@ -73,7 +73,7 @@ def test_onnx_runtime_session_has_no_telemetry(tmp_path: Path, module: str) -> N
 
 
 def test_onnx_runtime_writes_an_identifier_unless_told_not_to(tmp_path: Path) -> None:
-    """If this fails, the pinned ONNX Runtime no longer has telemetry, and the tests beside it show nothing."""
+    """If this fails, the pinned ONNX Runtime has no telemetry anymore, and the other tests prove nothing."""
     command = [sys.executable, "-c", SESSION.format(statement="import onnxruntime")]
     subprocess.run(command, cwd=tmp_path, env=_plain_environment(tmp_path / "home"), check=True)
     assert any("onnxruntime" in name for name in _files(tmp_path / "home"))
@@ -81,7 +81,7 @@ def test_onnx_runtime_writes_an_identifier_unless_told_not_to(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_build_and_served_model_send_nothing(tmp_path: Path) -> None:
-    """In a network namespace of its own without a route, where the kernel counts what it could not send."""
+    """Run in a network namespace without a route, where the kernel counts packets that it could not send."""
     if subprocess.run([*ISOLATED, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace can be made here: unshare --net needs privileges")
     make_checkpoint(tmp_path / "encoder", "bert", "feature-extraction")

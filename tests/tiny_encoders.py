@@ -1,4 +1,4 @@
-"""Checkpoints made by code, from fixed seeds: tiny, random weights large enough that answers differ.
+"""Tiny checkpoints generated from fixed seeds, with random weights large enough that answers differ.
 
 The table in docs/reference/architectures.md is generated from `ARCHITECTURES`, and the export tests enumerate it.
 """
@@ -87,7 +87,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "xmod": Architecture("unigram", {"default_language": "en_XX", "languages": ["en_XX"]}),
 }
 NAMED_OTHERWISE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-PECULIAR: dict[str, Architecture] = {  # served in ways of their own, or refused; not in the support table
+PECULIAR: dict[str, Architecture] = {  # served with special handling, or refused; not in the support table
     "bart": Architecture(
         "bpe",
         {

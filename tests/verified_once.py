@@ -1,4 +1,4 @@
-"""Builds of one checkpoint in many precisions share its stages up to the selection; their differences come after it."""
+"""Builds of one checkpoint in several precisions that share the stages before the selection."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from builder.repository.report.record import BuildReport
 class VerifiedOnce:
     """Checkpoint of `spec`, exported into `folder` and verified to answer as PyTorch does.
 
-    If one of the builds calibrates or prunes, `spec` must too: samples are split into those to fit to and those to
-    judge on.
+    If one of the builds calibrates or prunes, `spec` must too, so that the samples are split into those to fit and
+    those to verify.
     """
 
     def __init__(self, spec: BuildSpec, folder: Path) -> None:
@@ -50,7 +50,7 @@ class VerifiedOnce:
 
 @dataclass(frozen=True)
 class _FromSelection:
-    """Family whose first stages are done."""
+    """Family whose stages before the selection are done."""
 
     family: Family
     exact: Any

@@ -1,4 +1,4 @@
-"""A further version of a model, without a build: the files of an existing one under another number."""
+"""Create further versions of a model without a build, from the files of an existing one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from builder.repository.versions import entry_names
 
 
 def copy_version(repository: Path, name: str, number: int, copy: int) -> None:
-    """Copy version `number` of a model to version `copy`, except for a compiled plan. It is not served."""
+    """Copy version `number` of a model to version `copy`, without a compiled plan. The copy is not served."""
     for entry in (repository / mate for mate in entry_names(repository, name, number)):
         ignored = shutil.ignore_patterns("*.plan")
         shutil.copytree(entry / str(number), entry / str(copy), ignore=ignored)
