@@ -1,4 +1,4 @@
-"""An engine is a package: the families know nothing of it but what is in its folder."""
+"""Each engine is a package, and model families contain no code of an engine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_engine_of_refuses_an_engine_without_a_cache() -> None:
     ],
 )
 def test_plan_memory_counts_the_bytes_of_the_cache(name: str, options: dict[str, Any], cache: int) -> None:
-    """Two numbers a channel, of 2 heads in two layers; OpenVINO's in whole blocks of 32 tokens."""
+    """A key and a value per channel of 2 heads in two layers; OpenVINO rounds up to blocks of 32 tokens."""
     assert engine(name, **options).plan_memory(LAYERS, 1000, 128) == ReservedMemory(cache, 1000)
 
 

@@ -1,4 +1,4 @@
-"""--engine auto for decoders: every possible engine is built for and measured, and one is served."""
+"""--engine auto for decoders: every possible engine is built and measured, and one is served."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def built(folder: Path, model_type: str = "llama", **options: Any) -> tuple[Buil
 
 
 def test_auto_serves_the_faster_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures are those of a machine on which OpenVINO is faster."""
+    """Use rates of a machine on which OpenVINO is faster."""
     monkeypatch.setattr("builder.building.families.decoder.fastest_engine.measure", lambda *_: RATES)
     report, serving = built(tmp_path)
     assert report.chosen == "int8 OpenVINO"
@@ -46,14 +46,14 @@ def test_auto_serves_the_faster_engine(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_auto_names_an_engine_that_cannot_run_the_model(tmp_path: Path) -> None:
-    """OpenVINO's attention does not cap scores; the other engine is measured all the same."""
+    """OpenVINO's attention does not cap scores; the other engine is still measured."""
     report, serving = built(tmp_path, "gemma2")
     assert serving.session.engine == "onnxruntime"
     assert "not possible: OpenVINO (its attention caps scores" in (report.choice or "")
 
 
 def test_auto_measures_both_engines_again_for_other_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache of a build with two engines does not serve a build with one engine, nor the other way round."""
+    """Builds with one and with two engines do not share cached choices."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     both, serving = built(tmp_path)
     assert both.kept == {}

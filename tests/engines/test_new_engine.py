@@ -1,4 +1,4 @@
-"""An engine that is a new folder, and an executor, goes through the whole pipeline; no other file names an engine."""
+"""A new engine needs only a package and an executor; no other module names an engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUILDER = Path(engines.__file__).parent.parent
 NEW = Path(__file__).parent / "new_engine"
 NAME = "echo"
 COMMAND = ("-c", "import sys; from builder.cli import main; sys.exit(main())")
-NAMING = {  # the files beside the engines' own that may name one, and why
+NAMING = {  # modules outside the engines that may name one, with the reason
     "common/releases.py": "the table of Triton's releases has a column of versions for each",
     "graphs/onnx/graph.py": "an exported graph has ONNX Runtime's operators until an engine translates it",
     "options/build_spec.py": "TensorRT is also a target, and has a section of models.yaml",
@@ -50,7 +50,7 @@ def extended(module_folder: Callable[[str], Path]) -> Path:
 
 
 def run(root: Path, *arguments: object) -> str:
-    """Run Python with the copy of the source, and return what it prints."""
+    """Run Python with the copy of the source, and return its output."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(root)},

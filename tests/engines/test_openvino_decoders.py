@@ -1,4 +1,4 @@
-"""Decoders over OpenVINO's paged attention: the text of transformers, in rows that share blocks and come and go."""
+"""Decoders over OpenVINO's paged attention: text equals transformers', in a batch that rows join and leave."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.graphs.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 
 REFUSED = {"gemma2": "caps scores"}
-CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox")  # one product for all three, windows, ALiBi, partial rotation
+CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox")  # fused QKV, windows, ALiBi, partial rotation
 
 
 def paged(model_type: str, folder: Path, **options: object) -> tuple[DecoderExport, Graph]:
@@ -82,7 +82,7 @@ def test_decode_loop_of_openvino_pins_no_threads(tmp_path: Path) -> None:
 
 
 def test_openvino_step_reuses_the_tensors_of_an_equal_step(tmp_path: Path) -> None:
-    """A step fills its inputs in place, and they are still its own: two rows, then one of them alone."""
+    """A step fills its input tensors in place and replaces them only if the shape changes, from two rows to one."""
     exported, graph = paged("gpt2", tmp_path)
     executor, other = (executor_of(exported, graph, 2) for _ in range(2))
     rows = [prompts()[0], prompts()[2]]
@@ -114,7 +114,7 @@ def test_openvino_step_reuses_the_tensors_of_an_equal_step(tmp_path: Path) -> No
 
 
 def test_executor_is_freed_before_its_graph_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has all weights; the loop over it refers to itself, so that only the garbage collector frees it."""
+    """Each executor holds all weights; a reference cycle through its loop leaves it to the garbage collector."""
     monkeypatch.setattr(decoding, "has_many", lambda weights: True)
     exported, graph = paged("gpt2", tmp_path)
     executors = opened(graph, 1)
@@ -125,7 +125,7 @@ def test_executor_is_freed_before_its_graph_is_compiled_again(tmp_path: Path, mo
             alive.append(before() is not None)
             super().__init__(*arguments)
 
-    gc.disable()  # it is to be freed on purpose, not by chance
+    gc.disable()  # the executor must be freed explicitly
     try:
         executor = executors(geometry_of(exported.caches, 1, 128, VOCABULARY))
         executor.loop = executor  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ def test_page_attention_refuses_unsupported_attention_by_name(model_type: str, t
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4-weights"])
 def test_openvino_decoder_of_smaller_weights_keeps_most_tokens(precision: str, tmp_path: Path) -> None:
-    """Tied weights are stored once; every product is small, and none is missed."""
+    """Tied weights are stored once, and every product is quantised."""
     exported, graph = paged("gpt2", tmp_path)
     quantised = quantise_weights(graph, precision, WeightOptions(32, symmetric=True), tmp_path)
     assert quantised.matmuls == 4 * SIZES["num_hidden_layers"] + 1
@@ -177,7 +177,7 @@ def test_smaller_cache_takes_the_planned_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cache", ["float32", "float16"])
 def test_speculating_rows_answer_as_without_speculation(cache: CacheType, tmp_path: Path) -> None:
-    """Random weights soon repeat themselves."""
+    """Text from random weights soon repeats itself, so that tokens are accepted."""
     exported, graph = paged("llama", tmp_path)
     beginnings = [np.random.default_rng(seed).integers(5, VOCABULARY, 12).tolist() * 2 for seed in range(3)]
     executor, texts = executor_of(exported, graph, 3, cache), []

@@ -55,7 +55,7 @@ def accelerator(name: str, *parameters: str) -> str:
     return f"optimization {{ execution_accelerators {{ {text} }} }}"
 
 
-# In the precision that OpenVINO uses on this processor: without it, it loads nothing here.
+# The precision that OpenVINO uses on this processor; the stand-in refuses to load without it.
 OF_THIS_CPU = replace(graph("openvino"), arithmetic=openvino.arithmetic_on(cpu()["flags"]))
 WRITTEN = {
     "onnxruntime": onnxruntime.parameters(graph("onnxruntime"), 1, 1),
@@ -66,7 +66,7 @@ AS_WRITTEN = {name: "".join(parameter(*pair) for pair in pairs.items()) for name
 
 @pytest.fixture(scope="module")
 def files(module_folder: Callable[[str], Path]) -> Path:
-    """Return the smallest graph that takes rows of tokens, in each engine's format."""
+    """Return a minimal graph over rows of tokens, in each engine's format."""
     folder = module_folder("graphs")
     tensors = [
         helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["rows", "tokens"]),
@@ -83,7 +83,7 @@ def files(module_folder: Callable[[str], Path]) -> Path:
 
 @pytest.fixture
 def load(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Write a model's folder and load it in its stand-in, as Triton's Python backend does; `release`: of build.json."""
+    """Return a function that writes a model and loads it in its stand-in; `release` goes to its build.json."""
     utilities = ModuleType("triton_python_backend_utils")
     utilities.__dict__.update(
         get_input_tensor_by_name=lambda request, name: SimpleNamespace(as_numpy=lambda: request.tensors[name]),
@@ -131,7 +131,7 @@ def _request(rows: int) -> Any:
 
 @pytest.mark.parametrize("backend", FILES)
 def test_stand_in_loads_and_answers_a_valid_model(backend: str, load: Callable[..., Any]) -> None:
-    """The configuration has every parameter that this project writes for it."""
+    """The configuration contains every parameter that a build writes."""
     (answer,) = load(backend, CONFIG + AS_WRITTEN[backend], "24.10").execute([_request(3)])
     assert answer.error is None
     np.testing.assert_array_equal(answer.tensors[0][1], [[0, 1], [2, 3], [4, 5]])
@@ -171,7 +171,7 @@ def test_stand_in_checks_every_accelerator(added: str, release: str, message: st
 
 
 def test_stand_in_passes_the_cuda_accelerator_on(load: Callable[..., Any]) -> None:
-    load("onnxruntime", CONFIG)  # its module can be imported now
+    load("onnxruntime", CONFIG)  # makes its module importable
     config = {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [TF32_OFF]}}}
     arguments = {"model_instance_kind": "GPU", "model_instance_device_id": "0"}
     ((name, options), _) = _stand_in("onnxruntime")._providers(arguments, config)

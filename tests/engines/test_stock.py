@@ -1,4 +1,4 @@
-"""Models that Triton's own backends refuse are refused here by the same rules, each of which names its source."""
+"""The rules by which Triton's own backends refuse models, each with its source."""
 
 from __future__ import annotations
 

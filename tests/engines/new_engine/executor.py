@@ -12,7 +12,7 @@ from ...contract import EncoderServing  # type: ignore[import-untyped]
 
 
 class Executor:
-    """Runs the graph beside serving.json."""
+    """Executor of the graph beside serving.json."""
 
     map_calls = map
 

@@ -87,7 +87,7 @@ def test_half_precision_keeps_large_squares_in_fp32(tmp_path: Path) -> None:
 
 
 def test_half_precision_does_not_round_indices(tmp_path: Path) -> None:
-    """As buckets of relative positions: 8 + log(n / 8) / log(16) * 8, which is 15.998 for 127 and no 16."""
+    """For example buckets of relative positions: 8 + log(n / 8) / log(16) * 8 is 15.998 for 127, not 16."""
     nodes = [
         helper.make_node("Cast", ["distances"], ["real"], name="cast", to=TensorProto.FLOAT),
         helper.make_node("Log", ["real"], ["logs"], name="logs"),
@@ -106,7 +106,7 @@ def test_half_precision_does_not_round_indices(tmp_path: Path) -> None:
 
 
 def test_overflow_of_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
-    """Regression: ONNX Runtime's CPU provider runs fp16 in fp32 without rounding: 1e8 passed, infinity on a GPU."""
+    """Regression: ONNX Runtime's CPU provider computes fp16 in fp32: 1e8 passed, which is infinity on a GPU."""
     nodes = [
         helper.make_node("Mul", ["x", "weights"], ["large"], name="large"),
         helper.make_node("Sub", ["large", "offset"], ["less"], name="less"),
@@ -124,7 +124,7 @@ def test_overflow_of_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_rounded_graph_rounds_scaled_products_too(tmp_path: Path) -> None:
-    """Regression: it was taken for a number that is handed on, and 127 * 0.1 came in fp32."""
+    """Regression: dequantised values were not rounded, and 127 * 0.1 was computed in fp32."""
     scale = numpy_helper.from_array(np.array(0.1, np.float16), "scale")
     tensors = [
         helper.make_tensor_value_info(name, kind, [None])
@@ -140,7 +140,7 @@ def test_rounded_graph_rounds_scaled_products_too(tmp_path: Path) -> None:
 
 
 def test_rounded_takes_types_from_the_graph() -> None:
-    """Regression: the type of the first number was taken, and a result in fp16 of one in fp32 was not rounded."""
+    """Regression: the type of the first input was used, so an fp16 result of an fp32 input was not rounded."""
     kinds = {"x": TensorProto.FLOAT, "y": TensorProto.FLOAT16}
     tensors = [helper.make_tensor_value_info(name, kind, [1]) for name, kind in kinds.items()]
     node = helper.make_node("Mixed", ["x"], ["y"], domain="tests")
@@ -150,7 +150,7 @@ def test_rounded_takes_types_from_the_graph() -> None:
 
 @pytest.mark.parametrize("model_type", ["gpt2", "qwen2_moe"])
 def test_decoder_is_judged_in_fp16_as_a_gpu_rounds(model_type: str, tmp_path: Path) -> None:
-    """Its results are otherwise those of fp32, whatever operators it has; a value that is too large gives NaN."""
+    """Without the rounding, results would be those of fp32; values beyond fp16 give NaN."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 64)
     _, judged = decoder_for_cuda(fuse(exported.graph, tmp_path), "fp16", "26.06", tmp_path)

@@ -1,4 +1,4 @@
-"""int8: something is quantised, quality is kept, or nothing is published."""
+"""int8: products are quantised and the quality suffices, or nothing is published."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_quantiser_that_quantised_nothing_is_an_error(fused: Graph, tmp_path: Pa
 def test_quantise_rounds_weights_like_onnx_runtime_s_own(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two products of one input, one with a column of zeros, after a lookup; weights in the graph or beside it."""
+    """Two products of one input, one with a zero column, after a lookup; weights inline or external."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", limit)
     monkeypatch.setattr("builder.engines.optimise.quantisation.EMBEDDING_BYTES", 1_000)
     random = np.random.default_rng(0)

@@ -17,12 +17,12 @@ from builder.graphs.onnx.graph import Graph, load_whole, save_graph
 from builder.options import Calibration
 
 METHODS = {"min-max": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
-PRODUCTS = {"one": "left", "other": "right", "again": "left", "score": "last"}  # and the matrix of each
+PRODUCTS = {"one": "left", "other": "right", "again": "left", "score": "last"}  # product: its matrix
 IN_THE_GRAPH, BESIDE = 1 << 30, 1_000
 
 
 class Calls(CalibrationDataReader):  # type: ignore[misc]
-    """Calibration reader: the quantiser's own interface to `feeds`, one call at a time."""
+    """Calibration reader that gives `feeds` to ONNX Runtime's quantiser."""
 
     def __init__(self, feeds: list[dict[str, np.ndarray]]) -> None:
         self.feeds = feeds
@@ -40,7 +40,7 @@ class Calls(CalibrationDataReader):  # type: ignore[misc]
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Graph:
-    """Return two products of one input, two of one matrix, one with a column of zeros, one with a single column.
+    """Return a graph with shared inputs, a shared matrix, a zero column and a single column.
 
     A sum reads inputs of products too, and so does a product that can be left alone.
     """

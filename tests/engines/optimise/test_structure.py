@@ -35,16 +35,16 @@ def answers(graph: Graph) -> np.ndarray:
 
 
 def emptied(folder: Path, model_type: str = "bert") -> Path:
-    """Create a checkpoint: its first layer lost head 1 and neurons 3 and 5, its second all but constant neurons."""
+    """Create a checkpoint without head 1 and neurons 3 and 5 of layer 0, and with only constant neurons in layer 1."""
     make_checkpoint(folder, model_type, "feature-extraction")
     model: Any = AutoModel.from_pretrained(folder)
     first, second = model.encoder.layer
     with torch.no_grad():
         first.attention.output.dense.weight[:, 8:16] = 0  # nothing reads head 1
         first.output.dense.weight[:, [3, 5]] = 0
-        second.attention.self.value.weight[16:24] = 0  # the output of head 2 is its bias, for any input
+        second.attention.self.value.weight[16:24] = 0  # head 2 always returns its bias
         second.attention.self.value.bias[16:24] = 0.7
-        second.intermediate.dense.weight[:] = 0  # every neuron gives the same for every token
+        second.intermediate.dense.weight[:] = 0  # every neuron is constant
         second.intermediate.dense.bias[:] = 0.3
     model.save_pretrained(folder)
     return folder
@@ -79,7 +79,7 @@ def test_report_names_the_removed_empty_units(tmp_path: Path) -> None:
 
 
 def test_compact_keeps_heads_with_rotary_embeddings(tmp_path: Path) -> None:
-    """ModernBERT's queries are rotated after their product, and its feed-forward's gate is half of one matrix."""
+    """ModernBERT rotates queries after their product, and its feed-forward gate is half of one matrix."""
     spec = make_spec(model=str(make_checkpoint(tmp_path / "modernbert", "modernbert", "feature-extraction")))
     graph = export(resolve(spec), tmp_path).graph
     assert open_structures(graph)[1] == ()

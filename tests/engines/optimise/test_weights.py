@@ -94,7 +94,7 @@ def test_quantise_weights_stores_blocks_and_zero_points(
 def test_answer_of_a_row_is_independent_of_its_batch(
     precision: str, fused: Callable[[str], Fused], tmp_path: Path
 ) -> None:
-    """Bit for bit: the same logits alone and among rows whose activations are a thousand times larger."""
+    """Logits are bit-identical alone and beside rows with activations a thousand times larger."""
     graph, caches, _ = fused("llama")
     quantised = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
     executor = InProcess(quantised.path, geometry_of(caches, 4, 32, VOCABULARY), Session(threads=1))
@@ -147,7 +147,7 @@ def test_weights_pass_the_quality_gate_and_auto_selects(tmp_path: Path) -> None:
 
 
 def _slower(choice: str) -> set[str]:
-    """Return the precisions that a choice reports as slower, and so not judged."""
+    """Return the precisions that a choice reports as slower, and therefore not verified."""
     _, _, rest = choice.partition("; slower: ")
     slower, _, _ = rest.partition("; ")  # the rest is about a busy machine
     return {one.split(" (")[0] for one in slower.split(", ") if one}
@@ -172,7 +172,7 @@ def test_decoder_refuses_options_of_encoders(tmp_path: Path) -> None:
 
 
 def test_unquantised_product_fails_the_build(tmp_path: Path) -> None:
-    """ONNX Runtime's optimiser may fold a scale into a product, and call it FusedMatMul: the quantiser sees MatMul."""
+    """ONNX Runtime may fuse a scale and a product into FusedMatMul, which the quantiser, looking for MatMul, misses."""
     graph = fuse(export_decoder(make_decoder("llama"), tmp_path, 64).graph, tmp_path)
     model = onnx.load(str(graph.path))
     hidden = next(node for node in model.graph.node if node.op_type == "MatMul")

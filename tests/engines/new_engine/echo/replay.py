@@ -1,4 +1,4 @@
-"""Every answer is one more than that of the graph, to be told from another engine's."""
+"""Replay whose answers are those of the graph plus one, to tell them apart from another engine's."""
 
 from collections.abc import Callable
 from typing import Any
