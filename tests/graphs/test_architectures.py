@@ -20,7 +20,7 @@ from tests.tiny_encoders import ARCHITECTURES, make_checkpoint
 @pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_encoder_is_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
-    """Batches of 3 to 300 tokens: longer than ModernBERT's window of 16 here."""
+    """Batches of 3 to 300 tokens exceed ModernBERT's window of 16."""
     folder = make_checkpoint(tmp_path / "checkpoint", model_type, "fill-mask")
     spec = make_spec(model=str(folder), name="model")
     checkpoint = resolve(spec)
@@ -39,7 +39,7 @@ def test_encoder_is_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) 
 
 
 def test_sliding_window_changes_the_answer(tmp_path: Path) -> None:
-    """The window is in the graph: the same weights with a window wider than the text answer otherwise."""
+    """The same weights with a window wider than the text give different answers."""
     outputs = []
     for window in (16, 600):
         folder = make_checkpoint(tmp_path / f"window-{window}", "modernbert", "fill-mask", local_attention=window)

@@ -1,4 +1,4 @@
-"""The fused attention of encoders gets inputs that its operator takes."""
+"""Inputs of the fused attention of encoders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_bias_is_expanded_to_every_query(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_attention_refuses_arguments_without_an_operator() -> None:
-    """Regression: A.X-K2 passes its chosen keys to its attention, not in the mask: the graph attended to all."""
+    """Regression: A.X-K2 passes selected keys to its attention, not in the mask, and the graph attended to all keys."""
     states = torch.zeros(2, 4, 7, 8)
     attention = AttentionInterface()[ONNXRUNTIME]
     with pytest.raises(ExportError, match="attention with indices has no fused operator"):

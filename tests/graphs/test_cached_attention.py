@@ -1,4 +1,4 @@
-"""A layer that the cache of an export cannot hold is refused by name."""
+"""Layers that the cache of an export does not support are refused by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _cache(key_heads: int) -> ExportCache:
 
 
 def test_key_heads_repeated_by_the_model_are_refused() -> None:
-    """Regression: JetMoE repeats them between cache and attention: the graph ended in an error of ONNX Runtime."""
+    """Regression: JetMoE repeats key heads between cache and attention, and ONNX Runtime refused the graph."""
     cache, states = _cache(key_heads=2), torch.zeros(2, 4, 7, 8)
     cache.update(states[:, :2], states[:, :2], 0)
     with exporting(cache), pytest.raises(ExportError, match="has 4 key heads where its cache has 2"):
@@ -24,6 +24,6 @@ def test_key_heads_repeated_by_the_model_are_refused() -> None:
 
 
 def test_layers_with_another_state_are_refused() -> None:
-    """Regression: Falcon-H1, Zaya, Inkling and DeepSeek-V4 keep convolutions and compressed keys: an IndexError."""
+    """Regression: convolution states and compressed keys (Falcon-H1, DeepSeek-V4) ended in an IndexError."""
     with pytest.raises(ExportError, match="keep a state beside keys and values in the cache"):
         _cache(key_heads=2).get_conv_state(0)

@@ -1,4 +1,4 @@
-"""Every decoder of the support table: greedy text equal to transformers', in one batch that rows join and leave."""
+"""Every decoder of the support table: greedy text equals transformers', in a batch that rows join and leave."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_architecture_variants_equal_transformers(model_type: str, options: dict
 
 
 def test_experts_are_two_products_a_layer(tmp_path: Path) -> None:
-    """Rows of a batch choose experts of their own; PyTorch runs those alone, the graph runs all of them."""
+    """PyTorch runs only the chosen experts of each row; the graph runs all experts."""
     graph, actual, expected = exported("mixtral", tmp_path)
     layers = int(SIZES["num_hidden_layers"])
     assert actual == expected
@@ -123,9 +123,9 @@ def test_export_restores_the_experts_of_transformers() -> None:
 def test_graph_contains_what_an_architecture_adds(
     model_type: str, additions: list[dict[str, object]], tmp_path: Path
 ) -> None:
-    """Compare probabilities on a row past the window: the same weights without an addition are another model.
+    """Compare probabilities on a row past the window with those of the same weights without each addition.
 
-    Greedy text would not show them all: a cap on the last scores does not change their order.
+    Greedy text would not show every addition: a cap on the final logits does not change their order.
     """
     model = make_decoder(model_type)
     result = export_decoder(model, tmp_path, 128)
@@ -137,7 +137,7 @@ def test_graph_contains_what_an_architecture_adds(
 
 
 def test_window_of_the_mask_reaches_the_operator(tmp_path: Path) -> None:
-    """qwen2_moe hands its attention no sliding_window; the mask has it, and that is what transformers answers with."""
+    """qwen2_moe passes no sliding_window to its attention; only the mask has it, and transformers applies it."""
     options = {"use_sliding_window": True, "max_window_layers": 1, "mlp_only_layers": [0, 1], "num_experts": 4}
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen2_moe", **{**SIZES, **WINDOW, **options})
@@ -149,7 +149,7 @@ def test_window_of_the_mask_reaches_the_operator(tmp_path: Path) -> None:
 
 
 def test_fuse_merges_projections_and_rotations(tmp_path: Path) -> None:
-    """One product for queries, keys and values, one for gate and up; one operator a rotation, and no Reshape left."""
+    """One product for query, key and value, one for gate and up; one operator per rotation, and no Transpose."""
     graph, _, _ = exported("llama", tmp_path)
     layers = int(SIZES["num_hidden_layers"])
     assert graph.operators["MatMul"] == 4 * layers + 1
@@ -221,7 +221,7 @@ def test_rope_scaling_of_one_layer_type_is_refused_too() -> None:
 
 
 def test_unfused_rotation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that does something else stays as it is, and is named, so that a build can say it."""
+    """A function with another behaviour is left unchanged and named, so that a build can report it."""
     model = make_decoder("llama")
     with fused_rotary(model) as left:
         assert left == ()
@@ -276,7 +276,7 @@ def searched(model: PreTrainedModel, prompt: tuple[int, ...], options: RequestOp
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "bloom", "gemma3_text"])
 def test_beam_search_of_a_decoder_equals_transformers(model_type: str, tmp_path: Path) -> None:
-    """Searches of unequal prompts, beside a greedy row, in one batch; they read the graph's most probable tokens."""
+    """Beam searches of unequal prompts and a greedy row share a batch; they read the graph's most probable tokens."""
     model = make_decoder(model_type)
     result = export_decoder(model, tmp_path, 128)
     graph = finding_likeliest(fuse(result.graph, tmp_path))
@@ -299,7 +299,7 @@ def test_beam_search_of_a_decoder_equals_transformers(model_type: str, tmp_path:
 
 
 def test_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> None:
-    """Beside a greedy row; one of log-probabilities, biases or all tokens needs all logits of the steps they share."""
+    """Beside a greedy row; log-probabilities, biases or unfiltered sampling need all logits of the shared steps."""
     result = export_decoder(make_decoder("gpt2"), tmp_path, 128)
     graph = finding_likeliest(fuse(result.graph, tmp_path))
     executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), Session(threads=1))
@@ -325,7 +325,7 @@ def test_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> None
 
 
 def test_likeliest_tokens_of_a_decoder_are_those_of_its_logits(tmp_path: Path) -> None:
-    """Read them after a piece of a prompt, and in a step of three rows of which one belongs to no request."""
+    """Read them after a chunk of a prompt, and in a step of three rows, one of them unused."""
     result = export_decoder(make_decoder("llama"), tmp_path, 64)
     plain = fuse(result.graph, tmp_path / "plain")
     graph = finding_likeliest(fuse(result.graph, tmp_path))

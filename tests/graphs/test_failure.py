@@ -1,4 +1,4 @@
-"""A model that cannot be exported is refused in one line with the reason, never with PyTorch's page of advice."""
+"""A model that cannot be exported is refused with a reason in one line, without PyTorch's long advice."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_caches_with_other_states_are_refused(model_type: str, message: str) -> 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "modernbert-decoder"])
 def test_cache_shapes_are_read_without_weights_for_any_padding(model_type: str) -> None:
-    """The first looks for padding among ids that have no values there; the second must have a token to pad with."""
+    """The first reads ids, which have no values on that device; the second requires a pad token."""
     model = tiny_model("CAUSAL_LM", model_type)
     model.config.pad_token_id = 3
     with torch.device("meta"):

@@ -1,6 +1,6 @@
 """Weights too large for one protobuf file, with the limit lowered to the size of a test.
 
-Builds share a cache: the next build gets an export of the one before, by another name of the same file.
+Builds share a cache: a build reads an earlier export through a hard link.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def gpt2(module_folder: Callable[[str], Path]) -> Path:
 def test_large_decoder_has_its_weights_beside_the_graph(
     precision: str, gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph and its weights both lie in the generating model, and the emitted code runs from there."""
+    """The graph and its weights are both in the generating model, and the emitted code runs from there."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 10_000)
     version = _built(gpt2, tmp_path / "model_repository", precision=precision, slots=2)
     assert {"model.onnx", "model.onnx.data"} <= {path.name for path in version.iterdir()}
@@ -93,7 +93,7 @@ def t5(module_folder: Callable[[str], Path]) -> Path:
 def test_encoder_and_decoder_read_one_table(
     precision: str, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies beside both graphs of the generating model, and the emitted code runs from there."""
+    """The table is stored beside both graphs of the generating model, and the emitted code runs from there."""
     monkeypatch.setattr("builder.graphs.onnx.shared_tables.MIN_TABLE_BYTES", 1_000)
     options = {"task": "summarization", "slots": 4, "max_length": 96, "max_answer": 40}
     version = _built(t5, tmp_path / "model_repository", precision=precision, **options)
@@ -109,7 +109,7 @@ def _built(checkpoint: Path, output: Path, **options: Any) -> Path:
 
 
 def _answered(version: Path) -> int:
-    """Return how many tokens the emitted code answers with, where five are the most."""
+    """Return the number of tokens that the emitted code generates, at most five."""
     service, answers = Service(version), list[Any]()
     request = {"text_input": np.array([b"A fox"], np.object_), "max_tokens": np.array([5])}
     service.submit(request, {}, lambda answer, last: answers.append(answer))

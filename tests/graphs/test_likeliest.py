@@ -27,7 +27,7 @@ def session() -> onnxruntime.InferenceSession:
 
 @pytest.mark.parametrize("count", [1, 5, VOCABULARY + 3])
 def test_likeliest_breaks_rounding_ties_by_logits(session: onnxruntime.InferenceSession, count: int) -> None:
-    """Rows beside a search say the highest logit, as they do alone; of equal ones the lower token."""
+    """Greedy rows beside a search choose the highest logit, and among equal ones the lower token id."""
     logits = np.random.default_rng(0).uniform(1e-9, 2e-9, (3, VOCABULARY)).astype(np.float32)
     logits[:, 30:] = logits[:, :10]
     (found,) = session.run([TOP_TOKENS], {"x": logits, TOP_COUNT: np.array([count])})

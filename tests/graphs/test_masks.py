@@ -1,4 +1,4 @@
-"""The fused attention over a cache can do some masks; the others are refused."""
+"""The fused attention over a cache supports causal masks and sliding windows; other masks are refused."""
 
 from __future__ import annotations
 

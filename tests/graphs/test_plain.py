@@ -1,4 +1,4 @@
-"""Attention spelled out for engines with fusions of their own: standard operators, the same values."""
+"""Attention spelled out in standard operators, with the same values, for engines with their own fusions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tiny_encoders import make_checkpoint
 
 @pytest.mark.parametrize("model_type", ["bert", "mpnet", "deberta-v2", "modernbert", "albert", "eurobert"])
 def test_plain_graph_answers_like_the_fused_one(model_type: str, tmp_path: Path) -> None:
-    """With a padding mask, position biases, windows, shared layers, grouped queries; for OpenVINO and TensorRT too."""
+    """Padding masks, position biases, windows, shared layers and grouped queries, also for OpenVINO and TensorRT."""
     folder = make_checkpoint(tmp_path / "checkpoint", model_type, "feature-extraction")
     spec = make_spec(model=str(folder))
     graph = export(resolve(spec), tmp_path).graph
@@ -54,7 +54,7 @@ def test_plain_graph_answers_like_the_fused_one(model_type: str, tmp_path: Path)
 
 
 def _exactly(graph: Graph) -> Infer:
-    """Run OpenVINO in fp32 on any CPU, as Triton cannot have it: this compares the conversion, not the rounding."""
+    """Run OpenVINO in fp32 on any CPU, unlike Triton, to compare the conversion without rounding."""
     model = openvino.Core().compile_model(str(graph.path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda feed: {name: model(feed)[name] for name in graph.outputs}
 

@@ -1,4 +1,4 @@
-"""A captured program is traced again only where an operator has to be broken up; the graph says the same either way."""
+"""A captured program is traced again only to decompose an operator; the graph is the same either way."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Widens(torch.nn.Module):
 
 
 class Fixes(torch.nn.Module):
-    """Module that makes a Python number of its rows, as code does that counts them outside of tensors."""
+    """Module that converts its number of rows to a Python integer."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -89,7 +89,7 @@ class Fixes(torch.nn.Module):
 
 
 class Joins(torch.nn.Module):
-    """Module that adds (batch, sequence) to (batch, sequence, sequence), as attention does with a mask not its own."""
+    """Module that adds (batch, sequence) to (batch, sequence, sequence), like attention with a wrong mask."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -124,7 +124,7 @@ def test_program_is_traced_again_only_if_needed(
 
 
 def test_axis_fixed_to_the_size_of_the_example_is_refused() -> None:
-    """Regression: the graph was made, and the first batch of another size failed in the engine."""
+    """Regression: the export succeeded, and the first batch of another size failed in the engine."""
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
     with pytest.raises(ExportError, match=r"sizes of its input into numbers.*axis 0 of ids \(2\), axis 0 of out \(2\)"):
         to_onnx(Fixes(), [torch.arange(6).reshape(2, 3)], axes, ["ids"], ["out"])
@@ -138,7 +138,7 @@ def test_joined_axes_are_refused() -> None:
 
 
 class Mixes(torch.nn.Module):
-    """Module where numbers of several types meet in operators of one type in ONNX, and a reshape does nothing."""
+    """Module that mixes dtypes in operators that ONNX restricts to one, and has a reshape without effect."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
@@ -174,7 +174,7 @@ def _without_source(model: onnx.ModelProto) -> bytes:
 
 
 def test_operator_table_without_signatures_is_complete() -> None:
-    """An operator whose signature cannot be made is left out of torch's own table."""
+    """Operators without a valid signature are missing from torch's own table."""
     kept, own = once._operators(OPSET), ONNXRegistry.from_torchlib(opset_version=OPSET)
     assert _implementations(kept) == _implementations(own)
 
@@ -184,7 +184,7 @@ def _implementations(table: ONNXRegistry) -> dict[object, list[object]]:
 
 
 class Changes(torch.nn.Module):
-    """Module that takes another child for good with its first text, as BigBird does."""
+    """Module that permanently replaces its child at the first call, like BigBird."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every encoder-decoder of the support table: answers equal to transformers', greedy and searched in one batch."""
+"""Every encoder-decoder of the support table: answers equal transformers', greedy and beam search in one batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEARCHES: tuple[dict[str, Any], ...] = (
     {"num_beams": 3, "encoder_no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "min_tokens": 5},
     {"no_repeat_ngram_size": 3, "min_tokens": 4},
 )
-FORCED: dict[str, Any] = {"num_beams": 4, "length_penalty": -0.5}  # with a first and a last token that must come
+FORCED: dict[str, Any] = {"num_beams": 4, "length_penalty": -0.5}  # with a forced first and last token
 
 
 def sources() -> list[tuple[int, ...]]:
@@ -112,7 +112,7 @@ def test_seq2seq_returns_the_n_best_and_their_scores(model_type: str, tmp_path: 
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_beam_search_reads_the_likeliest_tokens_alone(model_type: str, tmp_path: Path) -> None:
-    """Beside greedy rows and with tokens that must not come; only where a token must come it reads all."""
+    """Beside greedy rows and with banned tokens; only forced tokens require all logits."""
     model = make_seq2seq(model_type)
     executor = graphs_of(model, tmp_path).executor(11, 40, 40, threads=1)
     asks: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -174,7 +174,7 @@ def test_likeliest_tokens_are_those_of_the_logits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_rows_without_beams_attend_once(model_type: str, tmp_path: Path) -> None:
-    """Logits and caches of rows alone and of two beams of a text are what they are where every beam always attends."""
+    """Logits and caches equal those of a graph in which every beam attends, with one beam and with two."""
     model = make_seq2seq(model_type)
     graphs = graphs_of(model, tmp_path)
     every = fuse(export_seq2seq(model, tmp_path / "every", BEAMS).decoder, tmp_path / "every")
@@ -194,7 +194,7 @@ def test_rows_without_beams_attend_once(model_type: str, tmp_path: Path) -> None
 
 
 def test_beam_search_is_replayed_on_the_serving_version(tmp_path: Path) -> None:
-    """It replays its most probable tokens, then steps without a search; the least probable tokens are found wrong."""
+    """Replay the most probable tokens, then steps without a search; choosing the least probable tokens is detected."""
     graphs = graphs_of(make_seq2seq("t5"), tmp_path)
     case = recorded(graphs, Seq2SeqReference(tuple(sources()[:3]), START, None, (END,), (), (), (), 2, (), ()), 1)
     made = Counter(name for name, _ in case.job["calls"])
@@ -220,7 +220,7 @@ def test_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:
 
 
 def test_tables_of_both_graphs_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words' table, and answers are what they are of graphs that have one each."""
+    """The word embeddings are shared, and answers equal those of graphs with a table each."""
     monkeypatch.setattr("builder.graphs.onnx.shared_tables.MIN_TABLE_BYTES", 10_000)
     model = make_seq2seq("t5")
     graphs = graphs_of(model, tmp_path)
@@ -253,7 +253,7 @@ def test_export_refuses_unsupported_models_by_name(model_type: str, options: dic
 
 
 def test_build_refuses_graphs_that_do_not_run(tmp_path: Path) -> None:
-    """LongT5 exports, with a bias for one row at one position: the samples show it, and nothing is published."""
+    """LongT5 exports with a bias for a single row and position, which fails on the samples; nothing is published."""
     sizes = {**SPECIAL, **T5, "num_layers": 1, "num_decoder_layers": 1}
     config = AutoConfig.for_model("longt5", vocab_size=VOCABULARY, local_radius=7, **sizes)
     AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "checkpoint")

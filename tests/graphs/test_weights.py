@@ -1,4 +1,4 @@
-"""Weights in a file of their own: a graph is the same wherever they are, and rewriting it leaves its file alone."""
+"""External weights: a graph behaves the same as with inline weights, and rewriting it does not rewrite their file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_graph_has_the_same_weights_inside_and_in_a_file(
     outputs = []
     for name, limit in (("inside", 10**9), ("beside", 1000)):
         monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", limit)
-        if (precision, name) == ("fp32", "beside"):  # an export that was kept has its weights inside
+        if (precision, name) == ("fp32", "beside"):  # cached exports have inline weights
             monkeypatch.setattr("builder.graphs.export.program.to_onnx", to_onnx)
         graph = fuse(export_decoder(make_decoder("llama"), tmp_path / name, 128).graph, tmp_path / name)
         if precision != "fp32":
@@ -89,7 +89,7 @@ def test_computed_weight_is_written_in_pieces_and_freed(tmp_path: Path, monkeypa
 
 
 def test_new_weights_are_appended_to_the_file_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph that is written where it was read from: its weights are neither written again nor lost."""
+    """Saving a graph to its own path neither rewrites nor loses its weights."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     values = {name: np.full(1024, number, np.float32) for number, name in enumerate(("first", "second"))}
     tensors = [onnx.numpy_helper.from_array(array, name) for name, array in values.items()]
@@ -109,7 +109,7 @@ def test_new_weights_are_appended_to_the_file_of_a_graph(tmp_path: Path, monkeyp
 
 
 def test_shared_weights_file_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of an earlier build in the same folder may be in the cache under another name: a hard link."""
+    """The cache may contain a hard link to a file of an earlier build in the same folder."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     exported = export_decoder(make_decoder("llama"), tmp_path, 128).graph
     (tmp_path / "others").mkdir()
@@ -135,7 +135,7 @@ def _read(graph: Graph) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """Return two weights, which are `many` of a test."""
+    """Return two weights, large enough to be stored externally."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     return {name: np.full(1 << 16, number, np.float32) for number, name in enumerate(("first", "second"))}
 
@@ -166,7 +166,7 @@ def test_graph_stores_few_weights_of_its_own_inside(tmp_path: Path, large: dict[
 
 @pytest.mark.parametrize("how", ["one is left out", "one is new"])
 def test_graph_of_other_weights_has_its_own_file(how: str, tmp_path: Path, large: dict[str, np.ndarray]) -> None:
-    """Without what it does not read."""
+    """The new file contains only the weights that the graph reads."""
     saved = _saved(tmp_path / "a" / "m.onnx", **large)
     model = load_graph(saved.path)
     wanted = dict(large)
@@ -195,7 +195,7 @@ def test_hard_linked_weights_file_is_not_appended_to(tmp_path: Path, large: dict
 
 
 def test_changed_weights_are_told_from_the_original_ones(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
-    """A convolution with its factor in its weights is in the graph, all others stay in their file."""
+    """The kernel with its folded factor is stored inline, and all other weights stay in their file."""
     numbers = np.random.default_rng(0).standard_normal((16, 16, 3)).astype(np.float32)
     weights = {"matrix": large["second"].reshape(64, -1), "kernel": numbers, "factor": np.array(3, np.float32)}
     nodes = [
