@@ -17,7 +17,7 @@ from tests.generation.device_fault import DeviceFault
 def refuse_blocks(
     tables: Mapping[str, np.ndarray], shapes: Mapping[str, Sequence[int]], addresses: Mapping[str, int]
 ) -> None:
-    """Raise DeviceFault for wrong blocks. `tables`: int32, as bound; `addresses`: of the values on the device."""
+    """Raise DeviceFault for invalid blocks. `tables`: int32; `addresses`: addresses of the values on the device."""
     begins, past, table = (tables[name] for name in ("cumulative_sequence_length", "past_seqlens", "block_table"))
     caches = sorted(name for name in shapes if "_cache." in name)
     for name in caches:

@@ -56,7 +56,7 @@ def written(repository: Path, name: str) -> str:
 
 
 def scored(repository: Path, name: str) -> "list[float]":
-    """Return every number of the answer of an encoder in the front's own process."""
+    """Return every number of the answer of an encoder in process."""
     folder = repository / name / "1"
     pipeline = emitted(repository, name, "encoder.pipeline")
     serving = importlib.import_module("1.contract").load_encoder(folder)

@@ -1,4 +1,4 @@
-"""A decoder small enough to follow: a real executor whose cache decides every answer, and no graph."""
+"""Tiny executors without a graph, whose answers depend on every value in their cache."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SumExecutor(ArenaExecutor):
 
 
 class JoiningSumExecutor(SumExecutor):
-    """Executor that runs texts beginning side by side as one call, and leaves padding after each, as on a GPU."""
+    """Executor that prefills adjacent slots in one call, and leaves padding after each row, as on a GPU."""
 
     joins_prefills = True
 
@@ -88,7 +88,7 @@ class SearchingSumExecutor(SumExecutor):
 
 
 class PagedSumExecutor(Paged):
-    """SumExecutor over blocks: a wrong table, or a block that another row has written to, shows in the text."""
+    """SumExecutor over blocks: a wrong table, or a block overwritten by another row, changes the text."""
 
     def __init__(self, slots: int, max_length: int, blocks: int) -> None:
         geometry = Geometry(slots, max_length, VOCABULARY, ((1, 1),), blocks=blocks)
@@ -131,14 +131,14 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 
 def likeliest(logits: np.ndarray, count: int) -> ScoredCandidates:
-    """Return the values that a graph finds in (rows, vocabulary)."""
+    """Return the candidates that a graph finds in logits (rows, vocabulary)."""
     tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
     totals = np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return ScoredCandidates(tokens, np.take_along_axis(logits, tokens, axis=-1), totals)
 
 
 class ReadingExecutor(ArenaExecutor, EncodingExecutor):
-    """SumExecutor with a text to attend to, read from the arena: a wrong place, length or leftover shows."""
+    """SumExecutor with a source text in the arena: a wrong position, length or stale value changes the answer."""
 
     def __init__(self, slots: int = 4, max_length: int = 32, max_source: int = 32, beams: int = 4) -> None:
         super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))

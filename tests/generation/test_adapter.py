@@ -1,4 +1,4 @@
-"""The adapter of a generating model, on a stand-in for Triton's module: its work besides carrying tensors."""
+"""The adapter of a generating model, with a stand-in for Triton's module."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_adapter_reads_a_slow_request_without_delaying_others(adapter: Any) -> N
 
 
 def test_adapter_answers_after_a_panic(adapter: Any) -> None:
-    """Regression: execute() raised it, and Triton kept the model and its process after it was unloaded."""
+    """Regression: execute() raised the panic, and Triton never ended the process of the unloaded model."""
 
     class PanicException(BaseException): ...
 
@@ -116,10 +116,10 @@ def test_adapter_answers_after_a_panic(adapter: Any) -> None:
 
 
 def test_adapter_cancels_the_request_that_another_names(adapter: Any) -> None:
-    """A request that was answered meanwhile is not an error: a client cannot know that before it asks."""
+    """Cancelling an answered request is not an error, because the client cannot know it was answered."""
 
     class FakeRequest:
-        """Request that runs until it is cancelled, which it accepts once."""
+        """Request that runs until it is cancelled, which is possible once."""
 
         active = True
 
@@ -191,7 +191,7 @@ def test_adapter_forgets_a_request_that_is_refused_on_submission(adapter: Any, e
 
 
 def test_adapter_checks_a_few_connections_each_round(adapter: Any) -> None:
-    """Each question is a message to the server: of hundreds of streams there would be thousands a second."""
+    """Each check is a message to the server; hundreds of streams would send thousands a second."""
     asked: list[int] = []
 
     class FakeSender(Sender):
@@ -223,7 +223,7 @@ def test_adapter_checks_a_few_connections_each_round(adapter: Any) -> None:
 
 
 def test_adapter_is_not_ready_after_the_decode_loop_failed(adapter: Any) -> None:
-    """Triton asks since release 26.03, and takes nothing but a bool."""
+    """Triton calls it since release 26.03, and accepts only a bool."""
     loop = SimpleNamespace(failure=None)
     adapter.service = SimpleNamespace(loop=loop)
     assert adapter.is_ready() is True

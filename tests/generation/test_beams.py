@@ -1,4 +1,4 @@
-"""Beam search beside other rows: it finds the best answers, moves caches, and does not disturb other rows."""
+"""Beam search beside other rows: it finds the best answers, copies caches, and does not change other rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.generation.test_decode_loop import Asked, Letters, loop_of
 
 
 def logits_after(tokens: list[int]) -> np.ndarray:
-    """Return the logits of SumExecutor after `tokens`, from a cache of its own."""
+    """Return the logits of SumExecutor after `tokens`, from a new cache."""
     executor = SumExecutor(slots=1, max_length=64)
     return executor.run(0, np.array([tokens], np.int64), np.zeros(1, np.int64))[0].copy()
 
 
 def best_answers(prompt: list[int], beams: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
-    """Run a beam search without a cache, written the long way."""
+    """Run a reference beam search without a cache."""
     beams_kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for _ in range(count):
         grown = []
@@ -65,7 +65,7 @@ class Searched:
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize(("kind", "slots"), [(SumExecutor, 4), (SumExecutor, 9), (SearchingSumExecutor, 9)])
 def test_searches_and_sequences_share_a_batch(kind: type[SumExecutor], slots: int, reuse: bool) -> None:
-    """Greedy rows and searches of 2 to 4 beams come and go; each finds what it finds alone, in a cache of its own."""
+    """Greedy rows and searches of 2 to 4 beams join and leave; each gets the same answer as alone."""
     generator = np.random.default_rng(3)
     executor = kind(slots, max_length=40)
     loop = DecodeLoop(executor, SchedulerLimits(100, 5), reuse)
@@ -110,7 +110,7 @@ def test_reorder_moves_only_second_children() -> None:
 
 
 def test_search_copies_only_positions_beyond_the_common_prefix() -> None:
-    """A beam that splits late copies the positions since its target parted from it, not its whole past."""
+    """A beam that splits late copies only the positions since it diverged from its target."""
     copied: list[tuple[int, int]] = []
 
     class NotingExecutor(SumExecutor):
@@ -143,7 +143,7 @@ def test_search_waits_for_its_slots_without_being_overtaken() -> None:
 
 
 def steps(loop: DecodeLoop, count: int, streams: list[Asked]) -> None:
-    """Run steps, each of which gives each of these streams one token."""
+    """Run steps, each of which must give every stream one token."""
     for _ in range(count):
         before = [len(stream.tokens) for stream in streams]
         loop.step()
@@ -152,7 +152,7 @@ def steps(loop: DecodeLoop, count: int, streams: list[Asked]) -> None:
 
 @pytest.mark.parametrize("executor", [SumExecutor(20, max_length=64), PagedSumExecutor(20, 64, blocks=80)])
 def test_stream_decodes_every_step_beside_sixteen_beams(executor: Executor) -> None:
-    """Either may come first, and the other's prompt is read or it searches."""
+    """Either may arrive first, while the other prefills or searches."""
     loop = DecodeLoop(executor, SchedulerLimits(100, 4))
     before, wide, after = Asked([1], 30), Searched(list(range(12)), 12, beams=16), Asked([2, 3], 12)
     loop.submit(before.sequences)
@@ -233,7 +233,7 @@ def test_search_with_failing_rules_fails_alone(kind: type[SumExecutor]) -> None:
 
 
 def test_search_breaks_ties_by_beam_then_token() -> None:
-    """Two beams gave 0 and 1, both as likely, and the model prefers none of 5,000 tokens."""
+    """Two beams have equal scores, and all 5,000 tokens are equally likely."""
     search = BeamSearch(Rules(RequestOptions(temperature=0.0, num_beams=2), max_tokens=9), [7], frozenset())
     search.generated, search.scores = [[0], [1]], np.zeros(2, np.float32)
     assert search.step(list(np.zeros((2, 5000), np.float32))) == [0, 0]
@@ -241,7 +241,7 @@ def test_search_breaks_ties_by_beam_then_token() -> None:
 
 
 def test_forced_token_is_the_only_continuation() -> None:
-    """All others of 5,000 are equal, and equally banned."""
+    """All other tokens of 5,000 are equal, and banned."""
     options = RequestOptions(temperature=0.0, num_beams=2)
     logits = np.random.default_rng(0).normal(size=(2, 5000)).astype(np.float32)
     search = BeamSearch(Rules(options, max_tokens=9, first=4321), [7], frozenset())
@@ -271,7 +271,7 @@ SETTLED: dict[str, Rules] = {
 
 @pytest.mark.parametrize("kind", SETTLED)
 def test_search_over_candidates_equals_search_over_all_logits(kind: str) -> None:
-    """Search 20 tokens, so that many of the best are banned, and 3,000."""
+    """Search over 20 tokens, where many of the best are banned, and over 3,000."""
     for vocabulary in (20, 3000):
         table = np.random.default_rng(1).normal(size=(vocabulary, vocabulary)).astype(np.float32)
         of_all, of_few = (BeamSearch(SETTLED[kind], [7], frozenset(ENDS)) for _ in range(2))
@@ -288,7 +288,7 @@ def test_search_over_candidates_equals_search_over_all_logits(kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["plain", "banned"])
 def test_search_prefers_the_higher_logit_of_equal_scores(kind: str) -> None:
-    """Forty logits that all have one log-probability: however many are read for those beside it, the same go on."""
+    """Forty logits round to one log-probability; the choice does not depend on the number of candidates read."""
     logits = np.random.default_rng(2).uniform(1e-9, 2e-9, (1, 40)).astype(np.float32)
     rules = SETTLED[kind]
     order = [token for token in np.argsort(-logits[0]).tolist() if token not in (*rules.banned_tokens([7], []), *ENDS)]

@@ -1,4 +1,4 @@
-"""BlockManager: shared by slots that begin alike, copied on write, and taken from the latest slot when they run out."""
+"""BlockManager: prefixes are shared, blocks copied on write, and the latest slot preempted when they run out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_shared_block_is_copied_on_write() -> None:
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("blocks", [13, 40])
 def test_paged_answers_equal_those_of_each_prompt_alone(blocks: int, reuse: bool) -> None:
-    """30 requests of up to all tokens that 13 blocks hold, with common beginnings, arriving while others run."""
+    """30 requests of up to the capacity of 13 blocks, with common prefixes, arrive while others run."""
     generator = np.random.default_rng(2)
     loop, _ = loop_of(6, blocks, reuse=reuse)
     begin = generator.integers(0, 50, 70).tolist()

@@ -1,4 +1,4 @@
-"""Decoding through BLS with a cache that is handed from call to call and never looked at.
+"""Decoding through BLS with a cache that is passed from call to call and never read.
 
 There is no GPU here: the engine runs on the CPU, once as a function and once as a Triton model of its own, where the
 cache goes from response to request by DLPack as it does on a GPU.
@@ -41,7 +41,7 @@ class Handle:
 
 
 def _engine(graph: Graph, fetched: Counter[Any] | None = None) -> Any:
-    """Return an engine of the graph; `fetched` counts the outputs that calls ask for, and their (rows, new tokens)."""
+    """Return an engine of the graph; `fetched` counts the requested outputs and their (rows, new tokens)."""
     run = run_with(open_session(graph.path, 1))
 
     def infer(feeds: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:

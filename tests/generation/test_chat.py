@@ -1,4 +1,4 @@
-"""Chats through the checkpoint's own template: as transformers renders them, and in a sandbox."""
+"""Chat templates: rendered like transformers, in a sandbox."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_build_accepts_a_template_that_renders_alike(template: str, tokenizer: P
 
 
 def test_chat_with_tools_uses_the_tool_template(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Regression: they were refused, or got the template of a chat, where transformers takes `tool_use`."""
+    """Regression: tools were refused, or got the chat template, where transformers uses `tool_use`."""
     tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": TEMPLATES["tools"]}
     assert chat_template(tokenizer) == TEMPLATES["chatml"]
     chat = Chat(TEMPLATES["chatml"], tokenizer.special_tokens_map, tool_template(tokenizer))
@@ -115,7 +115,7 @@ NEVER = (*TEMPLATES.values(), "{{ messages[0].content }}", "{{ messages[0].conte
     ],
 )  # fmt: skip
 def test_roles_whose_message_parts_a_template_reads_are_found(template: str, roles: list[str]) -> None:
-    """Regression: a client's lines between the texts made another prompt, and parts that are not read a wrong one."""
+    """Regression: line feeds between parts changed the prompt, and parts that the template does not read broke it."""
     assert part_roles(Chat(template)) == roles
     assert part_roles(Chat(READS_PARTS, tool_template=template)) == roles
 
@@ -146,14 +146,14 @@ def test_build_refuses_a_template_that_renders_differently(
 
 
 def render_otherwise(request: dict[str, Any]) -> dict[str, Any]:
-    """Render every chat in the same way here, and as transformers does there."""
+    """Return other prompts for transformers than for the sandbox."""
     answer = chat_probe.render(request)
     return {**answer, "prompts": [("user1", theirs) for _, theirs in answer["prompts"]]}
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ a }", "{% unknown %}", "(" * 10 + "{{" + "(" * 5000])
 def test_uncompilable_template_refuses_only_chats(template: str) -> None:
-    """A server with this model starts, and answers texts."""
+    """The model still loads and answers texts."""
     chat = ChatTemplate(template, {})
     assert chat.problem.startswith("the model's chat template does not compile: ")
     with pytest.raises(InputError, match=r"does not compile.*send the prompt as text_input"):
@@ -203,7 +203,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=list(HOSTILE))
 def test_endless_template_is_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SchedulerLimits apply to time and to memory."""
+    """The limits apply to time and to memory."""
     monkeypatch.setattr(sandbox, "SECONDS", 0.1)
     chat = ChatTemplate(template, {})
     begun = time.thread_time()
@@ -227,7 +227,7 @@ def test_endless_template_is_stopped(template: str, monkeypatch: pytest.MonkeyPa
 def test_build_refuses_a_hostile_template(
     template: str, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: transformers, which has no limits, rendered it before the sandbox did, for 100 s or in 10 GB."""
+    """Regression: transformers rendered it first, without limits, for 100 s or with 10 GB."""
     monkeypatch.setattr(limited, "MEMORY_LIMIT", 256 << 20)
     monkeypatch.setattr(chat_templates, "SECONDS", 5)
     monkeypatch.setattr(tokenizer, "apply_chat_template", None)  # nothing is rendered in this process

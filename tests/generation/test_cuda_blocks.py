@@ -87,7 +87,7 @@ def llama(module_folder: Callable[[str], Path]) -> TinyDecoder:
 
 
 def answered(executor: Executor, requests: list[Asked], prefill_tokens: int = 24) -> list[list[int]]:
-    """Return an engine's answers to `requests`, each submitted one step after the one before."""
+    """Return an engine's answers to `requests`, submitted one step apart."""
     loop = DecodeLoop(executor, SchedulerLimits(0, prefill_tokens))
     for one in requests:
         loop.submit(one.sequences)
@@ -99,7 +99,7 @@ def answered(executor: Executor, requests: list[Asked], prefill_tokens: int = 24
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mistral"])
 def test_device_blocks_answer_as_slots(model_type: str, cuda: CopyingDevice, tmp_path: Path) -> None:
-    """One product for all three, capped scores with windows in every other layer, windows in all: past each window."""
+    """Fused QKV; capped scores with alternating windows; windows in all layers: texts exceed each window."""
     decoder = TinyDecoder(model_type, tmp_path)
     assert decoder.blocks.operators["PagedAttention"] == SIZES["num_hidden_layers"]
     assert "GroupQueryAttention" not in decoder.blocks.operators
@@ -121,7 +121,7 @@ def test_device_blocks_answer_as_slots(model_type: str, cuda: CopyingDevice, tmp
 
 
 def test_device_blocks_answer_a_changing_batch_as_each_row_alone(llama: TinyDecoder, cuda: CopyingDevice) -> None:
-    """Pieces of prompts and steps in one call, beginnings in common, and some that give way and are computed again."""
+    """Calls mix chunks of prompts and steps, requests share prefixes, and some are preempted and resumed."""
     generator = np.random.default_rng(4)
     begin = generator.integers(5, VOCABULARY, 21).tolist()
     texts = [
@@ -165,7 +165,7 @@ def test_device_blocks_return_only_candidates(llama: TinyDecoder, cuda: CopyingD
 
 
 def test_paged_attention_matches_its_schema(llama: TinyDecoder) -> None:
-    """By that of the ONNX Runtime that is installed: no kernel of it is here to run."""
+    """Compare with the schema of the installed ONNX Runtime, which has no CPU kernel for the operator."""
     (schema,) = (one for one in get_all_operator_schema() if one.name == "PagedAttention")
     node = next(node for node in load_graph(llama.blocks.path).graph.node if node.op_type == "PagedAttention")
     named = [(schema.inputs[place].name, name) for place, name in enumerate(node.input) if name]

@@ -88,7 +88,7 @@ def test_device_cache_answers_as_a_cache_in_place(model_type: str, cuda: Copying
 def test_quantised_weights_multiply_fp16_activations(
     model_type: str, precision: str, cuda: CopyingDevice, tmp_path: Path
 ) -> None:
-    """Every product is the one that CUDA has, in its layout; a table that is also the head is kept once."""
+    """Every product has an operator and layout with a CUDA kernel; tied embeddings are stored once."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 128)
     quantised = quantise_weights(
@@ -125,7 +125,7 @@ def half(module_folder: Callable[[str], Path]) -> tuple[Graph, Graph, Geometry]:
 
 
 def generated(executor: Executor, options: dict[str, Any]) -> list[list[int]]:
-    """Return the tokens of two requests that begin and run together; the second goes on alone, and guesses."""
+    """Return the tokens of two requests that run together; the second continues alone and speculates."""
     requests = [Asked(prompt, count, **options) for prompt, count in zip(prompts(), (12, 40), strict=False)]
     loop = DecodeLoop(executor, SchedulerLimits(0, 128))
     for one in requests:
@@ -256,7 +256,7 @@ def test_emitted_gpu_model_answers_as_the_cpu_model(built: Path, cuda: CopyingDe
 
 
 def answers(folder: Path, texts: list[str]) -> list[str]:
-    """Return greedy answers to requests that run together, two beginning alike."""
+    """Return greedy answers to requests that run together, two with a common prefix."""
     service = Service(folder)
     service.loop.start()
     by_number: dict[int, str] = {}

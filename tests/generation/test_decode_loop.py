@@ -30,7 +30,7 @@ from tests.generation.executors import JoiningSumExecutor, SumExecutor, expected
 
 
 class Letters(Detokenizer):
-    """Decoder of one letter a token, without a tokeniser."""
+    """Detokeniser with one letter per token."""
 
     def __init__(self) -> None: ...
 
@@ -77,7 +77,7 @@ class Asked:
 
 
 class FailingExecutor(SumExecutor):
-    """Executor with one slot, whose every step raises `error`."""
+    """Executor with one slot that raises `error` in every step."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(slots=1)
@@ -99,7 +99,7 @@ def loop_of(
 def test_decode_loop_answers_a_batch_as_each_prompt_alone(
     kind: type[SumExecutor], prefill: int, slots: int, reuse: bool
 ) -> None:
-    """40 requests of unequal length, with common beginnings, arriving while others run, through few slots."""
+    """40 requests of unequal length with common prefixes arrive while others run in few slots."""
     generator = np.random.default_rng(1)
     executor = kind(slots)
     loop = loop_of(executor, prefill=prefill, reuse=reuse)
@@ -137,7 +137,7 @@ def test_decode_loop_fills_a_freed_slot_in_the_next_step() -> None:
 
 
 def test_decode_loop_joins_prefills_of_adjacent_slots() -> None:
-    """As many as fit into the tokens of a step with their padding; what goes on, or is scored, runs alone."""
+    """Prefills join up to the token limit of a step including padding; chunked and scored prompts run alone."""
     executor = JoiningSumExecutor(slots=8, max_length=64)
     loop = loop_of(executor, prefill=24)
     requests = [Asked(list(range(1, length + 1)), 5) for length in (3, 5, 4, 2, 9)]
@@ -157,7 +157,7 @@ def test_decode_loop_joins_prefills_of_adjacent_slots() -> None:
 
 
 def test_joined_prefill_is_at_most_half_padding() -> None:
-    """Regression: three rows of the longest ran for it, and a step took several times its limit of tokens."""
+    """Regression: rows were padded to the longest, and a step exceeded its limit of tokens several times."""
     executor = JoiningSumExecutor(slots=4, max_length=64)
     loop = loop_of(executor, prefill=40)
     requests = [Asked(list(range(1, length + 1)), 2) for length in (1, 1, 12, 12)]
@@ -314,7 +314,7 @@ def test_cancelled_request_gets_no_more_text() -> None:
 
 
 def test_request_gets_one_error_from_two_threads() -> None:
-    """The writer thread refuses answers that it cannot write, and the loop refuses late requests."""
+    """The writer thread fails answers that it cannot write, and the loop refuses late requests."""
     both = threading.Barrier(2)
 
     class Watched(Request):

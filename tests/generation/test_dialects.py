@@ -1,4 +1,4 @@
-"""Inputs of clients of the vLLM and TensorRT-LLM backends, by their names, become this model's options."""
+"""Inputs in the format of the vLLM and TensorRT-LLM backends are translated to this model's options."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_openai_frontend_request_for_vllm_is_translated() -> None:
 
 
 def test_openai_frontend_request_for_tensorrt_llm_is_translated() -> None:
-    """The same file, _create_trtllm_generate_request: its way with every other backend than vLLM, so with this one."""
+    """Source: the same file, _create_trtllm_generate_request, used for every backend but vLLM."""
     options = read(
         text_input="a",
         stream=False,

@@ -1,4 +1,4 @@
-"""A draft model guesses: its guesses never change the text, and right guesses save steps."""
+"""A draft model never changes the text, and its accepted tokens save steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PagedTarget(PagedSumExecutor):
 
 
 class Wrong(SumExecutor):
-    """Draft that always gives another token than SumExecutor."""
+    """Draft that never proposes the token of SumExecutor."""
 
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: np.ndarray | None = None
@@ -103,7 +103,7 @@ def test_good_draft_saves_steps_and_bad_draft_pauses() -> None:
 
 
 def test_prompt_lookup_is_preferred_to_the_draft() -> None:
-    """The target copies nine tokens of ten; the draft would go on otherwise each time."""
+    """The target repeats nine tokens of ten; the draft is wrong each time."""
     prompt = [*PROMPT, *PROMPT[:3]]
     plain, ahead = Asked(prompt, 150), Asked(prompt, 150)
     slow = answered(CopyingExecutor(1, LENGTH), [plain]).stats
@@ -116,7 +116,7 @@ def test_prompt_lookup_is_preferred_to_the_draft() -> None:
 @pytest.mark.parametrize("blocks", [13, 60])
 @pytest.mark.parametrize("paged", [True, False])
 def test_paged_drafting_does_not_change_answers(blocks: int, paged: bool) -> None:
-    """24 over 4 slots, more than the draft has; on few blocks some give way and are computed again."""
+    """24 requests over 4 slots, more than the draft has; on few blocks some are preempted and resumed."""
     prompts = [np.random.default_rng(seed).integers(0, VOCABULARY, 20 + seed).tolist() for seed in range(24)]
     requests = [Asked([*PROMPT[:10], *prompt], 90) for prompt in prompts]
     draft = PagedSumExecutor(2, LENGTH, 13) if paged else SumExecutor(2, LENGTH)
@@ -128,7 +128,7 @@ def test_paged_drafting_does_not_change_answers(blocks: int, paged: bool) -> Non
 
 
 def test_drafter_follows_a_sequence_to_another_slot() -> None:
-    """The second ends, and the third moves into its slot, where it is alone when the first ends too."""
+    """When the second sequence ends, the third moves into its slot, and runs alone when the first ends too."""
     requests = [Asked([1, 2], 6), Asked([3], 3), Asked(PROMPT, 60)]
     stats = answered(Target(3, LENGTH), requests, SumExecutor(1, LENGTH)).stats
     for one in requests:
@@ -162,7 +162,7 @@ def test_drafter_limits_the_prefill_of_a_step() -> None:
 
 
 def test_drafter_proposes_tokens_of_the_targets_vocabulary() -> None:
-    """Matrices are padded, some more than others."""
+    """Vocabularies are padded to different sizes."""
     drafter = Drafter(SumExecutor(1, LENGTH), 10)
     drafter.start_step(100)
     assert max(drafter.propose(1, PROMPT, 20)) < 10

@@ -1,4 +1,4 @@
-"""The decode loop of an encoder-decoder: rows read their own texts, the encoder runs in time, and nothing stays."""
+"""The decode loop of an encoder-decoder: rows attend to their own sources, which are encoded ahead and freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executors of one loop give the same text: the cache in place, travelling, and handed on."""
+"""All executors give the same text: with the cache in place, copied by each call, and passed on as handles."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_executors_give_the_same_answers(model_type: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["in place", "travelling", "handed on"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_logits_equal_pytorchs_at_all_requested_positions(kind: str, model_type: str, tmp_path: Path) -> None:
-    """A piece of a prompt follows another, and then a step of three rows of which one belongs to no request."""
+    """Run two chunks of a prompt, then a step of three rows, one of them unused."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 64)
     geometry = geometry_of(exported.caches, 3, 64, VOCABULARY)

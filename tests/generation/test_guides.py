@@ -1,4 +1,4 @@
-"""Guided answers: a model of random logits writes valid documents only, and rows beside it do not change."""
+"""Guided answers: random logits yield only valid documents, and other rows do not change."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 class RandomExecutor(ArenaExecutor):
-    """Executor of random logits, equal after equal tokens in any slot and beside any rows."""
+    """Executor of random logits that depend only on the tokens, not on slot or batch."""
 
     def __init__(self, slots: int = 4, max_length: int = LENGTH) -> None:
         super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
@@ -220,7 +220,7 @@ def test_guide_yields_only_valid_documents_from_random_logits(name: str, asked: 
 
 @pytest.mark.skipif("JSON_SCHEMA_TEST_SUITE" not in os.environ, reason="JSON_SCHEMA_TEST_SUITE is not set: a checkout")
 def test_guide_passes_the_json_schema_test_suite(asked: Asked) -> None:
-    """https://github.com/json-schema-org/JSON-Schema-Test-Suite: each of draft 2020-12 is kept to, or refused."""
+    """Source of draft 2020-12's schemas: https://github.com/json-schema-org/JSON-Schema-Test-Suite."""
     files = sorted(Path(os.environ["JSON_SCHEMA_TEST_SUITE"], "tests", "draft2020-12").rglob("*.json"))
     groups = [group for file in files for group in json.loads(file.read_text())]
     counts: Counter[str] = Counter()
@@ -266,9 +266,9 @@ def test_guide_of_regex_grammar_and_choice(guide: dict[str, Any], whole: str, as
 
 
 def test_guide_follows_the_schema_of_each_tool_call(asked: Asked) -> None:
-    """Regression: a reference to the first place of a repeated schema was looked for in the schema of the whole call.
+    """Regression: a reference to the first use of a repeated schema was resolved against the schema of the whole call.
 
-    Libraries of JavaScript write repeated schemas so; the schema of the whole call has a `name` too.
+    JavaScript libraries write such references; the schema of the whole call has a `name` too.
     """
     properties = {
         "name": {"enum": ["x", "y"]},
@@ -312,7 +312,7 @@ def test_guide_of_json_object_yields_an_object(asked: Asked) -> None:
 
 
 def test_guided_answer_does_not_change_other_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guided or not, greedy or sampled: to the token, though forced tokens take another way when many run."""
+    """Other rows, guided or not, greedy or sampled, get identical tokens."""
     guide = {"json_schema": SCHEMAS["an application's"]}
     kinds: list[dict[str, Any]] = [
         {"max_tokens": 60},
@@ -380,7 +380,7 @@ def test_options_that_contradict_a_guide_are_refused(other: dict[str, Any], aske
 
 
 def test_guide_that_compiles_too_long_is_refused_in_time(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes longer than any request to decide whether thirty expressions can all match."""
+    """Deciding whether thirty expressions can all match takes longer than any request may."""
     monkeypatch.setattr(guides_module, "CHECK_CPU_S", 1)
     monkeypatch.setattr(guides_module, "CHECK_TIMEOUT_S", 600)
     schema = {"type": "string", "allOf": [{"pattern": f"a.*b{number}.*c"} for number in range(30)]}

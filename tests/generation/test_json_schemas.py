@@ -1,4 +1,4 @@
-"""Schemas that llguidance alone reads too generously are corrected, or refused by name."""
+"""Schemas that llguidance does not fully enforce are corrected, or refused by name."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def guides(module_folder: Callable[[str], Path]) -> Guides:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the process that checks expressions: it takes a quarter of a second for each schema."""
+    """Skip the process that checks expressions, which takes a quarter of a second per schema."""
     monkeypatch.setattr(guides_module, "INTERSECTING", ())
 
 
 def allows(guides: Guides, schema: dict[str, Any], text: str) -> bool:
-    """Return True if `text` is a whole answer under `schema`, in the tokeniser's own tokens or byte by byte."""
+    """Return True if `schema` accepts `text` as a complete answer, in tokens or byte by byte."""
     guide = guides({"json_schema": schema})
     texts = guides._numerals().texts
     spellings = (guides.tokenizer.tokenize_str(text), [texts.index(bytes((byte,))) for byte in text.encode()])
@@ -90,7 +90,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
 def test_guide_allows_no_invalid_document(
     schema: dict[str, Any], invalid: str, valid: str, guides: Guides, unchecked: None
 ) -> None:
-    """Regression: llguidance allows the first text of each, which readers or validators of JSON do not."""
+    """Regression: llguidance allows the first text of each, which JSON parsers or validators refuse."""
     assert not allows(guides, schema, invalid)
     assert allows(guides, schema, valid)
     assert problem_of(valid, schema) is None
@@ -122,7 +122,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_schema_that_cannot_be_kept_is_refused_by_name(
     schema: dict[str, Any], message: str, guides: Guides, unchecked: None
 ) -> None:
-    """Regression: each gave invalid answers, or an error in their middle that showed the parser's state."""
+    """Regression: each schema gave invalid answers, or an error that exposed the parser's state."""
     with pytest.raises(InputError, match=message):
         guides({"json_schema": schema})
 
@@ -170,7 +170,7 @@ def test_number_of_a_document_is_followed_across_tokens() -> None:
 
 
 def test_choice_of_thousands_of_texts_is_answered(guides: Guides) -> None:
-    """Regression: more than 2,000 ways to go on ended the answer with an error that showed the parser's state."""
+    """Regression: more than 2,000 alternatives failed the answer with an error that exposed the parser's state."""
     texts = [f"{number} of many" for number in range(4000)]
     walker = Walker(guides, 1)
     answers = {walker.answer(guides({"choice": texts}), np.random.default_rng(seed)) for seed in range(8)}
@@ -187,7 +187,7 @@ def test_error_of_a_guide_shows_no_state(guides: Guides) -> None:
 
 
 def test_guide_beyond_ascii_is_checked_in_any_locale() -> None:
-    """Regression: the process that checks expressions was written to and read in the encoding of the locale."""
+    """Regression: the pipe to the process that checks expressions used the encoding of the locale."""
     program = (
         "import sys\n"
         "from builder.runtime.generation.guides import refuse_endless, grammar_of\n"

@@ -1,4 +1,4 @@
-"""Memory of a large request does not stay with the process."""
+"""The memory of a large request is returned to the system."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_memory_trimmer_trims_at_intervals(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_memory_trimmer_returns_freed_memory() -> None:
-    """A process of its own frees 64 MB in small pieces, of which the last keeps the heap from shrinking by itself."""
+    """A new process frees 64 MB in small pieces, of which the last one keeps the heap from shrinking."""
     program = """
         from builder.runtime.generation import memory_trimmer as memory
         pages = lambda: int(open("/proc/self/statm").read().split()[1])

@@ -1,4 +1,4 @@
-"""Requests as clients send them, and the errors of those that make no sense."""
+"""Options of requests, and the errors of invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens: those of PyTorch, beside any rows and with any cache."""
+"""Log-probabilities of prompt tokens equal PyTorch's, beside any rows and with any cache."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def scored(prompt: list[int], count: int = 3, wanted: int = 2, **options: Any) -
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
 def test_prompt_logprobs_equal_pytorchs(model_type: str, tmp_path: Path) -> None:
-    """Prompts shorter and longer than a piece, beside others that request none, and again with all in the cache."""
+    """Prompts shorter and longer than a chunk, beside others without log-probabilities, and again with a full cache."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 128)
     executor = InProcess(exported.graph.path, geometry_of(exported.caches, 4, 128, VOCABULARY), Session(threads=1))
@@ -171,7 +171,7 @@ def test_perf_metrics_are_sent_on_request(small: Service, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_decode_loop_defers_the_writing_of_answers(small: Service, stream: bool) -> None:
-    """Answers written later, in their order, equal those written at once."""
+    """Deferred answers are written in order, and equal those written immediately."""
     asked: dict[str, Any] = {"max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1, "n": 2, "stream": stream}
     at_once = answers_of(small, text_input="BCD", **asked)
     answers: list[tuple[Answer, bool]] = []
@@ -193,7 +193,7 @@ def test_decode_loop_defers_the_writing_of_answers(small: Service, stream: bool)
 def test_answer_that_cannot_be_written_gets_one_error(
     small: Service, later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One token has no spelling: the text before it is sent, nothing after it, and other requests are answered."""
+    """One token has no spelling: only the text before it is sent, and other requests are answered."""
     spelled = itertools.count()
     write = responses._logprobs
 

@@ -1,4 +1,4 @@
-"""Prompt lookup does not change the text, to the token and the draw; it only saves steps."""
+"""Prompt lookup saves steps without changing a token or a random draw."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCABULARY = 50
 
 
 class CopyingExecutor(SumExecutor):
-    """Executor that goes on as the text did before, nine times out of ten; else as SumExecutor."""
+    """Executor that repeats earlier text nine times out of ten, and otherwise behaves like SumExecutor."""
 
     can_speculate = True
 
@@ -106,7 +106,7 @@ def test_prompt_lookup_does_not_change_answers(options: dict[str, Any]) -> None:
 
 
 def test_rejected_tokens_are_not_reused_as_a_prefix() -> None:
-    """A later prompt that begins like a guess that was not kept must not find that in the cache."""
+    """A later prompt that starts with rejected tokens must not reuse them from the cache."""
     executor = CopyingExecutor(slots=1, max_length=400)
     loop = DecodeLoop(executor, SchedulerLimits(100, 64))
     first = Asked([*PROMPT, *PROMPT[:3]], 60)
@@ -132,7 +132,7 @@ def test_speculation_is_off_while_several_slots_run() -> None:
 
 @pytest.mark.parametrize("blocks", [13, 60])
 def test_paged_speculation_does_not_change_answers(blocks: int) -> None:
-    """Twelve that repeat themselves and twelve that do not, on few blocks too, where some have to give way."""
+    """Twelve repetitive requests and twelve others, also on few blocks, where some are preempted."""
     prompts = [np.random.default_rng(seed).integers(0, VOCABULARY, 20 + seed).tolist() for seed in range(24)]
     texts, calls = [], []
     for guesses in (False, True):
@@ -173,7 +173,7 @@ def test_step_of_many_rows_runs_few_speculative_tokens() -> None:
 
 
 def test_prompt_lookup_pauses_where_text_does_not_repeat() -> None:
-    """The same three tokens come again and again, and something else after them each time."""
+    """The same three tokens recur, followed by another token each time."""
     lookup = PromptLookup([])
     guessed = 0
     for number in range(400):
@@ -205,7 +205,7 @@ def test_prompt_lookup_grows_after_accepted_proposals() -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "starcoder2"])
 def test_prompt_lookup_does_not_change_text_of_real_graphs(model_type: str, tmp_path: Path) -> None:
-    """Random weights soon repeat themselves; windows of 16 tokens are far behind by then."""
+    """Text from random weights soon repeats itself, long after windows of 16 tokens are exceeded."""
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     prompt = np.random.default_rng(1).integers(5, WORDS, 12).tolist() * 2
     texts, steps = [], []

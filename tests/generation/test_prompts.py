@@ -1,4 +1,4 @@
-"""Texts for an encoder: prefixes, pairs of languages, language tokens, and errors for unknown ones."""
+"""Source texts of an encoder: prefixes, language pairs, language tokens, and their errors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_chat_with_half_characters_or_without_template_is_refused() -> None:
 
 
 def test_tokenisation_does_not_block_other_threads() -> None:
-    """The decode loop is such a thread; the tokeniser's own `encode` keeps them all waiting."""
+    """The decode loop must run during tokenisation; the tokeniser's own `encode` blocks all threads."""
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     turns, over = 0, threading.Event()
 
@@ -133,7 +133,7 @@ def test_tools_need_a_template_that_reads_them() -> None:
 
 
 def test_prompt_with_a_fill_mark_is_refused() -> None:
-    """Regression: Code Llama's tokeniser moves the text after the mark to the front; here the mark was text."""
+    """Regression: the fill mark, after which Code Llama's tokeniser moves text to the front, was read as text."""
     theirs = CodeLlamaTokenizer()
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
     prompts = ChatPrompts(64, Chat("{{ messages[0].content }}"), tokenizer, theirs.fill_token)

@@ -26,7 +26,7 @@ def _answers(python: Path, repository: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.10", "3.12"])
 def test_emitted_code_answers_alike_in_the_pythons_of_the_containers(version: str, repository: Path) -> None:
-    """A decode loop, one that searches, an encoder-decoder and an encoder."""
+    """Cover a decode loop, one with beam search, an encoder-decoder and an encoder."""
     python = fetched_folder(ENGINES, f"python-{version}") / "bin" / "python"
     if not python.exists():
         pytest.skip(f"scripts/pythons makes an environment of Python {version} where that is installed")

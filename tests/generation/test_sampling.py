@@ -1,4 +1,4 @@
-"""Sampling against transformers' own logits processors, and against the promises about seeds and bans."""
+"""Sampling equals transformers' logits processors, and keeps its guarantees about seeds and bans."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_filters_equal_those_of_transformers(options: dict[str, Any], spread: fl
 @pytest.mark.parametrize("spread", [0.5, 6.0])
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_filtering_the_best_first_changes_no_choice(options: dict[str, Any], spread: float) -> None:
-    """Flat and peaked distributions over more tokens than are looked at first: the same draws as over all."""
+    """Flat and peaked distributions over more tokens than the first candidates give the same draws as over all."""
     vocabulary = 4 * EXAMINED_TOKENS
     scores = np.random.default_rng(1).normal(0, spread, (4, vocabulary)).astype(np.float32)
     samplers = [Sampler(Rules(RequestOptions(random_seed=seed, **options))) for seed in range(4)]

@@ -1,4 +1,4 @@
-"""The highest of many scores, by every method."""
+"""Selection of the highest scores, by every method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from builder.runtime.generation.scores import highest, log_sum_exp
 
 
 def sorted_through(rows: np.ndarray, totals: np.ndarray, scores: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Find the same by sorting everything."""
+    """Return the same by a full sort."""
     values = (rows - totals[:, None] + scores[:, None]).ravel()
     order = np.lexsort((-rows.ravel(), np.arange(rows.size) // rows.shape[1], -values))[:count]
     places = [index for index in order if values[index] > -np.inf]
@@ -44,7 +44,7 @@ def test_highest_selects_across_rows(size: int, beams: int) -> None:
 
 @pytest.mark.parametrize("best", [-1000, -40, -31, 0, 31, 40, 1000])
 def test_log_sum_exp_is_exact_for_scores_of_any_size(best: float) -> None:
-    """Scores have any size; many that are far below the best count as well."""
+    """Scores have any size, and many scores far below the best count too."""
     row = np.full(70_000, best - 12, np.float32)
     row[::9] = best - 200
     row[7] = best
@@ -55,7 +55,7 @@ def test_log_sum_exp_is_exact_for_scores_of_any_size(best: float) -> None:
 
 
 def test_banned_row_stays_banned_beside_others() -> None:
-    """As that of a beam that may go on with no token, whose rest is made probabilities again."""
+    """For example a beam without an allowed token, whose scores are normalised again."""
     rows = [np.full(2000, -np.inf, np.float32), np.linspace(0, 1, 2000, dtype=np.float32)]
     totals = np.array([log_sum_exp(row, np.empty_like(row)) for row in rows])
     rows_found, tokens, _ = highest(rows, totals, np.zeros(2, np.float32), 2)

@@ -1,4 +1,4 @@
-"""Slots: near each other, with their earlier tokens remembered, and never handed out twice."""
+"""Slots are adjacent, reuse the tokens of earlier requests, and are never allocated twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from builder.runtime.generation.slot_cache import SlotCache
 
 
 class Copies:
-    """Stand-in for an executor that records the copies it is told to do."""
+    """Stand-in for an executor that records the requested copies."""
 
     def __init__(self) -> None:
         self.copied: list[tuple[int, ...]] = []
@@ -24,7 +24,7 @@ def cache_of(slots: int, reuse: bool = True, copies: Copies | None = None) -> Sl
 
 
 def hold(cache: SlotCache, slot: int, tokens: list[int]) -> None:
-    """Let a call write `tokens` into a slot, from its beginning."""
+    """Record a call that writes `tokens` to a slot, from its beginning."""
     cache.record(slot, np.zeros(1, np.int64), {slot: tokens})
 
 

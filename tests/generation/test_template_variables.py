@@ -1,4 +1,4 @@
-"""Additions of a request to a chat template: its variables, a reasoning effort, a started answer."""
+"""Options of a request for the chat template: variables, a reasoning effort, a prefilled answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("added", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
 def test_template_gets_the_variables_of_a_request(added: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
-    """Regression: Qwen3's thinking could not be turned off."""
+    """Regression: Qwen3's thinking could not be disabled."""
     wanted = tokenizer.apply_chat_template(
         MESSAGES, chat_template=QWEN3, tokenize=False, add_generation_prompt=True, **added
     )
@@ -129,7 +129,7 @@ def test_prompt_reports_if_it_ends_in_reasoning(tokenizer: PreTrainedTokenizerFa
 
 @pytest.mark.parametrize("template", [QWEN3, R1])
 def test_guided_answer_has_no_reasoning(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
-    """A guide says what an answer begins with."""
+    """A guide determines the beginning of an answer."""
     prompts = ChatPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
     prompt = prompts(RequestOptions(messages=MESSAGES[:1], guide=GUIDE))
     assert prompt.text.endswith("<think>\n\n</think>\n\n")

@@ -1,4 +1,4 @@
-"""Streamed text: whole characters, whole words, nothing of a stop string, and all of it in the end."""
+"""Streamed text: complete characters and words, no part of a stop string, and all of the text at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.tiny_encoders import VOCABULARY, make_tokenizer
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return a tokeniser of one token a byte: each character beyond ASCII takes several."""
+    """Return a byte-level tokeniser: each character beyond ASCII takes several tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -55,7 +55,7 @@ def test_detokenizer_shows_incomplete_bytes_at_the_end() -> None:
 
 
 def test_broken_character_leaves_the_text_before_it() -> None:
-    """As Llama 2's and Gemma's tokens of bytes have it: the decoder makes all of the run U+FFFD, one a byte."""
+    """The decoder of Llama 2's and Gemma's byte tokens replaces each byte of an invalid run by U+FFFD."""
     bytes_of = {f"<0x{byte:02X}>": byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE({**bytes_of, "a": 256}, [], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -81,7 +81,7 @@ def test_pieces_add_up_to_the_text_after_the_prompt(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_logprob_tokens_are_spelled_as_in_the_text(kind: str) -> None:
-    """Regression: tokens that begin a word came without their space, and shared a key with those that do not."""
+    """Regression: tokens that begin a word lost their space, and shared a key with those that do not."""
     tokenizer = make_tokenizer(kind, type_ids=False).backend_tokenizer
     prompt = tokenizer.encode("The museum", add_special_tokens=False).ids
     tokens = tokenizer.encode("The museum in Oslo is closed for repairs", add_special_tokens=False).ids[len(prompt) :]
@@ -94,7 +94,7 @@ def test_logprob_tokens_are_spelled_as_in_the_text(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 @pytest.mark.parametrize("skipped", [True, False])
 def test_first_token_is_spelled_without_a_leading_space(kind: str, skipped: bool) -> None:
-    """Regression: an encoder-decoder's answer begins after tokens without text; all later offsets were one too high."""
+    """Regression: an encoder-decoder's answer starts with tokens without text, and all offsets were one too high."""
     fast = make_tokenizer(kind, type_ids=False)
     tokenizer, start, language = fast.backend_tokenizer, fast.pad_token_id, fast.mask_token_id
     tokens = [language, *tokenizer.encode("The museum in Oslo", add_special_tokens=False).ids]
@@ -107,7 +107,7 @@ def test_first_token_is_spelled_without_a_leading_space(kind: str, skipped: bool
 
 
 def test_token_is_spelled_after_its_predecessor() -> None:
-    """If a word's last token says so, the next token has the space, and not every token after any."""
+    """The space depends on the end-of-word mark of the token before, not on every predecessor."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "a</w>": 2, "b</w>": 3}, [], end_of_word_suffix="</w>"))
     tokenizer.decoder = decoders.BPEDecoder("</w>")
     spelling = Spelling(tokenizer, ())
@@ -123,7 +123,7 @@ def test_parts_of_characters_are_spelled_alike_everywhere() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_clean_up_equals_transformers(kind: str) -> None:
-    """As the configurations of many tokenisers say, French texts with their spaces included; of BPE they stay."""
+    """Follows clean_up_tokenization_spaces, also for French punctuation; BPE tokenisers keep their spaces."""
     tokenizer = make_tokenizer(kind, type_ids=False)
     tokenizer.add_tokens([" .", " ' ", " n't", " ?", " 's"])
     tokenizer.clean_up_tokenization_spaces = True
@@ -160,7 +160,7 @@ def test_clean_up_of_pieces_equals_that_of_the_whole() -> None:
     ],
 )
 def test_clean_up_holds_back_only_what_may_change(text: str, most: int) -> None:
-    """Text so comes as it is generated, without spaces too."""
+    """Text is streamed as it is generated, even without spaces."""
     cleaner = Cleaner()
     held = []
     for character in text:
@@ -197,7 +197,7 @@ def test_stop_word_ends_a_cleaned_answer_at_once(before: str, tmp_path: Path, mo
 
 
 def test_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: <|im_end|> is left out of the text, where it was looked for, and the answer went on."""
+    """Regression: <|im_end|> was searched for in text that omits it, and the answer continued."""
     service = service_of("", False, tmp_path, monkeypatch)
     (whole,) = answers_of(service, prompt(), max_tokens=6)
     text = whole["text_output"][0].decode()
@@ -209,7 +209,7 @@ def test_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monkey
 
 
 def test_default_answer_length_fits_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: a search was refused for a max_tokens that no client had sent, if the checkpoint's is a long one."""
+    """Regression: a search without max_tokens was refused if the checkpoint's default is long."""
     service = service_of("", False, tmp_path, monkeypatch)
     service.serving = replace(service.serving, beams=4, max_tokens=60)
     service.loop.cache.blocks = BlockManager(slots=4, num_blocks=10, block_size=4)
@@ -228,7 +228,7 @@ def test_default_answer_length_fits_the_blocks(tmp_path: Path, monkeypatch: pyte
 
 
 def test_prompt_past_the_checkpoint_max_length_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: it was answered with one token, where transformers' generate raises."""
+    """Regression: it was answered with one token; transformers' generate raises."""
     service = service_of("", False, tmp_path, monkeypatch)
     service.serving = replace(service.serving, total_length=8)
 
@@ -247,7 +247,7 @@ def prompt() -> dict[str, np.ndarray]:
 
 
 def service_of(before: str, clean_up: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """Return a service whose model is a SumExecutor, and whose tokens are letters with `before` before each."""
+    """Return a service of a SumExecutor whose tokens are letters, each preceded by `before`."""
     marks = {f"{before}{chr(ord('A') + number)}": number for number in range(50)}
     tokenizer = Tokenizer(models.WordLevel(marks, unk_token=f"{before}A"))
     tokenizer.decoder = decoders.Fuse()
@@ -269,7 +269,7 @@ def test_tokeniser_that_decodes_differently_is_refused(monkeypatch: pytest.Monke
 
 
 def test_difference_of_a_tokeniser_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: two beginnings were shown, which were the same."""
+    """Regression: the message showed only equal beginnings of the two texts."""
     tokenizer = make_tokenizer("bpe", type_ids=False)
     own = tokenizer.decode
     monkeypatch.setattr(tokenizer, "decode", lambda tokens, **options: own(tokens, **options) + "_at_its_end")
@@ -278,7 +278,7 @@ def test_difference_of_a_tokeniser_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_special_tokens_are_text_on_request() -> None:
-    """As the marks of a call of a tool are, in some checkpoints."""
+    """Some checkpoints mark tool calls with special tokens."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["[CALL]"])
     ids = tokenizer.encode("a[CALL]é").ids
