@@ -1,4 +1,4 @@
-"""The remark of a build on which texts may share an engine call."""
+"""The build's remark about texts that may share an engine call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder with a draft: built and verified one after the other, one text with it and without."""
+"""A decoder with a draft: both are built and verified, and the draft does not change the text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXTS = ("The museum in Oslo", "Water expands when it freezes, which is why", "M
 
 @pytest.fixture(scope="module")
 def folder(module_folder: Callable[[str], Path]) -> Path:
-    """Create checkpoints with one tokeniser: a target, and a smaller draft that knows nothing of it."""
+    """Create checkpoints with one tokeniser: a target, and a smaller, unrelated draft."""
     folder_of_drafts = module_folder("drafts")
     make_decoder_checkpoint(folder_of_drafts / "large", "llama")
     make_decoder_checkpoint(folder_of_drafts / "small", "gpt2", num_hidden_layers=1)
@@ -53,7 +53,7 @@ def built(folder: Path, checkpoint: Path, draft: Path, **options: Any) -> BuildR
 
 
 def said(version: Path, **options: Any) -> tuple[list[list[str]], Stats]:
-    """Return the answers to TEXTS, which run together, the last alone in the end; and the loop's counters."""
+    """Return the answers to TEXTS, which run together until only the last remains, and the loop's counters."""
     service = Service(version)
     answers: dict[str, Any] = {}
     for number, text in enumerate(TEXTS, 1):
@@ -87,9 +87,9 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 def test_draft_leaves_the_text_unchanged(
     engine: str, precision: str, right: bool, folder: Path, tmp_path: Path
 ) -> None:
-    """The draft is the target itself, or another model; both are built in one precision."""
+    """The draft is the target itself or another model, built in the same precision."""
     draft = folder / ("large" if right else "small")
-    judged = {"quality": 0.0, "perplexity": 1e9} if precision == "int8" else {}  # random weights have none to lose
+    judged = {"quality": 0.0, "perplexity": 1e9} if precision == "int8" else {}  # random weights have no quality
     report = built(tmp_path, folder / "large", draft, engine=engine, precision=precision, **judged)
     version, plain = tmp_path / "repository" / "writes" / "1", tmp_path / "plain"
     assert check(tmp_path / "repository") == []
@@ -170,7 +170,7 @@ def test_plan_before_a_build_counts_the_draft(folder: Path, tmp_path: Path) -> N
 def test_cache_keeps_stages_of_target_and_draft_apart(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft that is added to a built model reuses the model's stages, and those of the draft are kept too."""
+    """A draft added to a built model reuses the cached stages of the model, and caches its own."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     build(make_spec(model=str(folder / "large"), name="writes", max_length=LENGTH, slots=8, output=tmp_path / "before"))
     first = built(tmp_path, folder / "large", folder / "small")

@@ -1,4 +1,4 @@
-"""Memory of a build: about one copy of its weights, besides the libraries' own memory."""
+"""A build needs memory for about one copy of its weights, besides that of the libraries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WIDE: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
 }
-AT_MOST = 3.0  # times the weights, in fp32; above 4 when every stage had a copy of its own
+AT_MOST = 3.0  # times the fp32 weights; above 4 if every stage had its own copy
 
 BUILD = """
 import json, sys
@@ -69,7 +69,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_build_holds_about_one_copy_of_the_weights(tmp_path: Path) -> None:
-    """Each copy of the weights that a stage makes is one more time their size."""
+    """Every copy of the weights in a stage would add their size."""
     tiny, wide, output = (tmp_path / name for name in ("tiny", "wide", "repository"))
     make_decoder_checkpoint(tiny, "llama")
     make_decoder_checkpoint(wide, "llama", **WIDE)
@@ -89,7 +89,7 @@ WIDTH = 4096
 
 
 def product(path: Path) -> Graph:
-    """Return a product by a square matrix of 64 MiB."""
+    """Return a graph that multiplies by a square matrix of 64 MiB."""
     value = helper.make_tensor_value_info
     matrix = numpy_helper.from_array(np.ones((WIDTH, WIDTH), np.float32), "w")
     sides = (value("x", TensorProto.FLOAT, ["rows", WIDTH]), value("y", TensorProto.FLOAT, ["rows", WIDTH]))
@@ -147,7 +147,7 @@ print(json.dumps({
 
 
 def test_judging_or_rounding_a_large_graph_keeps_weights_on_disk(tmp_path: Path) -> None:
-    """The serving session multiplies by a copy in another order. A process of its own has freed nothing before."""
+    """The serving session reorders a copy of the weights. A new process has no freed memory to reuse."""
     command = [sys.executable, "-c", TAKEN, str(tmp_path)]
     root = Path(__file__).parents[3]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=root)
@@ -159,7 +159,7 @@ def test_judging_or_rounding_a_large_graph_keeps_weights_on_disk(tmp_path: Path)
 
 
 def test_fp32_is_judged_from_its_file_and_again_if_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second build takes from the cache what the first has verified."""
+    """The second build reuses the verified stages of the first."""
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builder.engines.LARGE", 10_000)
     sessions: list[tuple[str, bool]] = []
@@ -194,7 +194,7 @@ def test_large_graph_served_in_fp32_is_judged_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Judge it as it is served if this machine has the memory; otherwise over its file, with a warning.
+    """Verify it as served if this machine has the memory; otherwise from its file, with a warning.
 
     The next build judges it again in the second case, because it may find the memory.
     """

@@ -1,4 +1,4 @@
-"""Repositories for TensorRT-LLM's own Triton model; it is not installed: a module of its interface stands for it."""
+"""Repositories for TensorRT-LLM's Triton model, with a stand-in for TensorRT-LLM, which is not installed."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_tensorrt_llm_model_fails_outside_its_container(
 def test_tensorrt_llm_answers_whole_and_cancels_streams(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its model ends a stream that has no reader; Triton would keep one that is cancelled at the wrong moment."""
+    """Its model ends abandoned streams, because Triton leaks a stream that is cancelled at the wrong moment."""
     monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # it is waited for, however long its Python takes to end
     _build(checkpoint, tmp_path / "model_repository")
     version = tmp_path / "model_repository" / "writer" / "1"

@@ -1,4 +1,4 @@
-"""A checkpoint's settings of texts and answers, read as transformers does: beginnings, prefixes, lengths, beams."""
+"""A checkpoint's settings for texts and answers, as in transformers: prefixes, forced tokens, lengths, beams."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _read(folder: Path, task: str | None = None) -> tuple[Checkpoint, Settings, 
 def test_prefix_of_the_configuration_precedes_every_text(
     task: str | None, own: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    """Regression: BART's and DistilBART's summarisers set " ": the first word was another token than in a pipeline."""
+    """Regression: BART's summarisers set the prefix " ", without which the first word was another token."""
     folder = make_seq2seq_checkpoint(tmp_path / "bart", "bart", prefix=" ", task_specific_params=own)
     checkpoint, _, texts = _read(folder, task)
     wanted = checkpoint.tokenizer(expected + TEXT)["input_ids"]
@@ -69,7 +69,7 @@ def _of_25_languages() -> MBartTokenizer:
 
 
 def test_answer_that_starts_with_its_language_is_not_forced_to_repeat_it(tmp_path: Path) -> None:
-    """In mBART of 25 languages, `generate` is given decoder_start_token_id, and nothing is forced after it."""
+    """For mBART-25, `generate` gets the language as decoder_start_token_id, and forces nothing after it."""
     tokenizer = _of_25_languages()
     romanian, german = tokenizer.convert_tokens_to_ids(["ro_RO", "de_DE"])
     own = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": romanian}
@@ -85,7 +85,7 @@ def test_answer_that_starts_with_its_language_is_not_forced_to_repeat_it(tmp_pat
 
 
 def test_options_of_one_language_pair_apply_to_it_alone() -> None:
-    """A pair of languages may have more than a prefix, or no prefix at all."""
+    """A language pair may have other options than a prefix, or no prefix."""
     config = PreTrainedConfig(task_specific_params={"translation_en_to_ro": {"decoder_start_token_id": 7}})
     assert TRANSLATION.instructions(config, "translation_en_to_ro").options == {"decoder_start_token_id": 7}
     assert TRANSLATION.instructions(config, "translation_en_to_de").options == {}
@@ -93,7 +93,7 @@ def test_options_of_one_language_pair_apply_to_it_alone() -> None:
 
 
 def test_language_pair_without_options_gets_none() -> None:
-    """A model built without a pair has the options on which all its pairs agree."""
+    """A model built without a language pair has the options that all of its pairs share."""
     german = {"prefix": "translate English to German: ", "num_beams": 4, "max_length": 300}
     romanian = {"prefix": "translate English to Romanian: ", "num_beams": 4, "max_length": 200}
     pairs = {"translation_en_to_de": german, "translation_en_to_ro": romanian}
@@ -106,7 +106,7 @@ def test_language_pair_without_options_gets_none() -> None:
 
 
 def test_only_pair_of_a_translator_is_its_default(tmp_path: Path) -> None:
-    """Regression: every request had to name the one pair that the checkpoint translates."""
+    """Regression: every request had to name the checkpoint's only language pair."""
     own = {"translation_en_to_de": {"prefix": "translate English to German: ", "num_beams": 2}}
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", task_specific_params=own)
     checkpoint, settings, texts = _read(folder, "translation")
@@ -119,7 +119,7 @@ def test_only_pair_of_a_translator_is_its_default(tmp_path: Path) -> None:
 
 
 def test_language_shared_by_all_pairs_is_optional(tmp_path: Path) -> None:
-    """T5 translates from English alone: the target has to be named, and a refusal lists what there is."""
+    """T5 translates only from English: requests must name the target, and a refusal lists the choices."""
     own = {f"translation_en_to_{code}": {"prefix": f"to {code}: "} for code in ("de", "fr")}
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", task_specific_params=own)
     checkpoint, _, texts = _read(folder, "translation")
@@ -130,7 +130,7 @@ def test_language_shared_by_all_pairs_is_optional(tmp_path: Path) -> None:
 
 
 def test_only_pair_of_a_multilingual_model_is_its_default(tmp_path: Path) -> None:
-    """As mBART's English to Romanian has it: the beginning of the answer is in the pair's parameters alone."""
+    """The first token is set only in the parameters of the pair, as in mBART's English to Romanian."""
     own = {"translation_en_to_ro": {"num_beams": 3}}
     options = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "task_specific_params": own}
     folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, **options)
@@ -163,7 +163,7 @@ def test_cache_fits_the_longest_answer_of_the_checkpoint(tmp_path: Path) -> None
 def test_decoder_refusal_names_the_file_that_sets_the_field(
     own_file: bool, values: dict[str, float], message: str, tmp_path: Path
 ) -> None:
-    """Regression: config.json was named for a generation_config.json that transformers had made of a config.json."""
+    """Regression: config.json was named for a generation_config.json that transformers derived from a config.json."""
     folder = make_decoder_checkpoint(tmp_path / "llama", "llama")
     file = folder / "generation_config.json"
     settings = {**json.loads(file.read_text()), "_from_model_config": True, **values}
@@ -180,7 +180,7 @@ def test_decoder_refusal_names_the_file_that_sets_the_field(
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_head_sizes_without_a_kernel_are_refused_before_the_export(kind: str, tmp_path: Path) -> None:
-    """Regression: heads of 12 ended in a defect of build-repo, "head_size must be a multiple of 8"."""
+    """Regression: heads of size 12 ended in an unexpected error, "head_size must be a multiple of 8"."""
     if kind == "decoder":
         folder, instead = make_decoder_checkpoint(tmp_path / "m", "gpt2", hidden_size=48), "--engine openvino"
     else:
@@ -191,7 +191,7 @@ def test_head_sizes_without_a_kernel_are_refused_before_the_export(kind: str, tm
 
 
 def test_beam_search_with_too_few_slots_is_refused(tmp_path: Path) -> None:
-    """Regression: it went on with fewer beams, and with one slot greedily."""
+    """Regression: the search ran with fewer beams, or greedily with one slot."""
     folder = make_decoder_checkpoint(tmp_path / "llama", "llama")
     checkpoint = resolve(make_spec(model=str(folder), name="m"))
     checkpoint.model.generation_config.num_beams = 5

@@ -1,4 +1,4 @@
-"""Repositories for Triton's vLLM backend; vLLM is not installed: its arguments are checked against its own fields."""
+"""Repositories for Triton's vLLM backend. vLLM is not installed; arguments are checked against its known fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each precision on each engine: it is the requested one, answers correctly, and is refused where it cannot run."""
+"""Each precision on each engine is really used, answers correctly, and is refused where it is unsupported."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ LOST = (Variant("int8", "onnxruntime"), Variant("fp16", "openvino"), Variant("in
 def test_discarded_variants_leave_no_files(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk holds the graphs that can still be served, and the weights in fp32 once."""
+    """The disk holds only graphs that can still be served, and the fp32 weights once."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 10_000)
     spec = make_spec(model=str(checkpoint("topics")), calibration={"smooth": 0.0})
     resolved = resolve(spec)
@@ -180,7 +180,7 @@ def test_smoothing_keeps_values_and_improves_quality(
 
 
 def test_graph_option_accepts_a_published_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache has its file of weights too, and onnx's own reader refuses a file with two names."""
+    """The cache links the weights file too, and onnx's own reader refuses hard links."""
     monkeypatch.setattr("builder.graphs.onnx.graph.EXTERNAL_FROM", 1000)
     weights = np.arange(4096, dtype=np.float32).reshape(64, 64)
     x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 64]) for name in "xy")
@@ -199,7 +199,7 @@ def test_graph_option_accepts_a_published_version(tmp_path: Path, monkeypatch: p
 
 
 def test_measurement_key_covers_all_files_of_the_given_graph(tmp_path: Path) -> None:
-    """Regression: other weights beside the same nodes had the quality of those before."""
+    """Regression: changed external weights with the same nodes reused the cached quality."""
     (graph := tmp_path / "model.onnx").write_bytes(b"nodes")
     encoder: Any = SimpleNamespace(
         spec=make_spec(model="model", graph=graph), checkpoint=SimpleNamespace(identity=lambda: "checkpoint")
@@ -213,7 +213,7 @@ def test_measurement_key_covers_all_files_of_the_given_graph(tmp_path: Path) -> 
 
 
 def test_optimisation_levels_select_fusions(maker: VariantMaker) -> None:
-    """O1 leaves small operators, O2 fuses them, O3 computes GELU by its approximation; attention is one throughout."""
+    """O1 keeps small operators, O2 fuses them, O3 approximates GELU; all levels fuse attention."""
     by_level = {}
     for level in ("O1", "O2", "O3"):
         spec = make_spec(model="minilm", level=level)

@@ -1,4 +1,4 @@
-"""The engine's inputs that a build fits to are those of every sample, or the build stops."""
+"""Samples of a build: those that fail stop it, and rounded variants are verified on more of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_failing_sample_stops_the_build(
 
 @pytest.mark.slow
 def test_rounded_variant_is_judged_on_a_hundred_samples(tmp_path: Path) -> None:
-    """Regression: the worst of 32 samples flattered; 32 remain where no value is rounded."""
+    """Regression: the minimum over 32 samples was too optimistic for rounded variants; exact ones still use 32."""
     model = make_checkpoint(tmp_path / "model", "bert", "feature-extraction")
     spec = make_spec(model=str(model), max_length=512, output=tmp_path / "repository")
     assert build(spec).samples == 32

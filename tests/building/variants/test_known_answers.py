@@ -1,4 +1,4 @@
-"""Each variant on models with a right answer: the true score that it keeps, its refusals, and its report."""
+"""Variants of models with known answers: their true score, refusals and report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPTIONS = (
 
 @pytest.fixture(scope="module")
 def questions(module_folder: Callable[[str], Path]) -> VerifiedOnce:
-    """Return the trained model of questions; its samples are split, as variants that are fitted need it."""
+    """Return the trained question-answering model, with its samples split for fitted variants."""
     model, samples = question_answering()
     spec = make_spec(model=str(model), name="qa", samples=samples, precision="int8-static")
     return VerifiedOnce(spec, module_folder("questions"))
@@ -71,7 +71,7 @@ def test_question_answering_keeps_its_score(
 
 @pytest.mark.slow
 def test_variant_that_loses_the_task_is_not_published(questions: VerifiedOnce, tmp_path: Path) -> None:
-    """Nine tenths of the layers are too many for these questions: the true score shows it, and no variant is left."""
+    """Pruning nine tenths of the layers loses the task: the true score shows it, and no variant remains."""
     _, samples = question_answering()
     spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", prune=0.9)
     with pytest.raises(VerificationError, match=r"reaches a share of PyTorch's F1 of 0\.\d+ .* a smaller --prune"):
@@ -126,7 +126,7 @@ def test_samples_that_do_not_fit_are_named_by_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_qdq_graph_is_served_as_given(tmp_path: Path) -> None:
-    """As quantisation-aware training leaves one: made by another tool here, judged like others, on both engines."""
+    """A QDQ graph like those of quantisation-aware training, from another tool, is verified on both engines."""
     model, samples = question_answering()
     spec = make_spec(model=str(model), name="qa", samples=samples, output=tmp_path / "repository", engine="auto")
     graph = export(resolve(spec), tmp_path).graph

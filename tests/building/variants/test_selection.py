@@ -1,4 +1,4 @@
-"""Selection: it finds the fastest variant that keeps the quality, and judges as few as possible."""
+"""Selection finds the fastest variant of sufficient quality, and verifies as few as possible."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _twice_as_slow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def graph_of(variant: Variant, left_alone: int) -> Graph:
-    """Return a graph that does not exist: its path says what it was made of."""
+    """Return a graph without a file, whose path encodes its origin."""
     return Graph(Path(variant.precision, str(left_alone)), (), (), (), 20, 9, Counter(), size=1)
 
 
 def made_of(graph: Graph) -> tuple[str, int]:
-    """Return the precision of a graph, and how many of its layers were left alone."""
+    """Return the precision of a graph, and the number of its layers left in fp32."""
     return graph.path.parent.name, int(graph.path.name)
 
 
@@ -56,7 +56,7 @@ def quality_of(mean: float) -> Quality:
 
 
 class FakeEvaluator(Evaluator):
-    """Evaluator with given qualities and speeds, by what a graph was made of."""
+    """Evaluator with given qualities and speeds by the origin of a graph."""
 
     metric = "cosine"
 
@@ -91,7 +91,7 @@ class FakeEvaluator(Evaluator):
 
 
 class FakeMaker(VariantMaker):
-    """Maker of eight layers, any of which can be left alone; it has no fp16."""
+    """Maker of graphs with eight layers, any of which can stay in fp32; it does not support fp16."""
 
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
         if variant.precision == "fp16":
@@ -111,7 +111,7 @@ class FakeMaker(VariantMaker):
 
 @pytest.mark.parametrize(("fake", "real"), [(FakeEvaluator, Evaluator), (FakeMaker, VariantMaker)])
 def test_fakes_have_the_signatures_of_the_real_classes(fake: type, real: type) -> None:
-    """Whatever a fake has, the real one has too, with the same parameters."""
+    """Every method of a fake exists in the real class with the same parameters."""
     calls = {name: code for name, code in vars(fake).items() if callable(code) and not name.startswith("_")}
     for name, code in calls.items():
         assert list(inspect.signature(getattr(real, name)).parameters) == list(inspect.signature(code).parameters)
@@ -155,7 +155,7 @@ def test_selection_does_not_measure_the_verified_variant_again() -> None:
 
 
 def test_selection_leaves_layers_in_fp32_while_that_is_fastest() -> None:
-    """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
+    """int8 misses the quality with zero or one layer in fp32; with two it suffices and is still the fastest."""
     evaluator = FakeEvaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
     selection = search(evaluator, (SLOW, FAST, MIDDLE))
     assert selection.chosen.measured.name == "int8, 2 layers fp32"
@@ -166,7 +166,7 @@ NEAR = Variant("int8-dynamic", "onnxruntime")
 
 
 def test_selection_prefers_the_finalist_with_most_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is slower over fixed shapes and faster as served; much slower ones are not measured again."""
+    """One variant is slower over fixed shapes but faster as served; much slower ones are not measured again."""
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({})
     evaluator.rates = {"int8": (10.0, 11.0, 10.5), "int8-dynamic": (12.0, 12.5, 11.5)}
@@ -194,7 +194,7 @@ def test_selection_prefers_quality_among_equally_fast_finalists(monkeypatch: pyt
 
 
 def test_selection_ignores_quality_of_a_finalist_that_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was measured in a quieter time than the others, which were measured to the end."""
+    """Its rounds may have run while the machine was idle, unlike those of the finalists measured to the end."""
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
     evaluator.rates = {"int8": (71.0, 60.0, 55.0), "int8-dynamic": (65.0, 65.0)}
@@ -240,7 +240,7 @@ def test_selection_reuses_measurements_but_judges_the_served_variant(tmp_path: P
 
 
 def test_selection_discards_variants_as_soon_as_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph below the quality is dropped before another is made of it; a slower one before the rest is measured."""
+    """A graph below the quality is dropped before its successor is built, a slower one before the next measurement."""
     monkeypatch.setattr("builder.building.variants.selection.MAX_SLOWDOWN", 3.0)
     evaluator, maker = FakeEvaluator({("int8", 0): 0.9}), a_maker()
     gone: list[list[tuple[str, int]]] = []
@@ -314,7 +314,7 @@ def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[st
 def test_precisions_are_selected_by_speed_and_quality(
     int4: tuple[float, float], int8: tuple[float, float], chosen: str, judged: list[str]
 ) -> None:
-    """By tokens, not by prompts; the tokens and the perplexity both have to be kept; fp32 always is."""
+    """Agreement counts tokens, not prompts; agreement and perplexity must both suffice; fp32 always does."""
     judged_names: list[str] = []
     candidates = precisions({"int4-weights": int4, "int8": int8}, judged_names)
     selection = select(candidates, ("fp32", "int8", "int4-weights"), lambda name: nullcontext())

@@ -1,4 +1,4 @@
-"""Timed runs: those that count for a time."""
+"""Timed runs, and which of them count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builder.building.variants import latency, steps, timing
 
 
 class Clock:
-    """Clock that each run sets forward by a number of seconds."""
+    """Clock that each run advances by a number of seconds."""
 
     def __init__(self, runs: Iterator[float]) -> None:
         self.now, self.runs = 0.0, runs
@@ -26,7 +26,7 @@ class Clock:
 def test_rough_time_of_a_token_excludes_the_first_run(
     monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
-    """The first run reads what no run before it has read, such as weights whose pages were given back."""
+    """The first run also reads, for example, weights whose pages were released."""
     clock = Clock(iter(seconds))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     assert tuple(steps._rough_latencies({"token, 1 rows": clock.run, "prompt of 128": clock.run}).values()) == expected
@@ -55,7 +55,7 @@ def test_timing_excludes_the_preparation_for_a_shape(
 
 
 def test_rough_times_warm_up_once_with_the_smallest_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is chosen by them: a run of each shape before those that count was a third of their time."""
+    """Rough times decide nothing, and a warm-up of each shape took a third of their time."""
     monkeypatch.setattr(timing, "MIN_RUNS", 1)
     calls: list[str] = []
     feeds = {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}}

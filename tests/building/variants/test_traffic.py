@@ -1,4 +1,4 @@
-"""Traffic: the same requests to every engine in turn, other batches in every round, and their figures."""
+"""Traffic measurements: all engines get the same requests in turn, with different batches in each round."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_traffic_ends_when_one_is_faster_by_more_than_noise() -> None:
 
 
 class Clock:
-    """Clock that fronts set forward."""
+    """Clock that fronts advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -75,7 +75,7 @@ class Clock:
 
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> dict[str, int]:
-    """Return how many rounds each front has, by its name, that takes so many seconds for a request."""
+    """Return the number of rounds by front, given the seconds that each takes per request."""
     clock = Clock()
     monkeypatch.setattr(traffic, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(traffic, "MAX_MEASURED_S", 1e9)
@@ -92,7 +92,7 @@ def test_traffic_drops_clearly_slower_engines(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_traffic_fastest_was_measured_to_the_end() -> None:
-    """The others' rounds may be of a quieter time."""
+    """Rounds of the others may have run while the machine was idle."""
     assert fastest({"losing": Rates({1: (20.0, 20.0)}), "one": Rates({1: (40.0, 9.0, 9.0)})}) == "one"
 
 

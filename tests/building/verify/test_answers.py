@@ -1,4 +1,4 @@
-"""The comparison that every parity check rests on must see every difference."""
+"""The comparison behind every parity check detects every difference."""
 
 from __future__ import annotations
 

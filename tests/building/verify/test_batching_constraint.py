@@ -1,4 +1,4 @@
-"""Rows share an engine call only where PyTorch gives each the answer that it has alone."""
+"""Rows share an engine call only if PyTorch answers each row as it does alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_batching_by_length_if_padding_changes_answers(model_type: str, tmp_path
 
 
 def test_batching_by_length_if_positions_scale_with_the_batch() -> None:
-    """Regression: a short text beside one beyond the original length was answered with the frequencies of that one."""
+    """Regression: a short text beside one beyond the original length used the longer one's rotary frequencies."""
     scaling = {
         "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0,
         "original_max_position_embeddings": 64,
@@ -61,7 +61,7 @@ def test_batching_by_length_if_positions_scale_with_the_batch() -> None:
 
 
 def test_batching_by_end_tokens_if_the_head_pools_there(tmp_path: Path) -> None:
-    """Regression: in BART's shape, a text that contains the end token failed or changed the answers of its batch."""
+    """Regression: in models like BART, a text with an end token failed or changed the answers of its batch."""
     labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
     folder = make_checkpoint(tmp_path / "c", "bart", "zero-shot-classification", labels)
     spec = make_spec(model=str(folder), task="zero-shot-classification")

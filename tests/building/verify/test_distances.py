@@ -1,4 +1,4 @@
-"""Distances of the numbers of two models: of a legitimate change of precision, and of an unrelated model."""
+"""Distances between the outputs of two models tell a change of precision from an unrelated model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _apart(task: str, expected: np.ndarray, actual: np.ndarray) -> float:
 @pytest.mark.parametrize("spread", [0.01, 1.0])
 @pytest.mark.parametrize("task", ANSWERS)
 def test_distance_separates_unrelated_from_rounded_models(task: str, spread: float) -> None:
-    """Regression: a classifier of other weights agreed by 1.0000, for its label of most requests was the same.
+    """Regression: a classifier with other weights agreed by 1.0000, because most of its labels were the same.
 
     Models that are hardly trained, whose scores hardly vary, and models that are sure of their answers; `ALIKE`: where
     the unrelated one prefers the same labels.

@@ -1,4 +1,4 @@
-"""A decoder's text against PyTorch's: each token the best after those before it, by a run over the whole text."""
+"""A decoder's text against PyTorch: a run over the whole text must rank each token first."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_decoder_text_with_one_wrong_token_is_refused(
 def test_decoder_whose_generate_differs_from_forward_is_refused(
     model: PreTrainedModel, reference: DecoderReference, right: DecoderAgreement
 ) -> None:
-    """The graph gives what the forward pass gives; transformers' users would get something else."""
+    """The graph agrees with the forward pass, but transformers' generate gives another text."""
     other = (*reference.generated[:-1], reference.generated[-1] ^ 1)
     with pytest.raises(VerificationError, match=rf"greedy token {GENERATED_TOKENS} of transformers' generate is "):
         refuse_wrong_text(model, replace(reference, generated=other), right)
@@ -106,7 +106,7 @@ def test_decoder_with_wrong_probabilities_is_refused(right: DecoderAgreement, er
 
 
 class ByPyTorch(Executor):
-    """Executor that answers with PyTorch's own run over everything that a slot holds."""
+    """Executor that runs PyTorch over all tokens of a slot."""
 
     def __init__(self, geometry: Geometry, said: Callable[[tuple[int, ...]], np.ndarray]) -> None:
         super().__init__(geometry)
@@ -135,7 +135,7 @@ class WrongAlone(ByPyTorch):
 
 
 class LengthsOfTheFirst(ByPyTorch):
-    """Executor that takes all rows of a call to be as long as its first."""
+    """Executor that treats all rows of a call as equally long as the first."""
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         return super().run(first, tokens, np.full_like(lengths, lengths[0]), wanted)
@@ -187,7 +187,7 @@ def test_decoder_on_a_faulty_engine_is_refused(
     said: Callable[[tuple[int, ...]], np.ndarray],
     kind: type[ByPyTorch],
 ) -> None:
-    """They are refused too if few of the tokens come one by one, as of a graph in fp32."""
+    """They are refused even if few tokens are decoded one by one, as for a graph in fp32."""
 
     def verify() -> None:
         agreement = measure(lambda geometry: kind(geometry, said), CACHES, VOCABULARY, reference, order=EXACT)

@@ -1,4 +1,4 @@
-"""The row that a build runs beyond its samples: past every window, and failing if a window is lost."""
+"""The additional long row of a build exceeds every window, and fails if a window is lost."""
 
 from __future__ import annotations
 

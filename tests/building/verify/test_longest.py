@@ -1,4 +1,4 @@
-"""A graph is compared with PyTorch at the longest text that is served, and the cause of a difference is named."""
+"""A graph is compared with PyTorch at the longest served text, and the cause of a difference is named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONE: dict[str, Any] = {"num_hidden_layers": 1}
 
 @pytest.mark.slow
 def test_cause_names_a_branch_on_length(tmp_path: Path) -> None:
-    """BigBird up to (5 + 2 * 1) * 8 tokens attends to all, beyond to blocks; a short text makes it do so for good."""
+    """BigBird switches permanently to full attention at the first text of at most (5 + 2 * 1) * 8 tokens."""
     folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification")
     with pytest.raises(VerificationError, match=r"up to 56 tokens and not at 57: .* Build it with --max-length 56"):
         build(make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=128))
@@ -41,7 +41,7 @@ def test_cause_names_a_branch_on_length(tmp_path: Path) -> None:
 
 
 def test_length_that_pytorch_cannot_answer_is_refused(tmp_path: Path) -> None:
-    """Regression: BigBird pads a text to whole blocks: 60 of its positions are 64 then, and it has 61: a traceback."""
+    """Regression: BigBird pads 60 tokens to whole blocks of 64, beyond its 61 positions, which caused a traceback."""
     folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", max_position_embeddings=61, **ONE)
     spec = make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=60)
     with pytest.raises(VerificationError, match=r"big_bird does not answer a text of 60 tokens: .*size.*--max-length"):
@@ -49,7 +49,7 @@ def test_length_that_pytorch_cannot_answer_is_refused(tmp_path: Path) -> None:
 
 
 def test_cause_names_random_numbers(tmp_path: Path) -> None:
-    """Reformer draws the planes of its hashes anew for each text."""
+    """Reformer draws random hash planes for each text."""
     folder = make_checkpoint(tmp_path / "c", "bert", "text-classification", **ONE)
     spec = make_spec(model=str(folder), max_length=64)
     checkpoint = resolve(spec)

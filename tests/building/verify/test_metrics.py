@@ -1,4 +1,4 @@
-"""Measures against cases worked out by hand."""
+"""Metrics against hand-computed cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from builder.checkpoints import metrics
 
 
 def test_metrics_of_questions_follow_squad() -> None:
-    """Articles, case and punctuation do not count; no answer is right only where there is none."""
+    """Articles, case and punctuation do not count; an empty answer is correct only if none exists."""
     scores = metrics.score_questions(
         [["the red kettle"], [], [], ["Oslo", "in Oslo"]], ["Red kettle.", "", "Rome", "Oslo in May"]
     )

@@ -1,4 +1,4 @@
-"""Wrong graphs are recognised."""
+"""Parity checks detect wrong graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The served answers are compared with the right ones: each with its own, whatever the order of a batch."""
+"""Each served answer is compared with its own reference, in any batch order."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_quality_accepts_right_answers_in_any_order(monkeypatch: pytest.MonkeyPa
 
 
 def test_quality_finds_answers_in_cutting_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The samples come from short to long, in which order the emitted code cuts them as well."""
+    """The samples are sorted by length, like the calls of the emitted code."""
     assert measured(monkeypatch, order=staticmethod(sorted)).error > 0.1
 
 

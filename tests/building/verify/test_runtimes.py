@@ -44,7 +44,7 @@ PROMPTS = ([5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15], [20, 21, 22])
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of graph as this build's own engine read it, with the recording of its calls and their replay on another."""
+    """Graph with the recorded calls of this build's engine, and their replay on another version."""
 
     own: Graph
     case: Callable[[Graph], Case]
@@ -54,7 +54,7 @@ class Kind:
 
 
 def _encoder(folder: Path) -> Graph:
-    """Return two products, and features normalised to length one, as sentence embeddings are."""
+    """Return a graph of two products with L2-normalised features, like sentence embeddings."""
     random = np.random.default_rng(0)
     nodes = [
         helper.make_node("MatMul", ["x", "first"], ["hidden"], name="first"),
@@ -155,7 +155,7 @@ def test_old_engine_is_wrong_for_several_tokens_after_a_past(kinds: Mapping[str,
 
 
 def test_replay_repeats_what_beam_search_reads(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
-    """The least probable tokens instead are told apart."""
+    """Least probable tokens in place of the most probable ones are detected."""
     kind = kinds["mistral that searches"]
     case = kind.case(kind.own)
     assert [name for name, _ in case.job["calls"]].count("likeliest") == 1
@@ -209,7 +209,7 @@ def test_operators_inside_a_branch_count(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def representation(module_folder: Callable[[str], Path]) -> Graph:
-    """Return the encoder as OpenVINO has it, in the precision that it uses on this processor."""
+    """Return the encoder for OpenVINO, in the precision that OpenVINO uses on this processor."""
     folder = module_folder("openvino")
     return openvino.convert(_encoder(folder), folder / "model.xml", openvino.arithmetic_on(cpu()["flags"]), False)
 
@@ -221,7 +221,7 @@ def test_setup_installs_the_engine_versions_of_these_tests() -> None:
 
 
 def test_rounded_activations_are_compared_by_norm(kinds: Mapping[str, Kind]) -> None:
-    """One of many values may round otherwise and be far off; all of them a little further off are another answer."""
+    """A single outlier among many rounded values is accepted; a small shift of all values is not."""
     _at_hand(IN_PROCESS)
     case = kinds["encoder int8"].case(kinds["encoder int8"].own)
     assert case.by_norm
