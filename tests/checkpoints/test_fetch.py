@@ -1,4 +1,4 @@
-"""Files fetched of a Hub id: everything that transformers would read, and nothing that runs."""
+"""Files downloaded from the Hub: all that transformers reads, and no code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT = {"pytorch_model.bin", "modeling_own.py", "training_args.bin", "tf_model.h
 def test_fetch_downloads_the_files_that_transformers_reads(
     weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: a chat template in a file of its own, as transformers saves it, was left on the Hub."""
+    """Regression: a chat template in a separate file, as transformers saves it, was not downloaded."""
     fetched: set[str] = set()
 
     def snapshot(name: str, revision: str | None, allow_patterns: list[str]) -> str:

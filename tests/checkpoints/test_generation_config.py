@@ -1,4 +1,4 @@
-"""A checkpoint's generation_config.json gives the defaults of a request."""
+"""generation_config.json of a checkpoint sets the defaults of requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_encoder_decoder_lengths_include_the_start_token() -> None:
 
 
 def test_max_new_tokens_precedes_max_length() -> None:
-    """If a checkpoint sets both, as in transformers, which says so in a warning."""
+    """If a checkpoint sets both, as in transformers, which logs a warning."""
     model, source = make_seq2seq("bart"), torch.tensor([[5, 6, 7]])
     everything = [token for token in range(model.config.vocab_size) if token != 3]
     config = GenerationConfig(
@@ -94,7 +94,7 @@ def test_sampling_with_its_own_filters() -> None:
     ],
 )
 def test_greedy_checkpoint_may_have_any_sampling_settings(values: dict[str, Any]) -> None:
-    """If do_sample is false, transformers does not read it; such checkpoints were refused."""
+    """Regression: these checkpoints were refused, but transformers ignores the settings if do_sample is false."""
     config = GenerationConfig(do_sample=False)
     for name, value in values.items():
         setattr(config, name, value)
@@ -111,7 +111,7 @@ def test_bad_words_never_occur() -> None:
 
 
 def test_every_field_of_transformers_is_in_one_table() -> None:
-    """A new field of transformers fails here until it is implemented, listed as without effect, or refused."""
+    """Each field of transformers is implemented, listed as without effect, or refused."""
     fields = set(GenerationConfig().to_dict()) | set(GenerationConfig._get_default_generation_params())
     tables = [set(IMPLEMENTED), set(HARMLESS), set(REFUSED)]
     assert fields.difference(*tables) == set()
@@ -182,7 +182,7 @@ def test_absurd_generation_values_are_refused(values: dict[str, Any], message: s
 def test_refusal_names_the_file_that_sets_the_field(
     own_file: bool, of_task: tuple[str, ...], file: str, tmp_path: Path
 ) -> None:
-    """Regression: config.json was named whenever the settings said `_from_model_config`, in their own file too."""
+    """Regression: config.json was named for every `_from_model_config`, even in generation_config.json."""
     config = GenerationConfig(max_time=2.5, _from_model_config=True)
     if own_file:
         config.save_pretrained(tmp_path)
@@ -228,7 +228,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: "+".join(fields))
 def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTrainedModel, fields: dict[str, Any]) -> None:
-    """The whole chain that `generate` would make of the configuration, over random scores, token for token."""
+    """Compare with all logits processors that `generate` creates, over random scores, token by token."""
     generator = np.random.default_rng(3)
     is_decoder, count, stated = not model.config.is_encoder_decoder, 14, [2, 3, -1, VOCABULARY]
     read = generator.integers(0, VOCABULARY, 9).tolist()
@@ -282,7 +282,7 @@ def test_tokens_outside_the_vocabulary_are_refused(fields: dict[str, Any], messa
     ids=str,
 )
 def test_searches_are_those_of_generate(fields: dict[str, Any], ends: tuple[int, ...]) -> None:
-    """The n best of a search under the checkpoint's own fields, token for token, PyTorch's logits on both sides.
+    """Compare the n best answers under the checkpoint's settings, token by token, with PyTorch's logits on both sides.
 
     With padding 0, transformers writes the first end token after the one that ended an answer: `cut` leaves that out.
     """
@@ -309,7 +309,7 @@ def test_searches_are_those_of_generate(fields: dict[str, Any], ends: tuple[int,
 
 
 def test_reference_ignores_the_checkpoints_generation_settings() -> None:
-    """Graphs are compared without the checkpoint's rules, which generate would refuse or answer otherwise."""
+    """Graphs are verified without the checkpoint's settings, which generate would refuse or apply."""
     model = make_decoder("gpt2")
     plain = greedy_tokens(model, [5, 6, 7], 8)
     model.generation_config.update(num_beams=3, num_return_sequences=2, exponential_decay_length_penalty=(2, 1.5))

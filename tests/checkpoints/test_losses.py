@@ -1,4 +1,4 @@
-"""A build process loads transformers' losses without SciPy's optimisers."""
+"""A build process imports transformers' losses without SciPy's optimisers."""
 
 from __future__ import annotations
 

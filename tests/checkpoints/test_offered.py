@@ -1,4 +1,4 @@
-"""The names that transformers' models offer are found in one look instead of two."""
+"""The names that transformers' models offer are found in one search instead of two."""
 
 from __future__ import annotations
 

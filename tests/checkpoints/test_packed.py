@@ -1,4 +1,4 @@
-"""Checkpoints in GPTQ's and AWQ's form: read as they were written, served code for code, and refused by name."""
+"""GPTQ and AWQ checkpoints are unpacked exactly and served with their own codes; unknown formats are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_packed_weights_are_unpacked_to_the_original(form: dict[str, Any], tmp_p
 def served(
     request: pytest.FixtureRequest, module_folder: Callable[[str], Path]
 ) -> tuple[BuildReport, onnx.ModelProto, dict[str, Any]]:
-    """Build an AWQ checkpoint with zero points in its own 4 bits."""
+    """Build an AWQ checkpoint with its own 4-bit codes and zero points."""
     folder, codes = decoder(module_folder("awq") / "checkpoint", **FORMS["awq"])
     output = folder.parent / "repository"
     options: dict[str, Any] = {"precision": "int4-weights", "quality": 0.0, "perplexity": 9.0, "target": request.param}
@@ -64,7 +64,7 @@ def served(
 def test_packed_checkpoint_is_served_with_its_own_codes(
     served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
 ) -> None:
-    """For every matrix, the codes, scales and zero points in the graph are those in the checkpoint."""
+    """Every matrix in the graph has the codes, scales and zero points of the checkpoint."""
     report, model, written = served
     assert report.chosen is not None
     assert report.chosen.startswith("int4-weights")
@@ -87,7 +87,7 @@ def test_packed_checkpoint_is_served_with_its_own_codes(
 def test_packed_checkpoint_answers_like_the_unpacked_one(
     served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
 ) -> None:
-    """Weights are not rounded again: only activations, in 8 bits or fp16, and the output matrix differ from PyTorch."""
+    """Weights are not rounded again: only 8-bit or fp16 activations and the output matrix differ from PyTorch."""
     report, _, _ = served
     (measured,) = [measured for measured in report.variants if measured.name == report.chosen]
     assert measured.perplexity == pytest.approx(report.variants[0].perplexity, rel=0.02)

@@ -60,7 +60,7 @@ def test_task_is_inferred_from_the_architecture(name: str, task: str, checkpoint
 
 
 def test_position_limit_reads_a_table_of_a_custom_class() -> None:
-    """Regression: I-BERT's table can be quantised, so it is not torch's; texts beyond it ended in an IndexError."""
+    """Regression: texts beyond I-BERT's position table, a custom class, ended in an IndexError."""
     assert position_limit(tiny_model("MASKED_LM", "ibert")) == POSITIONS - 1
 
 
@@ -147,7 +147,7 @@ def test_label_map_that_does_not_match_is_refused(labels: dict[str, str], copy: 
 
 
 def test_weights_that_transformers_does_not_read_are_ignored(copy: Callable[[str], Path]) -> None:
-    """Regression: weights of another format, consolidated.safetensors, were widened to fp32 beside the others."""
+    """Regression: weights of another format, consolidated.safetensors, were widened to fp32 too."""
     folder = copy("topics")
     (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     source = make_spec(model=str(folder)).source
@@ -159,7 +159,7 @@ def test_weights_that_transformers_does_not_read_are_ignored(copy: Callable[[str
 
 
 def test_special_tokens_that_are_to_be_split_are_refused(copy: Callable[[str], Path]) -> None:
-    """Regression: transformers makes text of "[MASK]" in a text; the emitted code made the token."""
+    """Regression: transformers reads "[MASK]" in a text as text; the emitted code read it as the token."""
     folder = copy("masks")
     _edit(folder / "tokenizer_config.json", split_special_tokens=True)
     with pytest.raises(CheckpointError, match="says split_special_tokens: special tokens in a text would be text"):
@@ -167,7 +167,7 @@ def test_special_tokens_that_are_to_be_split_are_refused(copy: Callable[[str], P
 
 
 def test_adapter_beside_weights_is_refused(copy: Callable[[str], Path]) -> None:
-    """With peft, transformers answers with the adapter, without it with the weights beside it: neither is guessed."""
+    """The intended model is ambiguous: transformers applies the adapter only if peft is installed."""
     folder = copy("topics")
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base", "r": 8}))
     with pytest.raises(CheckpointError, match=r"has an adapter \(adapter_config.json\).*merge_and_unload"):
@@ -193,7 +193,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(copy: Callable[[s
 def test_damaged_weights_are_refused_by_their_file(
     damage: Callable[[bytes], bytes], message: str, copy: Callable[[str], Path]
 ) -> None:
-    """Regression: no file was named, and config.json and the task were blamed."""
+    """Regression: the message blamed config.json and the task instead of the file."""
     file = copy("topics") / "model.safetensors"
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(CheckpointError, match=message):
@@ -244,7 +244,7 @@ def test_sentence_similarity_needs_a_pooling(checkpoint: Callable[[str], Path]) 
 def test_lengths_come_from_positions_counted_after_the_padding_index(
     checkpoint: Callable[[str], Path],
 ) -> None:
-    """RoBERTa's 514 positions hold 513 tokens where padding is 0; the tokeniser says 512."""
+    """RoBERTa's 514 positions hold 513 tokens if the padding index is 0; the tokeniser's limit is 512."""
     assert _resolve(checkpoint("entail")).max_length == 512
     with pytest.raises(CheckpointError, match="exceeds the 513 positions"):
         _resolve(checkpoint("entail"), max_length=514)
@@ -261,7 +261,7 @@ def test_unsupported_sentence_transformers_module_is_refused(tmp_path: Path) -> 
 
 
 def _process_wide() -> dict[str, Any]:
-    """Return the state of logging, warnings and progress bars that belongs to the builder's caller."""
+    """Return the process-wide state of logging, warnings and progress bars."""
     return {
         "disabled": logging.root.manager.disable,
         "root": (logging.root.level, list(logging.root.handlers)),
@@ -284,7 +284,7 @@ def test_quiet_libraries_restores_logging_and_warnings() -> None:
 
 
 def test_importing_the_builder_configures_no_logging() -> None:
-    """ONNX Runtime's quantiser of weights calls logging.basicConfig as it is imported."""
+    """ONNX Runtime's weight quantiser calls logging.basicConfig at import."""
     script = (
         "import logging, onnx; from builder.engines.optimise.weights import blockwise;"
         "from builder.options import WeightOptions;"
@@ -296,7 +296,7 @@ def test_importing_the_builder_configures_no_logging() -> None:
 
 
 def test_build_of_another_checkpoint_needs_a_name(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    """Regression: a checkpoint from a folder of another name was refused, whatever --name said.
+    """Regression: a checkpoint from a folder of another name was refused despite --name.
 
     Without --name it still is, and a folder that was not built here is never overwritten.
     """
@@ -332,7 +332,7 @@ def test_next_version_of_a_hosted_model_goes_to_its_repository(
 def test_hub_id_is_resolved_to_its_commit_from_the_cache(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Hub's own cache layout, as a download leaves it; no network."""
+    """Use the cache layout of a download from the Hub, without a network."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     cache = tmp_path / "models--org--topics"
     shutil.copytree(checkpoint("topics"), cache / "snapshots" / commit)
@@ -346,7 +346,7 @@ def test_hub_id_is_resolved_to_its_commit_from_the_cache(
 
 @pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])
 def test_pooling_ignores_padding(mode: str) -> None:
-    """A padded row pools to what it pools to alone."""
+    """A padded row is pooled like the row alone."""
     torch.manual_seed(0)
     features = torch.randn(2, 7, 5)
     mask = torch.ones(2, 7, dtype=torch.long)
@@ -367,7 +367,7 @@ def test_every_error_is_a_builder_error(tmp_path: Path) -> None:
 
 
 def test_generation_options_in_an_old_config_json_are_read(tmp_path: Path) -> None:
-    """Regression: a plan and a checkpoint with packed weights lacked them: transformers reads them from the file."""
+    """Regression: plans and packed checkpoints ignored these options, which transformers reads from config.json."""
     folder = make_seq2seq_checkpoint(tmp_path / "bart", "bart")
     (folder / "generation_config.json").unlink()
     _edit(folder / "config.json", num_beams=4, max_length=50)

@@ -1,4 +1,4 @@
-"""sentence-transformers folders, as its releases from 2 to 6 write them: read as it reads them, or refused."""
+"""Checkpoints of sentence-transformers 2 to 6 are read as the library reads them, or refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _edit(path: Path, **changes: Any) -> None:
 
 @pytest.fixture(scope="module")
 def embedder(module_folder: Callable[[str], Path]) -> Path:
-    """Create a tiny BERT with modules.json: mean pooling, then nothing."""
+    """Create a tiny BERT with a modules.json of mean pooling only."""
     folder = make_checkpoint(module_folder("sentence") / "embedder", "bert", "feature-extraction")
     kinds = {"": "Transformer", "1_Pooling": "Pooling"}
     _write(
@@ -169,7 +169,7 @@ def test_dense_module_without_an_activation_uses_tanh(tmp_path: Path) -> None:
 
 
 def test_pooling_option_keeps_the_layers_after_pooling(copy: Path) -> None:
-    """Regression: with the checkpoint's own pooling, the Dense layer and the cut were left out."""
+    """Regression: with the checkpoint's own pooling, the Dense layer and the truncation were skipped."""
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"))
     _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
     _write(copy / "2_Dense" / "config.json", {"in_features": 32, "out_features": 8})
@@ -206,7 +206,7 @@ def test_settings_of_earlier_releases_are_read(name: str, copy: Path) -> None:
 
 
 def test_lower_casing_skips_special_tokens_in_texts(copy: Path, tmp_path: Path) -> None:
-    """Regression: the text became lower case before its tokens were read, so that those were letters and brackets."""
+    """Regression: special tokens in a text were lower-cased too, and tokenised as plain text."""
     document = json.loads((copy / "tokenizer.json").read_text())
     document["normalizer"]["lowercase"] = False
     _write(copy / "tokenizer.json", document)
@@ -279,7 +279,7 @@ def test_settings_that_change_no_answer_are_accepted(copy: Path) -> None:
     ],
 )
 def test_arguments_that_change_no_answer_are_accepted(settings: dict[str, Any], copy: Path) -> None:
-    """Regression: checkpoints were refused for them."""
+    """Regression: these arguments caused a refusal."""
     _write(copy / "sentence_bert_config.json", settings)
     assert read_modules(copy) is not None
 
@@ -300,14 +300,14 @@ def test_normalize_of_another_output_is_refused(copy: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "tokens"), [(24, 24), (None, 16), (900, 514)])
 def test_limit_of_the_checkpoint_precedes_the_tokenizers(limit: int | None, tokens: int, copy: Path) -> None:
-    """Regression: sentence-transformers hands its limit to the tokeniser; a text of 20 tokens was cut to 16."""
+    """Regression: a text of 20 tokens was cut to the tokeniser's 16; sentence-transformers overrides that limit."""
     _edit(copy / "tokenizer_config.json", model_max_length=16)
     _write(copy / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
     assert resolve(make_spec(model=str(copy))).max_length == tokens
 
 
 def test_empty_default_prompt_adds_nothing(copy: Path, tmp_path: Path) -> None:
-    """Regression: it was dropped from the prompts, and every request was refused because it was missing."""
+    """Regression: the empty prompt was dropped, and every request was refused because it was missing."""
     prompts = {"query": "query: ", "document": ""}
     _write(copy / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "document"})
     spec = make_spec(model=str(copy))
@@ -323,7 +323,7 @@ def test_empty_default_prompt_adds_nothing(copy: Path, tmp_path: Path) -> None:
 
 
 def test_default_prompt_applies_to_samples(copy: Path, tmp_path: Path) -> None:
-    """The longest sample that fits without the prompt does not fit with it, and is left out."""
+    """The longest sample fits only without the prompt, and is skipped."""
     spec = make_spec(model=str(copy))
     longest = max(len(resolve(spec).tokenizer(s["text_input"])["input_ids"]) for s in resolve(spec).task.samples)
     _write(copy / "sentence_bert_config.json", {"max_seq_length": longest})
@@ -340,7 +340,7 @@ def test_default_prompt_applies_to_samples(copy: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["the encoder's weights", "the whole model's"])
 def test_embedder_of_an_encoder_decoder_uses_its_encoder(whole: bool, copy: Path, tmp_path: Path) -> None:
-    """Regression: sentence-t5 and gtr-t5 ended in a traceback: T5's whole model needs the tokens of an answer too."""
+    """Regression: sentence-t5 and gtr-t5 ended in a traceback, because the full T5 model requires decoder inputs."""
     torch.manual_seed(0)
     config = AutoConfig.for_model("t5", vocab_size=VOCABULARY, **SPECIAL, **T5)
     (T5Model if whole else T5EncoderModel)(config).save_pretrained(copy)

@@ -1,4 +1,4 @@
-"""A tokeniser that transformers has only in Python becomes one file that makes the same ids, or is refused."""
+"""Tokenisers that transformers implements only in Python are converted to tokenizer.json, or refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_slow_tokenizer_is_converted_and_served(tmp_path: Path) -> None:
 
 
 def test_converted_tokenizer_uses_no_pieces_of_the_other_language(tmp_path: Path) -> None:
-    """In a name in the language of the answers, one long piece of that was likelier than many short ones."""
+    """Regression: one long piece of the target language was preferred to short pieces of the source language."""
     slow = make_marian_tokenizer(tmp_path / "pieces")
     fast = as_fast(slow)
     pieces = {slow.spm_source.id_to_piece(index) for index in range(len(slow.spm_source))}
@@ -90,7 +90,7 @@ def test_converted_tokenizer_uses_no_pieces_of_the_other_language(tmp_path: Path
 
 
 def test_converted_tokenizer_treats_unknown_letters_like_the_slow_one(tmp_path: Path) -> None:
-    """A run of them is looked up whole in the pieces of the other language, and never cut into these."""
+    """A run of unknown letters is looked up as a whole in the other vocabulary, and never split."""
     slow = make_marian_tokenizer(tmp_path / "pieces", script=OTHER_SCRIPT)
     fast = as_fast(slow)
     runs = [piece.strip("▁") for piece in slow.encoder if set(piece.strip("▁")) & set(OTHER_SCRIPT.values())]
@@ -110,7 +110,7 @@ def test_converted_tokenizer_treats_unknown_letters_like_the_slow_one(tmp_path: 
 
 
 def test_converted_tokenizer_decodes_like_the_slow_one(tmp_path: Path) -> None:
-    """Without spaces around them, whole or piece by piece; the code of a language is text."""
+    """Compare whole texts and streamed pieces; language codes are decoded as text."""
     slow = make_marian_tokenizer(tmp_path / "pieces")
     fast = as_fast(slow)
     space, code = slow.encoder["▁"], slow.encoder[">>fra<<"]

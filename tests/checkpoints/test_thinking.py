@@ -1,4 +1,4 @@
-"""The marks of a chat template around reasoning are found."""
+"""The markers of reasoning in a chat template are recognised."""
 
 from __future__ import annotations
 

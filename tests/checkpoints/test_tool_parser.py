@@ -1,4 +1,4 @@
-"""The notation of calls in a chat template is found: the parser reads the text that the template renders."""
+"""The tool parser is recognised by the calls that the chat template renders."""
 
 from __future__ import annotations
 

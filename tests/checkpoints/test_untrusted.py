@@ -1,4 +1,4 @@
-"""Malicious checkpoints: each attack is tried, and ends in one line that names it."""
+"""Malicious checkpoints are refused in one line that names the attack."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from builder.options import make_spec
 
 @pytest.fixture
 def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
-    """Copy a sound checkpoint, for a test to make it unsound."""
+    """Copy a valid checkpoint, which tests modify."""
     return Path(shutil.copytree(checkpoint("topics"), tmp_path / "topics"))
 
 
@@ -128,7 +128,7 @@ def test_links_within_a_checkpoint_or_to_hub_blobs_are_accepted(folder: Path, tm
 @pytest.mark.parametrize("act", [build_key, locate], ids=["key", "locate"])
 @pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "modules.json", "sub/notes"])
 def test_fifos_and_sockets_as_files_are_refused(name: str, act: Callable[..., Any], folder: Path) -> None:
-    """Regression: a FIFO blocked the build for ever."""
+    """Regression: a FIFO blocked the build forever."""
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
@@ -158,7 +158,7 @@ def test_fifo_in_a_nested_folder_does_not_block(folder: Path) -> None:
 
 def test_huge_text_files_are_refused(folder: Path) -> None:
     with (folder / "vocab.txt").open("wb") as stream:
-        stream.truncate(100 << 30)  # takes no room on the disk
+        stream.truncate(100 << 30)  # a sparse file
     _refused(folder, "vocab.txt has 102400 MiB, more than any checkpoint has")
 
 
@@ -234,7 +234,7 @@ def test_normalizers_that_multiply_a_text_are_refused(
 
 
 def test_added_tokens_with_an_endless_normalizer_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are normalised when the tokenizer is loaded, before any text is."""
+    """Added tokens are normalised when the tokenizer is loaded, before any text."""
     monkeypatch.setattr(tokenizer_limits, "SECONDS", 2)
     _tokenizer(folder, normalizer=_replace({"Regex": "(?:xq)*(?:xq)*z"}, "x"))
     token = {"content": "xq" * 2000 + "-z", "lstrip": False, "rstrip": False, "normalized": True, "special": False}
@@ -257,7 +257,7 @@ def test_post_processor_that_repeats_a_text_is_refused(folder: Path) -> None:
 
 
 def test_tokenizer_that_fails_on_ordinary_texts_is_refused(folder: Path) -> None:
-    """Regression: an expression that gives up after ten million steps ended the build in a traceback."""
+    """Regression: an expression that exceeded ten million steps ended the build in a traceback."""
     _tokenizer(folder, pre_tokenizer=_split(r"([\w ]+)+[;@]"))
     _refused(folder, "the tokenizer of .* fails on the text")
 
@@ -288,7 +288,7 @@ def test_expressions_of_known_models_are_accepted(pattern: str, folder: Path) ->
 
 
 def test_tokenizer_with_more_tokens_than_embeddings_is_refused(folder: Path) -> None:
-    """A vocabulary of few words has a token whose number has no vector."""
+    """A small vocabulary may contain a huge token id."""
     document = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]
     word = next(word for word in vocabulary if word.isalpha())

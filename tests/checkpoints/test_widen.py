@@ -1,4 +1,4 @@
-"""Checkpoints in 16 bits: loaded in fp32 from mapped files, whose pages can be given back."""
+"""16-bit checkpoints are loaded in fp32 from mapped files, whose pages can be released."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.decoders import make_decoder
 def test_widened_converts_only_16_bit_floats_to_fp32(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is read in pieces, the last of which is smaller."""
+    """The file is read in chunks, the last of which is smaller."""
     monkeypatch.setattr("builder.checkpoints.widen.PIECE", 1000)
     make_decoder("llama").to(dtype).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -39,7 +39,7 @@ def test_widened_converts_only_16_bit_floats_to_fp32(
 
 
 def test_widened_converts_a_sharded_checkpoint(tmp_path: Path) -> None:
-    """Its index leads from each name to the file that has the tensor."""
+    """The index of the shards still finds every tensor."""
     model = make_decoder("llama").to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size="50KB")
     shards = sorted(tmp_path.glob("*.safetensors"))
@@ -75,7 +75,7 @@ def test_widened_reads_an_fp32_checkpoint_in_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_weights_are_unchanged_after_their_pages_are_given_back(changed: bool, tmp_path: Path) -> None:
-    """Weights that were changed after they were loaded are not in any file."""
+    """Weights that were modified after loading are not in the file."""
     make_decoder("llama", hidden_size=64).save_pretrained(tmp_path)
     model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     if changed:

@@ -1,4 +1,4 @@
-"""The emitted question answering against the last pipeline that transformers had for it."""
+"""The emitted question answering against transformers' last pipeline for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOLDEN = json.loads((Path(checkpoints.__file__).parent / "question_answering.jso
 
 @pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
 def test_question_answering_gives_the_pipelines_golden_answers(model_type: str, tmp_path: Path) -> None:
-    """Windows, n-best, unanswerable questions, strides and Unicode offsets."""
+    """Cover windows, n-best answers, unanswerable questions, strides and Unicode offsets."""
     checkpoints.make(tmp_path)
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
     checkpoint = resolve(spec)
@@ -52,7 +52,7 @@ def test_question_answering_gives_the_pipelines_golden_answers(model_type: str, 
 
 @pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
 def test_build_reference_reads_long_contexts_in_windows(model_type: str, tmp_path: Path) -> None:
-    """Regression: it read a long context of a user's samples in one go; the build called the served answer wrong."""
+    """Regression: the reference read a long context without windows, and the build rejected the served answer."""
     checkpoints.make(tmp_path)
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
     checkpoint = resolve(spec)
@@ -64,7 +64,7 @@ def test_build_reference_reads_long_contexts_in_windows(model_type: str, tmp_pat
 
 
 def test_default_window_has_the_length_of_the_pipeline(checkpoint: Callable[[str], Path]) -> None:
-    """384 tokens, where the tokeniser allows more: the last pipeline's default, and how such models are trained."""
+    """The default is 384 tokens, as in the pipeline and in training, even if the tokeniser allows more."""
     folder = str(checkpoint("answers"))
     assert resolve(make_spec(model=folder, name="model")).max_length == 384
     assert resolve(make_spec(model=folder, name="model", max_length=512)).max_length == 512

@@ -1,4 +1,4 @@
-"""The emitted code of each task over PyTorch, against transformers' pipelines, on foreign checkpoints' settings."""
+"""The emitted code of each task over PyTorch, against transformers' pipelines, with unusual checkpoint settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.models import SERVED
 def test_added_tokens_are_words_without_their_spaces(
     name: str, strategy: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """An added token with lstrip and rstrip matches the blanks around it; its name in the vocabulary has none."""
+    """An added token with lstrip and rstrip matches surrounding spaces, which its name does not contain."""
     spec = make_spec(model=str(checkpoint(name)))
     resolved = resolve(spec)
     resolved.tokenizer.add_tokens([AddedToken("xyzzy", lstrip=True, rstrip=True, normalized=False)])
@@ -47,7 +47,7 @@ def test_added_tokens_are_words_without_their_spaces(
 def test_texts_are_truncated_on_the_tokenizers_side(
     name: str, side: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """If truncation is requested, texts are cut as the pipelines cut: topics a text, entail the text of a pair."""
+    """With truncation, texts are cut like in the pipelines: a single text, and the first text of a pair."""
     spec = make_spec(model=str(checkpoint(name)), task=SERVED[name].task, max_length=24, truncate=True)
     resolved = resolve(spec)
     resolved.tokenizer.truncation_side, resolved.tokenizer.model_max_length = side, 24
@@ -70,7 +70,7 @@ def test_texts_are_truncated_on_the_tokenizers_side(
 def test_fill_mask_writes_texts_like_the_pipeline(
     clean_up: bool, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """All of the vocabulary, the padding token too, which is never shown; with and without spaces cleaned up."""
+    """Check the whole vocabulary, with the hidden padding token, with and without clean-up of spaces."""
     spec = make_spec(model=str(checkpoint("masks")))
     resolved = resolve(spec)
     resolved.tokenizer.clean_up_tokenization_spaces = clean_up
@@ -85,7 +85,7 @@ def test_fill_mask_writes_texts_like_the_pipeline(
 
 
 def test_inputs_that_the_model_does_not_take_are_dropped(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    """A BERT's tokeniser beside a DistilBERT, as many checkpoints have it: transformers' pipeline fails on it."""
+    """Many DistilBERT checkpoints have a BERT tokeniser, on which transformers' pipeline fails."""
     folder = Path(shutil.copytree(checkpoint("names"), tmp_path / "names"))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
@@ -107,7 +107,7 @@ def test_context_before_its_question_is_refused(checkpoint: Callable[[str], Path
 
 
 def test_special_tokens_in_a_context_are_plain_words(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    """Regression: the reference counted a [CLS] of the context twice, and a build refused a sample that has one."""
+    """Regression: the reference counted a [CLS] in the context twice, and builds refused samples with one."""
     spec = make_spec(model=str(checkpoint("answers")), max_length=128)
     resolved = resolve(spec)
     sample = {"question": "Who?", "context": "[MASK] and [SEP] in a text [CLS]"}
@@ -126,7 +126,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # of a request that comes before one wit
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_cached_pipeline_answers_like_a_new_one(name: str, checkpoint: Callable[[str], Path]) -> None:
-    """Options of one request do not apply to the next."""
+    """Options of one request must not apply to the next."""
     resolved = resolve(make_spec(model=str(checkpoint(name))))
     task = encoder_task(resolved.task)
     text = {"text_input": f"The museum in {resolved.tokenizer.mask_token or 'Oslo'} is closed."}

@@ -1,4 +1,4 @@
-"""Sparse embeddings: equal to those of sentence-transformers' SparseEncoder, built, and refused for other models."""
+"""Sparse embeddings equal those of sentence-transformers' SparseEncoder; other models are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_sparse_embedding_refuses_other_poolings(splade: Path) -> None:
 
 
 def test_sparse_embedding_with_max_active_dims_is_refused(splade: Path, tmp_path: Path) -> None:
-    """Regression: sentence-transformers keeps the largest of them; here all were answered."""
+    """Regression: all dimensions were returned; sentence-transformers keeps only the largest ones."""
     folder = Path(shutil.copytree(splade, tmp_path / "splade"))
     general = {"model_type": "SparseEncoder", "max_active_dims": 3}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(general))
