@@ -1,4 +1,4 @@
-"""The bill of materials beside each model: valid, complete, and the same for the same build."""
+"""The bill of materials of each model is valid, complete and reproducible."""
 
 from __future__ import annotations
 

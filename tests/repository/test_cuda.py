@@ -1,4 +1,4 @@
-"""Repositories for ONNX Runtime on a GPU, built without one: the graph for CUDA's kernels, judged on the CPU."""
+"""Repositories for ONNX Runtime on a GPU, built without one: the CUDA graph is verified on the CPU."""
 
 from __future__ import annotations
 

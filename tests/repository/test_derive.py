@@ -1,4 +1,4 @@
-"""A version made from another's files, with settings that need no build."""
+"""New versions with changed settings, from the files of an existing version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.repository.test_settings import _entry
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Publish one encoder, laid out as a build does, whose weights are some bytes, which no linter reads."""
+    """Publish an encoder like a build, with invalid weights, which no linter reads."""
     for module in (publish_module, derive):
         monkeypatch.setattr(module, "check", lambda staged, digests=None: [])
     entry = replace(_entry(name="front"), name="front")

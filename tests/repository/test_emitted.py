@@ -1,4 +1,4 @@
-"""The emitted Python of each family and engine: all that it needs, and nothing else."""
+"""The emitted Python of each family and engine is complete and minimal."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _path(source: Path) -> str:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_emitted_files_are_exactly_those_that_serving_imports(name: str, tmp_path: Path) -> None:
-    """Import them in a process without the builder: every import is there, and every file is imported."""
+    """Import the files in a process without the builder: imports succeed, and every file is imported."""
     files = EMITTED[name]
     for target, source in files.items():
         (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def test_emitted_files_are_exactly_those_that_serving_imports(name: str, tmp_pat
 
 
 def test_emitted_code_imports_its_own_modules_only_at_the_top() -> None:
-    """An import inside a function would be emitted, but the test above would not see it run."""
+    """The test above does not detect imports inside functions."""
     for files in EMITTED.values():
         for source in files.values():
             tree = ast.parse(source.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Golden repositories: every target's emitted files, to the byte, and read by Triton's own protobuf."""
+"""Golden repositories: the emitted files of every target, byte for byte, parsed by Triton's protobuf."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_golden_configurations_parse(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_fronts_allow_triton_to_prepare_the_next_batch(target: str) -> None:
-    """A queue with a limit prevents that (support_prefetching_ in its scheduler_utils.cc), and pauses for 500 ms."""
+    """A queue limit disables that (support_prefetching_ in scheduler_utils.cc) and causes pauses of 500 ms."""
     policy = _parsed(target, "encoder").dynamic_batching.default_queue_policy
     assert (policy.max_queue_size, policy.default_timeout_microseconds, policy.allow_timeout_override) == (0, 0, False)
 
@@ -52,7 +52,7 @@ def test_fronts_allow_triton_to_prepare_the_next_batch(target: str) -> None:
 def test_encoder_front_keeps_the_queue_if_it_can(
     options: dict[str, Any], front: tuple[int, int], batcher: tuple[int, int]
 ) -> None:
-    """A queue in the batcher pauses; with priorities it does anyway.
+    """A queue limit in the batcher causes pauses, as priorities do anyway.
 
     Fronts of old releases cannot keep a queue, nor those whose resources Triton's rate limiter takes back when
     execute() returns.

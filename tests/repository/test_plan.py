@@ -1,4 +1,4 @@
-"""Plans that another machine compiles: files written here, refusals before the compilation, and the publication there.
+"""Plans that another machine compiles: the build's files, refusals before compilation, and the publication.
 
 There is no TensorRT and no GPU here: `FakeMachine` stands for them. The comparison is polygraphy's own, with ONNX
 Runtime in TensorRT's place.
@@ -41,7 +41,7 @@ H200 = {"tensorrt": "10.5.0.18", "gpu": "NVIDIA H200", "compute_capability": "9.
 
 @pytest.fixture(scope="module")
 def built(module_folder: Callable[[str], Path]) -> Path:
-    """Build a repository with one plan that is still to compile."""
+    """Build a repository with one plan that is not compiled yet."""
     folder = module_folder("plan")
     checkpoint = make_checkpoint(folder / "checkpoint", "bert", "feature-extraction")
     output = folder / "repository"
@@ -293,7 +293,7 @@ def test_compile_accepts_only_a_plan_that_answers_like_onnx_runtime(
 
 
 class FakeTensorRT(ModuleType):
-    """Parts of the module that `build` reads; `_fake_tensorrt` replaces polygraphy's functions that need the rest."""
+    """Fake of the module `tensorrt` as far as `build` reads it; `_fake_tensorrt` replaces polygraphy's functions."""
 
     __version__ = "10.5.0.18"
     MemoryPoolType = SimpleNamespace(WORKSPACE="workspace")
@@ -301,7 +301,7 @@ class FakeTensorRT(ModuleType):
 
 
 class ProfiledRunner(OnnxrtRunner):  # type: ignore[misc]  # where mypy does not read polygraphy
-    """Runner of ONNX Runtime with the rule of TensorRT's execution contexts: a shape outside the profile is refused.
+    """Runner on ONNX Runtime that refuses shapes outside the profile, like TensorRT's execution contexts.
 
     Rule: IExecutionContext.setInputShape, "the dimensions must be within the optimization profile's min and max".
     """
@@ -323,7 +323,7 @@ SHAPES: list[tuple[int, ...]] = []  # that ProfiledRunner ran
 
 
 def _fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Put ONNX Runtime in TensorRT's place: an engine is the path of its graph. Return the calls that it got."""
+    """Replace TensorRT by ONNX Runtime, where an engine is the path of its graph. Return the recorded calls."""
     calls: dict[str, Any] = {}
 
     def network(path: str, strongly_typed: bool) -> str:

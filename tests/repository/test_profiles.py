@@ -1,4 +1,4 @@
-"""Optimisation profiles as functions of shapes: every call of a front model has one, in every instance."""
+"""Optimisation profiles: every call of a front has a profile, in every instance."""
 
 from __future__ import annotations
 

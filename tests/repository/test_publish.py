@@ -1,4 +1,4 @@
-"""Publishing: whole or not at all, whatever happens and whenever."""
+"""Publishing is atomic, whenever it fails or is killed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _contents(repository: Path) -> set[bytes]:
 
 
 def _whole(repository: Path) -> None:
-    """Check that a server started now finds fronts, each with the version of the engine that it calls."""
+    """Check that a server started now finds every front together with the engine version that it calls."""
     number = served_number(repository / "front")
     assert number in loaded_numbers(repository / "front_model")
     contents = {(repository / name / str(number) / "model.bin").read_bytes() for name in ("front", "front_model")}
@@ -86,7 +86,7 @@ def test_publish_writes_all_files_and_leaves_nothing_else(tmp_path: Path) -> Non
 
 
 def test_publish_keeps_enough_versions_for_two_rollbacks(tmp_path: Path) -> None:
-    """Regression: two versions remained, so that one rollback was all that there was."""
+    """Regression: only two versions remained, so that only one rollback was possible."""
     repository = tmp_path / "model_repository"
     for content in (b"one", b"two", b"three", b"four"):
         entries = _entries(content)
@@ -154,7 +154,7 @@ def test_publish_keeps_the_requested_versions_and_the_served_one(tmp_path: Path)
 
 
 def test_concurrent_equal_builds_publish_one_version(tmp_path: Path) -> None:
-    """Regression: each was a version of its own, and with two kept versions the one to go back to was gone."""
+    """Regression: each published a version, and with two kept versions the one to roll back to was removed."""
 
     def build(content: bytes, since: int) -> BuildReport:
         entries = _entries(content)
@@ -336,7 +336,7 @@ def test_publish_names_a_file_system_without_links(tmp_path: Path, monkeypatch: 
 
 
 def test_publish_continues_a_repository_of_an_earlier_release(tmp_path: Path) -> None:
-    """It has no copies in its versions, and makes Triton load the newest version."""
+    """Earlier releases stored no configuration in versions, and let Triton load the newest version."""
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     for entry in repository.iterdir():
@@ -404,7 +404,7 @@ def test_publish_restores_the_repository_after_an_error_at_any_step(
 def test_publish_never_shows_a_missing_or_incomplete_model(
     batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that starts in the middle, and recovers nothing, finds a front and the engine that it calls.
+    """A server that starts during a change, without recovery, finds a front with the engine that it calls.
 
     Two sizes of a batch cannot share a config.pbtxt.
     """
@@ -434,7 +434,7 @@ def test_publish_never_shows_a_missing_or_incomplete_model(
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_killed_build_is_undone_by_the_next_command(batch: int, tmp_path: Path) -> None:
-    """The process dies without any clean-up after a number of moves; the repository is whole even so."""
+    """Kill the process after a number of moves, without clean-up; the repository stays consistent."""
     program = f"""
         import os, shutil
         from pathlib import Path
@@ -545,7 +545,7 @@ def test_recover_keeps_an_unfinished_change_of_an_earlier_release(tmp_path: Path
 
 
 def test_concurrent_builds_into_one_repository_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a version of its own, and whichever comes last is served."""
+    """Each build becomes a version, and the last one is served."""
     repository = tmp_path / "model_repository"
     inside = threading.Lock()
     activate = versions_module.activate
@@ -606,7 +606,7 @@ def test_publish_refuses_an_output_that_is_not_a_folder(tmp_path: Path) -> None:
 
 
 def test_recover_leaves_the_staging_of_a_running_build(tmp_path: Path) -> None:
-    """The build holds the lock; the process id in an earlier folder's name does not count."""
+    """The lock marks a running build; process ids in the folder names of earlier releases are ignored."""
     repository = tmp_path / "model_repository"
     repository.mkdir()
     dead = tmp_path / f".model_repository.{os.getppid()}.x.staging"

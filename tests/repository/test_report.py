@@ -1,4 +1,4 @@
-"""The report: read back from a repository, as a table and as a page that stands alone."""
+"""The report of a repository, as a table and as a self-contained page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VARIANTS = ("fp32", "bf16 OpenVINO", "int8", "int8-static", "int8-static OpenVIN
 
 @pytest.mark.slow
 def test_report_explains_the_choice_of_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """auto, with labels: scores by label, a sentence, a table, a page; and `check` on a processor of another kind."""
+    """Build with `auto` and labels; check the scores, sentence, table and page, and `check` on another processor."""
     model, samples = token_classification()
     output = tmp_path / "model_repository"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -151,7 +151,7 @@ def test_chart_axes_have_round_numbers_and_escaped_labels() -> None:
 
 
 def test_report_prints_no_speed_up_of_times_from_two_builds() -> None:
-    """Regression: with PyTorch's times in the cache a build printed "59x", a ratio of different moments."""
+    """Regression: a build printed a speed-up of "59x" over cached PyTorch times of an earlier build."""
     pytorch = MeasuredVariant("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0}, timed_in="2026-11-22T10:00:00.000+00:00")
     int8 = MeasuredVariant("int8", 20, {"1x16": 2.0, "8x64": 20.0}, quality=0.997)
     report = replace(REPORT, variants=(pytorch, int8), chosen="int8", samples=32)
@@ -172,7 +172,7 @@ def _printed(report: BuildReport) -> str:
 
 
 def test_report_page_shows_every_text_of_long_names_and_many_columns() -> None:
-    """Regression: labels and the name of the axis ran out of the charts, and the table was cut."""
+    """Regression: labels and axis titles overflowed the charts, and the table was cut off."""
     names = [
         "PyTorch fp32",
         *VARIANTS,

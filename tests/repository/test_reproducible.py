@@ -1,4 +1,4 @@
-"""The same checkpoint and spec give the same bytes; the report has the measurements."""
+"""Equal checkpoints and specifications give equal files; only the report contains measurements."""
 
 from __future__ import annotations
 

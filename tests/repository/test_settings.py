@@ -1,4 +1,4 @@
-"""Settings that change without a build are, byte for byte, those that a build with these options would have written."""
+"""Settings changed without a build equal, byte for byte, those of a build with these options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.servings import decoder_serving
 
 
 def _entry(**options: Any) -> RepositoryEntry:
-    """Return an encoder's front, laid out as a build does."""
+    """Return an encoder's front in the layout of a build."""
     spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
     served = graph(options.get("engine", "onnxruntime"))
     serving = serving_document(spec, "feature_extraction", served, 256, {"input_ids": 0}, {})

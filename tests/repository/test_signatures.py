@@ -1,4 +1,4 @@
-"""Signatures: a signed repository is accepted, and every change to it is refused by its name."""
+"""Signatures: a signed repository is accepted, and every change to it is refused and named."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Write two models, one with an engine of its own; nothing here is loaded."""
+    """Write two models, one with its own engine; no server loads them."""
     for name, built in {"front": ("front", "front_model"), "front_model": (), "other": ("other",)}.items():
         for number in (1, 2) if name == "front" else (1,):
             _write_version(tmp_path / "model_repository" / name, number, built)
@@ -53,7 +53,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def _write_version(entry: Path, number: int, built: tuple[str, ...] = ()) -> None:
-    """Write a version as publish leaves it, which is served."""
+    """Write a served version in the layout of publish."""
     version, warm_up = entry / str(number), entry / "warmup" / str(number) / "text"
     version.mkdir(parents=True)
     warm_up.parent.mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_named_model_is_verified_with_its_engine(repository: Path, keys: tuple[P
 
 
 def test_verify_reads_only_loaded_versions_if_requested(repository: Path, keys: tuple[Path, Path]) -> None:
-    """Nothing beside them is taken from a version that is not loaded."""
+    """Files outside the versions must match the loaded version."""
     private, public = keys
     sign(repository, Signer(private))
     old, new = repository / "front" / "1", repository / "front" / "2"
@@ -180,7 +180,7 @@ def test_verify_reports_files_that_are_not_text(
 def test_verify_reports_a_file_that_disappears_meanwhile(
     repository: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It happens if a build removes an old version meanwhile."""
+    """A build may remove an old version concurrently."""
     private, public = keys
     sign(repository, Signer(private))
     _change(repository)
@@ -264,7 +264,7 @@ def _warm_up(repository: Path) -> None:
 
 
 def _exchange(repository: Path) -> None:
-    """Exchange two models: each is signed, and stands in the other's place."""
+    """Swap two signed models."""
     for name, target in (("front/1", "aside"), ("other/1", "front/1"), ("aside", "other/1")):
         (repository / name).rename(repository / target)
     for model in ("front", "other"):
@@ -286,7 +286,7 @@ def _cut(repository: Path) -> None:
 
 
 def _forge(repository: Path) -> None:
-    """Change a file, and the statement about it, under the old signature."""
+    """Change a file, and remove the digests from the signed statement."""
     _change(repository)
     path = repository / "front" / "1" / SIGNATURE
     bundle = json.loads(path.read_text())
@@ -340,7 +340,7 @@ def test_verify_names_changed_added_and_removed_files(
 def test_verify_finds_a_front_and_an_engine_of_two_builds(
     repository: Path, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Each is signed, and of the same number."""
+    """Both are signed and have the same version number."""
     private, public = keys
     another = tmp_path / "another" / "model_repository"
     shutil.copytree(repository, another)

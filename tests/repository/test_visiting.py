@@ -1,4 +1,4 @@
-"""A guest in a repository: there for a while, removed after it, and invisible to others."""
+"""Temporary guest models in a repository are removed afterwards, and other commands ignore them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Reach = Callable[[str, str], None]
 
 @pytest.fixture(scope="session")
 def port_of() -> Iterator[Port]:
-    """Return the port of a scheme's server, which starts when it is asked for."""
+    """Return a function that returns the port of a scheme's server, started at the first call."""
     with ExitStack() as servers:
         ports: dict[str, int] = {}
 
@@ -37,13 +37,13 @@ def port_of() -> Iterator[Port]:
 
 @pytest.fixture(autouse=True)
 def _no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the overlap of versions to zero: no server reads what is published here."""
+    """Set the overlap of versions to zero, because no server reads these repositories."""
     monkeypatch.setattr(versions, "OVERLAP_S", 0.0)
 
 
 @pytest.fixture
 def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
-    """Point addresses of a scheme to an endpoint, and hide all other store settings of this environment."""
+    """Point a scheme to an endpoint, and hide all other store settings of this environment."""
     for name in [name for name in os.environ if name.startswith(OTHERS)]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(_metadata, "_NO_GCE_CHECK", True)  # read from the environment as it is imported
@@ -81,13 +81,13 @@ def store(bucket: str) -> Store:
 
 @pytest.fixture(params=["s3", "gs", "az"])
 def cloud(request: pytest.FixtureRequest, make_bucket: Callable[[str], str]) -> Store:
-    """Return a store of each kind that is not a folder."""
+    """Return a store of each kind but folders."""
     return open_store(f"{request.param}://{make_bucket(request.param)}/fleet")
 
 
 @pytest.fixture
 def raw(bucket: str) -> Callable[[str], bytes | None]:
-    """Return the content of an object of the bucket by its key; None if there is none."""
+    """Return the content of an object by its key; None if it does not exist."""
     client = boto3.client("s3")
 
     def read(key: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Servers that speak as the clouds' object stores do, started here: moto for S3, fake-gcs-server, Azurite.
+"""Emulators of object stores: moto for S3, fake-gcs-server, Azurite.
 
 The environment says how to reach each, as it does where a build runs.
 """
@@ -28,7 +28,7 @@ AZURITE = os.environ.get("AZURITE") or shutil.which("azurite-blob")
 
 
 def environment(scheme: str, endpoint: str) -> dict[str, str]:
-    """Return an environment with addresses of a scheme at `endpoint`, and only these credentials."""
+    """Return an environment that points a scheme to `endpoint`, with only these credentials."""
     return {
         "s3": {
             "AWS_ACCESS_KEY_ID": "test",
@@ -121,7 +121,7 @@ def _free_port() -> int:
 
 
 def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until a process listens; False if it has ended, as it does if its port is taken."""
+    """Wait until a process listens; return False if it ended, for example because its port is in use."""
     while process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection((HOST, port)):
             return True

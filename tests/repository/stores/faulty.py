@@ -1,4 +1,4 @@
-"""A connection to a server that breaks: an answer is cut off after a number of bytes, a few times."""
+"""A proxy that breaks connections after a number of bytes, a few times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Faulty:
-    """Way to `port` that ends a connection `cuts` times, each after `after` bytes of its answers."""
+    """Proxy to `port` that closes a connection `cuts` times, each after `after` bytes of the answer."""
 
     port: int
     after: int
@@ -62,7 +62,7 @@ class Faulty:
 
 
 def _end(*sockets: socket.socket) -> None:
-    """End connections, also for the threads that wait for them."""
+    """Close connections, and wake the threads that wait for them."""
     for one in sockets:
         with contextlib.suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)

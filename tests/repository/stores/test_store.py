@@ -1,4 +1,4 @@
-"""An object store by itself, on a real S3 server and in a folder: objects come back as put, whole or not at all."""
+"""Object stores on an S3 server and in a folder: objects are returned unchanged and complete, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a repository to an object store and into another repository: all of a version or nothing, whatever breaks."""
+"""Push to an object store and pull into another repository: a version is transferred completely or not at all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LARGE = bytes(range(256)) * 2048
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Return the repository of the builds."""
+    """Return the repository that builds publish to."""
     return tmp_path / "built" / "model_repository"
 
 

@@ -16,12 +16,12 @@ MODEL = b"class TritonPythonModel:\n    def execute(self, requests):\n        re
 
 
 def publish_version(repository: Path, front: bytes, weights: bytes) -> None:
-    """Publish the next version of a front, whose model has the comment `front`, with an engine of its own."""
+    """Publish the next version of a front with its engine; model.py contains the comment `front`."""
     publish(repository, outcome(front, weights))
 
 
 def outcome(front: bytes, weights: bytes) -> Unverified:
-    """Return the outcome that a build of that would leave."""
+    """Return the outcome of a build with these files, without its verification."""
     entries = []
     engine = {"1/model.py": MODEL, "1/weights": weights}
     for name, files in {"front": {"1/model.py": MODEL + b"# " + front}, "front_model": engine}.items():
