@@ -34,7 +34,7 @@ def test_spec_refuses_meaningless_options(options: dict[str, object], message: s
 
 
 def test_batcher_keeps_queue_limits_only_if_the_front_cannot() -> None:
-    """Any limit ends Triton's preparing of the next batch, and a single instance then pauses for half a second."""
+    """Any limit disables Triton's prefetching of the next batch, and a single instance then pauses for 500 ms."""
     assert not make_spec(model="org/name", serving={"queue": {"max_size": 9}}).serving.batcher_keeps_limits
     for serving in (
         {"priority_levels": 2, "default_priority": 1},
@@ -49,7 +49,7 @@ def test_batcher_keeps_queue_limits_only_if_the_front_cannot() -> None:
     [({}, 512, 30_000), ({"max_size": 0, "timeout_us": 0}, 0, 0), ({"max_size": 9, "timeout_us": 1}, 9, 1)],
 )
 def test_queue_of_0_has_no_limit(queue: dict[str, int], size: int, milliseconds: int) -> None:
-    """As for Triton's own queue; a limit below a millisecond stays one."""
+    """0 disables a limit, as in Triton; a timeout below a millisecond stays a timeout."""
     policy = make_spec(model="org/name", serving={"queue": queue}).serving.queue
     assert (policy.size, policy.waiting_ms) == (size, milliseconds)
 
@@ -62,7 +62,7 @@ def test_spec_refuses_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_spec_uses_the_cores_and_memory_of_machine() -> None:
-    """Its cores decide what fits it and what config.pbtxt says; this machine's decide what is measured with."""
+    """Sizes and config.pbtxt follow the cores of `machine`; measurements use those of this machine."""
     here = available_cores()
     spec = make_spec(model="org/name", threads=here + 2, machine={"cores": 2 * here + 4}, instances=2)
     assert (spec.threads_per_instance, spec.loop_threads, spec.build_threads) == (here + 2, here + 2, here)

@@ -1,4 +1,4 @@
-"""serving.json: it is read as it was written, and other documents are refused."""
+"""serving.json round-trips, and other documents are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter of an encoder, on a stand-in for Triton's module: it answers every request that it takes over."""
+"""The adapter of an encoder, with a stand-in for Triton's module, answers every accepted request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sender:
 
 @dataclass
 class Asked:
-    """Request of one input; without a sender, one for which Triton has none."""
+    """Request with one input; without a sender, getting one fails as in Triton."""
 
     text_input: np.ndarray
     sender: Sender | None = None
@@ -58,7 +58,7 @@ class TritonError:
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return a TritonPythonModel whose front repeats its input."""
+    """Return a TritonPythonModel with a front that echoes its input."""
     codes = {code: code for code in ("INVALID_ARG", "UNAVAILABLE", "INTERNAL")}
     triton = ModuleType(TRITON)
     for name, value in {
@@ -92,7 +92,7 @@ class _Echo:
 
 
 def test_adapter_fails_a_request_that_cannot_be_queued_alone(adapter: Any) -> None:
-    """If execute() raised anything, Triton would answer the taken requests too: twice."""
+    """If execute() raised, Triton would answer the accepted requests a second time."""
     text, sender = np.ones((3, 1)), Sender()
     taken, failed = adapter.execute([Asked(text, sender), Asked(text)])
     assert taken is None
@@ -103,13 +103,13 @@ def test_adapter_fails_a_request_that_cannot_be_queued_alone(adapter: Any) -> No
 
 
 def test_adapter_answers_a_batch_that_cannot_be_read(adapter: Any) -> None:
-    """Regression: execute() raised, and Triton kept the model and its process after it was unloaded."""
+    """Regression: execute() raised, and Triton never ended the process of the unloaded model."""
     (answered,) = adapter.execute([object()])
     assert (answered.error.code, "no attribute" in answered.error.message) == ("INTERNAL", True)
 
 
 def test_adapter_is_not_ready_after_a_request_went_unanswered(adapter: Any) -> None:
-    """Triton asks since release 26.03, and takes nothing but a bool."""
+    """Triton calls it since release 26.03, and accepts only a bool."""
     assert adapter.is_ready() is True
     adapter.queue.failure = "BrokenPipeError: gone"
     assert adapter.is_ready() is False

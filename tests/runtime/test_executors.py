@@ -1,4 +1,4 @@
-"""An encoder's engine in the front's own process: the same numbers, at the precision that was verified."""
+"""Engines of encoders in process: equal numbers, in the verified precision."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SUMS = np.array([[6.0], [5.0]], np.float32)  # of the tokens that are no padding
 
 @pytest.fixture(scope="module")
 def graphs(module_folder: Callable[[str], Path]) -> Mapping[str, Graph]:
-    """Return by engine a graph of the sum of each row's tokens."""
+    """Return for each engine a graph that sums the tokens of each row."""
     folder = module_folder("graphs")
     nodes = [
         helper.make_node("Mul", ["input_ids", "attention_mask"], ["kept"]),
@@ -82,7 +82,7 @@ def test_executor_runs_the_graph_in_its_folder(engine: str, graphs: Mapping[str,
 def test_spinning_threads_stop_when_a_call_ends(
     spinning: bool, graphs: Mapping[str, Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Left alone they spin on, on the cores that carry the answer; a decoder's next step comes at once, so they may."""
+    """Spinning threads would occupy cores that send the answer; those of a decoder may spin until its next step."""
     graph, stated = graphs["onnxruntime"], {}
     set_entry = ort.SessionOptions.add_session_config_entry
 
@@ -135,7 +135,7 @@ def test_front_refuses_an_executor_that_was_not_emitted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["handles", "paged"])
 def test_service_refuses_an_engine_that_was_not_emitted(name: str, tmp_path: Path) -> None:
-    """The module "paged" is beside the engines, and is not one."""
+    """The module "paged" is beside the engines, but is not an engine."""
     serving = decoder_serving(executor="in-process", session=Session(engine=name), model="model.onnx")
     with pytest.raises(ContractError, match=rf"serving\.json\.session\.engine is '{name}', which is not here"):
         make_executor(tmp_path, serving, None)

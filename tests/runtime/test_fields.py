@@ -76,6 +76,6 @@ def test_request_beyond_a_limit_is_refused_before_it_is_read() -> None:
 
 
 def test_error_messages_are_utf_8_and_cut() -> None:
-    """Triton's own TritonError says "incompatible constructor arguments" to half a character."""
+    """Triton's TritonError refuses a lone surrogate with "incompatible constructor arguments"."""
     assert readable(InputError("no \ud83d here")) == "no \\ud83d here"
     assert readable(InputError("a" * 5000)) == "a" * 1000 + " ..."

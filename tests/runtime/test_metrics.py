@@ -1,4 +1,4 @@
-"""Metrics on Triton's /metrics, on a stand-in for its module: each is a message, so only changes are published."""
+"""Metrics on Triton's /metrics, with a stand-in for its module; only changes are published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRITON, METRICS = "triton_python_backend_utils", "builder.runtime.metrics"
 
 
 class Family:
-    """Triton's MetricFamily of one metric, which keeps the messages."""
+    """Fake MetricFamily of one metric that records the updates."""
 
     COUNTER, GAUGE = "counter", "gauge"
     messages: list[tuple[str, str, float]]

@@ -1,4 +1,4 @@
-"""The emitted path in this process: isolation of requests, order, truncation, failing engines."""
+"""The emitted pipeline in process: isolation of requests, order, truncation, failing engines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 12
 
 
 class SumEngine:
-    """Fake engine: the feature of a row is the sum of its tokens, so padding and order would show."""
+    """Fake engine: the feature of a row is the sum of its tokens, which reveals wrong padding and order."""
 
     def __init__(self, fail_on: int | None = None) -> None:
         self.shapes: list[tuple[int, ...]] = []
@@ -97,7 +97,7 @@ def test_pipeline_warms_up_every_bucket_length(front: Callable[..., Pipeline]) -
 
 
 def test_pipeline_feeds_need_no_engine_call(front: Callable[..., Pipeline]) -> None:
-    """Builds calibrate and prune on it."""
+    """Builds calibrate and prune on these feeds."""
     engine = SumEngine()
     pipeline = front(engine)
     requests = [_request("the train to the coast", "a"), {"text_input": np.array([[b"\xff"]], dtype=object)}]
@@ -171,7 +171,7 @@ def test_pipeline_refuses_only_the_request_that_is_too_large(front: Callable[...
 
 
 def test_pipeline_fails_only_the_request_of_a_tokeniser_panic(front: Callable[..., Pipeline]) -> None:
-    """A regular expression that gives up on some text: the library panics, which is no `Exception`."""
+    """If a regular expression fails on a text, the library panics, which is not an `Exception`."""
     pipeline = front(SumEngine())
     pipeline.text.tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(x+)+$"), "isolated")
     answers = pipeline([_request("a"), _request("x" * 50 + "y"), _request("the")])

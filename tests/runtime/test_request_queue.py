@@ -1,4 +1,4 @@
-"""The queue of an encoder's front: requests taken, kept, refused and dropped."""
+"""The queue of an encoder's front: requests are accepted, queued, refused and dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 300.0
 
 
 class FakeFront:
-    """Front that answers batches one by one as it is let; requests are known by their `sender`, a name."""
+    """Front that answers one batch at a time when a test allows it; a request's `sender` is its name."""
 
     def __init__(self, size: int, timeout_s: float = 0.0) -> None:
         self.batches: list[list[str]] = []
@@ -46,17 +46,17 @@ class FakeFront:
         return request.sender in self.gone
 
     def take(self, names: str, rows: int = 1, came: float = 0.0, by_name: bool = False) -> None:
-        """Take requests of these names; `by_name`: each is for the model of that name."""
+        """Accept requests with these names; `by_name`: each is for the model of that name."""
         tensors = {"text_input": np.zeros((rows, 1))}
         self.queue.enqueue(came, [QueuedRequest(name, tensors, rows, name if by_name else "") for name in names])
 
     def begin(self, names: str) -> None:
-        """Take requests of which the first batch is being answered from then on."""
+        """Accept requests, and start to answer the first batch of them."""
         self.take(names, came=time.monotonic())
         assert self.asked.acquire(timeout=PATIENCE_S)
 
     def answered(self) -> None:
-        """Wait until all taken requests are answered."""
+        """Wait until all accepted requests are answered."""
         with self.queue.changed:
             assert self.queue.changed.wait_for(self.queue._is_idle, PATIENCE_S)
 
@@ -109,7 +109,7 @@ def test_request_queue_refuses_requests_beyond_its_size(fronts: list[FakeFront])
 
 
 def test_request_queue_alternates_between_hosted_models(fronts: list[FakeFront]) -> None:
-    """A: one, B: another. Batches have four rows at most; five may wait for A, however many wait for B."""
+    """Requests to two models, A and B; batches have up to four rows, and the limit of five applies per model."""
     fronts.append(front := FakeFront(5))
     front.take("A", by_name=True)
     assert front.asked.acquire(timeout=PATIENCE_S)
@@ -122,7 +122,7 @@ def test_request_queue_alternates_between_hosted_models(fronts: list[FakeFront])
 
 
 def test_request_queue_drains_while_more_batches_wait(fronts: list[FakeFront]) -> None:
-    """It does not go on for ever: if each request comes soon after the last, Triton's figures would stay the same."""
+    """Draining ends even under steady load, because Triton's statistics do not change until then."""
     fronts.append(front := FakeFront(8))
     front.begin("a")
     queue = front.queue
@@ -138,7 +138,7 @@ def test_request_queue_lets_later_batches_wait_in_triton(fronts: list[FakeFront]
     queue, taken = front.queue, list[bool]()
     queue.drain_interval_s = PATIENCE_S
     front.begin("abcdef")
-    came = queue.answered_at + 1  # no request waited behind those that were taken
+    came = queue.answered_at + 1  # no request waited behind the accepted ones
     thread = threading.Thread(target=lambda: taken.append(queue.should_queue(came, 4)))
     thread.start()
     front.let.release()
@@ -197,7 +197,7 @@ def test_request_queue_goes_on_after_a_failed_batch(error: BaseException, fronts
 def test_request_queue_stops_queueing_after_an_error_was_not_sent(
     fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sender failed when it was asked if the client left, and again when it was to report that."""
+    """The sender fails at the check for a disconnected client, and again when the error is sent."""
     monkeypatch.setattr(request_queue, "CONNECTION_CHECK_S", 0.0)
     fronts.append(front := FakeFront(0, timeout_s=900))
     front.deaf.add("b")
@@ -225,7 +225,7 @@ def test_request_queue_fails_all_requests_if_its_thread_ends(
 
 
 def test_request_queue_keeps_no_reference_to_an_answered_request(fronts: list[FakeFront]) -> None:
-    """Before release 24.08 Triton frees a request only when its sender is gone."""
+    """Before release 24.08, Triton frees a request only with its sender."""
     fronts.append(front := FakeFront(8))
     front.let.release(100)
     front.fails = ValueError("too long")

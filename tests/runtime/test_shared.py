@@ -1,4 +1,4 @@
-"""A shared front's table of models, on a memory that counts: loads, evictions and refusals."""
+"""The hosted models of a shared front with a simulated memory: loads, evictions and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_S = 300.0
 
 
 class CountedMemory:
-    """Memory of a process of `BASE` bytes and of the models in it. A model is as large as the file in its folder."""
+    """Simulated memory of a process: `BASE` bytes plus its models, each as large as the file in its folder."""
 
     def __init__(self) -> None:
         self.bytes = BASE
@@ -87,7 +87,7 @@ def _ask(host: Host, name: str) -> None:
 
 
 def test_host_does_not_count_the_engines_memory_as_a_models(tmp_path: Path) -> None:
-    """The engine's own memory comes with the first model of a process, which would otherwise need as much for ever."""
+    """The first model of a process also loads the engine, whose memory must not be counted as the model's."""
 
     class Lazily(CountedMemory):
         def open(self, folder: Path) -> Front:
@@ -191,7 +191,7 @@ def test_listing_keeps_the_previous_file_if_the_new_one_is_damaged(tmp_path: Pat
 
 @pytest.mark.parametrize("entry", [3, {"version": "one"}, {"no": "version"}, {"versions": ["one"]}])
 def test_listing_reports_a_damaged_entry_with_its_remedy(entry: Any, tmp_path: Path) -> None:
-    """A second build of the model changes nothing in the list of the shared front."""
+    """A second build of the model does not change the listing of the shared front."""
     (tmp_path / HOSTED).write_text(dump_hosted({"a": entry}))
     with pytest.raises(ContractError, match=r"hosted\.json\.a.*\. Share its models again: build-repo share$"):
         Hosted(tmp_path)["a"]
@@ -256,7 +256,7 @@ def test_loader_goes_on_after_a_panic(tmp_path: Path, counted: CountedMemory) ->
 def test_loader_limits_the_requests_that_wait_for_a_model(
     tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are copies in memory, and a large model takes long to load."""
+    """Waiting requests are held in memory, and a large model takes long to load."""
     monkeypatch.setattr(loader_module, "MAX_WAITING", 3)
     host = _host(_repository(tmp_path, a=1, b=1), counted, limit=10_000)
     go_on, opened = threading.Event(), host.opened
@@ -337,7 +337,7 @@ def test_emitted_python_is_imported_once_for_equal_models(tmp_path: Path) -> Non
 
 
 def test_memory_is_measured_and_trimmed() -> None:
-    """In a process of its own: of one that holds much, the system takes pages of files back meanwhile."""
+    """Measure in a new process: the system may reclaim file pages of a large one."""
     program = """
 from builder.runtime import process_memory as memory
 before = memory.resident()
