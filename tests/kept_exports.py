@@ -40,7 +40,7 @@ TRACED = (
     "rotary",
 )
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
-SMALL = 4 << 20  # bytes of a graph that is kept for the next run
+SMALL = 4 << 20  # maximum bytes of a graph that is cached for the next run
 STALE_S = 2 * 24 * 3600  # since a folder was last used
 PLAIN = (str, int, float, bool, tuple, list, torch.dtype, type(None))
 OF_A_COPY = {  # settings that differ after saving and loading; the dtype is covered by the tensors
@@ -122,7 +122,7 @@ def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: o
                 facts.append((key, _code(value)))
             elif not key.startswith("_") and (isinstance(value, dict) or type(part).__module__.startswith("builder.")):
                 facts.append((key, repr(value)))
-    for owner in sorted({type(part).__module__ for part in module.modules()}):  # a function of it may be replaced
+    for owner in sorted({type(part).__module__ for part in module.modules()}):  # its functions may be replaced
         functions = {key: code for key, code in vars(sys.modules[owner]).items() if isinstance(code, FunctionType)}
         ours = owner.startswith(PROJECT)  # the hashes of its classes cover the functions that they need
         facts.append([(key, _name(code) if ours else _code(code)) for key, code in sorted(functions.items())])

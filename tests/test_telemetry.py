@@ -72,7 +72,7 @@ def test_onnx_runtime_session_has_no_telemetry(tmp_path: Path, module: str) -> N
     assert _files(tmp_path / "home") == []
 
 
-def test_onnx_runtime_writes_an_identifier_unless_told_not_to(tmp_path: Path) -> None:
+def test_onnx_runtime_writes_an_identifier_by_default(tmp_path: Path) -> None:
     """If this fails, the pinned ONNX Runtime has no telemetry anymore, and the other tests prove nothing."""
     command = [sys.executable, "-c", SESSION.format(statement="import onnxruntime")]
     subprocess.run(command, cwd=tmp_path, env=_plain_environment(tmp_path / "home"), check=True)

@@ -166,7 +166,7 @@ def test_unimplemented_field_is_refused_with_its_value(options: dict[str, Any], 
 def test_absurd_generation_values_are_refused(values: dict[str, Any], message: str) -> None:
     config = GenerationConfig()
     for name, value in values.items():
-        setattr(config, name, value)  # as a file may say it
+        setattr(config, name, value)  # as a file may set it
     with pytest.raises(CheckpointError, match=message):
         refuse_unserved(config, is_decoder=True)
 

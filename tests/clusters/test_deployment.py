@@ -188,7 +188,7 @@ def test_server_starts_with_restricted_admin_protocols(name: str, key: str, tmp_
     (tmp_path / "tritonserver").chmod(0o755)
     command = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRITON_ADMIN_KEY": key}
-    outputs = [_said(command, environment, tmp_path / "output") for _ in "ab"]
+    outputs = [_output_of(command, environment, tmp_path / "output") for _ in "ab"]
     restricted = re.findall(r"^--(.*)=shared-memory,trace,logging:triton-admin-key=(.+)$", outputs[0], re.MULTILINE)
     assert [option for option, _ in restricted] == ["grpc-restricted-protocol", "http-restricted-api"]
     assert [secret == key or len(secret) == 36 for _, secret in restricted] == [True, True]
@@ -197,7 +197,7 @@ def test_server_starts_with_restricted_admin_protocols(name: str, key: str, tmp_
     assert ("--disable-auto-complete-config" in outputs[0]) is (name != "triton-vllm")
 
 
-def _said(command: list[str], environment: dict[str, str], file: Path) -> str:
+def _output_of(command: list[str], environment: dict[str, str], file: Path) -> str:
     """Return the output of a command until its end; then kill the processes that it started, as in a container."""
     with (
         file.open("w") as output,

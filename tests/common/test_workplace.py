@@ -233,11 +233,11 @@ def test_unwritable_output_is_refused_before_the_build(output: str, tmp_path: Pa
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     spec = make_spec(model=str(tmp_path), name="m", output=tmp_path / output)
 
-    def begun(name: str) -> AbstractContextManager[None]:
+    def fail_at_stage(name: str) -> AbstractContextManager[None]:
         raise AssertionError(f"the stage {name} began")
 
     with pytest.raises(RepositoryError, match=f"{output} could not be written"):
-        pipeline.build(spec, begun)
+        pipeline.build(spec, fail_at_stage)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
 
 

@@ -46,7 +46,7 @@ def test_each_engine_is_a_package_with_facts_and_a_class() -> None:
 def test_decoding_engines_are_the_packages_with_a_decoding_module() -> None:
     assert sorted(decoding_engines()) == sorted(OPTIONS)
     for name in decoding_engines():
-        decoding = engine(name)  # an abstract method that is left out is a TypeError
+        decoding = engine(name)  # a missing abstract method raises TypeError
         decoding.refuse()
         assert type(decoding).__module__ == f"builder.engines.{name}.decoding"
 

@@ -54,7 +54,7 @@ def executor_of(exported: DecoderExport, graph: Graph, slots: int, cache: CacheT
     return executor
 
 
-def says_what_transformers_says(model_type: str, folder: Path, **options: object) -> None:
+def check_text_against_transformers(model_type: str, folder: Path, **options: object) -> None:
     exported, graph = paged(model_type, folder, **options)
     actual = generate(executor_of(exported, graph, 4), prompts(), NEW_TOKENS)
     model = make_decoder(model_type, **options)
@@ -66,13 +66,13 @@ def says_what_transformers_says(model_type: str, folder: Path, **options: object
 
 @pytest.mark.parametrize("model_type", CHECKED)
 def test_greedy_text_equals_transformers(model_type: str, tmp_path: Path) -> None:
-    says_what_transformers_says(model_type, tmp_path)
+    check_text_against_transformers(model_type, tmp_path)
 
 
 @pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", [name for name in DECODERS if name not in (*CHECKED, *REFUSED)])
 def test_greedy_text_equals_transformers_in_every_architecture(model_type: str, tmp_path: Path) -> None:
-    says_what_transformers_says(model_type, tmp_path)
+    check_text_against_transformers(model_type, tmp_path)
 
 
 def test_decode_loop_of_openvino_pins_no_threads(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_built_repository_answers_more_rows_than_fit_into_its_cache(built: Path)
     assert answers(built / "writes" / "1", texts)[:2] == alone
 
 
-def test_report_says_how_an_openvino_decoder_was_judged(built: Path) -> None:
+def test_report_has_the_verification_of_an_openvino_decoder(built: Path) -> None:
     assert check(built) == []
     report = read_report(built, "writes")
     assert [measured.name for measured in report.variants] == ["PyTorch fp32", "fp32", "int8", "int8, int8 cache"]

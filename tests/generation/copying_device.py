@@ -33,7 +33,7 @@ from tests.generation.blocks_of_the_device import refuse_blocks
 from tests.generation.device_fault import DeviceFault
 
 PROVIDER = "CUDAExecutionProvider"
-BEGIN = 0x7F00_0000_0000_0000  # above what a process on x86-64 can have: reading there ends it
+BEGIN = 0x7F00_0000_0000_0000  # beyond the addresses of a process on x86-64, so that reading it crashes
 TYPES = {1: "tensor(float)", 6: "tensor(int32)", 7: "tensor(int64)", 10: "tensor(float16)", 16: "tensor(bfloat16)"}
 WIDTHS = {"tensor(float)": 4, "tensor(int32)": 4, "tensor(int64)": 8, "tensor(float16)": 2, "tensor(bfloat16)": 2}
 ELEMENTS = {name: number for number, name in TYPES.items()}

@@ -80,7 +80,7 @@ class SearchingSumExecutor(SumExecutor):
 
     def __init__(self, slots: int = 4, max_length: int = 32) -> None:
         super().__init__(slots, max_length)
-        self.counts: list[int] = []  # of tokens that were asked for
+        self.counts: list[int] = []  # of requested tokens
 
     def likeliest(self, part: CallPart, count: int) -> ScoredCandidates:
         self.counts.append(count)

@@ -196,7 +196,7 @@ def test_most_probable_equals_a_stable_sort(size: int) -> None:
         row[generator.integers(0, size, size // 10)] = -np.inf
         for count in (1, 5, 20):
             expected = np.argsort(-row, kind="stable")[:count]
-            expected = expected[np.isfinite(row[expected])]  # a token that cannot come is not among them
+            expected = expected[np.isfinite(row[expected])]  # banned tokens are not among them
             np.testing.assert_array_equal(most_probable(row, count), expected)
 
 

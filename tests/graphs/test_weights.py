@@ -194,7 +194,7 @@ def test_hard_linked_weights_file_is_not_appended_to(tmp_path: Path, large: dict
         np.testing.assert_array_equal(_read(again)[name], values)
 
 
-def test_changed_weights_are_told_from_the_original_ones(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
+def test_changed_weights_are_not_taken_for_the_original_ones(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
     """The kernel with its folded factor is stored inline, and all other weights stay in their file."""
     numbers = np.random.default_rng(0).standard_normal((16, 16, 3)).astype(np.float32)
     weights = {"matrix": large["second"].reshape(64, -1), "kernel": numbers, "factor": np.array(3, np.float32)}

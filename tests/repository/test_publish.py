@@ -574,9 +574,7 @@ def test_concurrent_builds_into_one_repository_wait(tmp_path: Path, monkeypatch:
         (errno.ENOTEMPTY, r"changed\. Choose another folder"),
     ],
 )
-def test_publish_error_says_what_to_do(
-    number: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_error_has_a_remedy(number: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(path: Path) -> None:
         raise OSError(number, os.strerror(number))
 

@@ -23,12 +23,12 @@ def test_equal_builds_give_equal_files(checkpoint: Callable[[str], Path], tmp_pa
         assert check(output) == []
         trees.append({str(p.relative_to(output)): p.read_bytes() for p in output.rglob("*") if p.is_file()})
     assert "flags/1/model.onnx" in trees[0]
-    for tree in trees:  # they hold times; those of the version that is served lie beside it again
+    for tree in trees:  # they contain times; those of the served version are also stored beside it
         assert len(tree["flags/report.html"]) > 1000
         for name in ("report.html", "build.json"):
             assert tree.pop(f"flags/{name}") == tree[f"flags/1/{name}"]
         del tree["flags/1/report.html"]
-    for tree in trees:  # it has the measurements too
+    for tree in trees:  # it contains the measurements too
         for name in ("flags/config.pbtxt", "flags/1/config.pbtxt"):
             tree[name], count = re.subn(rb'\nparameters \{ key: "report" .*', b"", tree[name])
             assert count == 1

@@ -185,12 +185,12 @@ def test_verify_reports_a_file_that_disappears_meanwhile(
     sign(repository, Signer(private))
     _change(repository)
 
-    def gone(path: Path) -> str:
+    def disappear(path: Path) -> str:
         if path.name == "model.py":
             shutil.rmtree(path.parent)
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    monkeypatch.setattr(signatures, "sha256_of", gone)
+    monkeypatch.setattr(signatures, "sha256_of", disappear)
     (problem,) = unsigned(repository, public)
     assert problem.startswith("front: it cannot be verified, for it cannot be read ([Errno 2] No such file")
     with pytest.raises(ServeError, match=r"see all: build-repo verify .*/model_repository --key .*/public\.pem"):

@@ -32,7 +32,7 @@ from builder.runtime.generation.service import make_executor
 from tests.servings import decoder_serving, encoder_serving
 
 FEEDS = {"input_ids": np.array([[3, 1, 2], [5, 0, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 0, 0]])}
-SUMS = np.array([[6.0], [5.0]], np.float32)  # of the tokens that are no padding
+SUMS = np.array([[6.0], [5.0]], np.float32)  # sum of the tokens without padding
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_openvino_refuses_a_precision_that_was_not_verified(graphs: Mapping[str,
     if openvino.arithmetic_on(cpu()["flags"]) == "fp32":
         with pytest.raises(RuntimeError, match="was verified in bf16"):
             on_openvino.Executor(graph.path.parent, _serving(replace(graph, arithmetic="bf16")))
-    else:  # fp32 is possible everywhere in process, where OpenVINO can be told
+    else:  # in process, OpenVINO can be set to fp32 on any processor
         exact = on_openvino.Executor(graph.path.parent, _serving(replace(graph, arithmetic="fp32")))
         np.testing.assert_array_equal(exact.infer(FEEDS)["features"], SUMS)
 

@@ -133,7 +133,7 @@ def test_host_waits_for_memory_of_a_model_in_use(tmp_path: Path, counted: Counte
     def leave() -> None:
         model = users.pop()
         host.release(model)
-        time.sleep(0.2)  # its thread waits for a core, and has the model as long
+        time.sleep(0.2)  # its thread holds the model while it waits for a core
         del model
 
     timer = threading.Timer(0.1, leave)

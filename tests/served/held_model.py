@@ -24,7 +24,7 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
         self.place = Path(json.loads(args["model_config"])["parameters"]["place"]["string_value"])
         self.engine, self.front.infer = self.front.infer, self._infer
         self.queue.drain_interval_s = (
-            LOOK_S  # between two looks at waiting requests: a second of nothing but waiting otherwise
+            LOOK_S  # between two checks of waiting requests; the default of a second would slow the tests
         )
         threading.Thread(target=self._tell, daemon=True).start()
 

@@ -283,10 +283,10 @@ def test_disconnected_client_frees_its_slot(server: TritonServer, api: openai.Op
 
     On a busy machine some answers may complete before their client disconnects, but not all.
     """
-    assert any(_generated_when_left(server, api, 250) < 250 for _ in range(5 * TRIES))
+    assert any(_generated_until_disconnect(server, api, 250) < 250 for _ in range(5 * TRIES))
 
 
-def _generated_when_left(server: TritonServer, api: openai.OpenAI, length: int) -> float:
+def _generated_until_disconnect(server: TritonServer, api: openai.OpenAI, length: int) -> float:
     """Return the tokens that the slot generates when a client disconnects after the first of `length`."""
     before = _generated(server, api)
     stream = api.completions.create(

@@ -109,7 +109,7 @@ def held(server: TritonServer, built: Callable[[str], Path], tmp_path: Path) -> 
 
 
 def test_queue_timeout_refuses_waiting_requests(held: Callable[..., Any]) -> None:
-    with held(queue=8, queue_timeout_ms=1500) as front:  # a thread with other work does not start so late
+    with held(queue=8, queue_timeout_ms=1500) as front:  # longer than the start of a busy thread takes
         requests = front.send(5)
         assert front.has(requests=5)
         time.sleep(1.6)
@@ -169,14 +169,14 @@ def test_gateway_resends_requests_of_a_killed_front_process(
         try:
             with Client(server.url, OF) as served:
                 held = Held(served, None, place)
-                scores = asyncio.run(_asked_of_a_process_that_dies(server, held, monkeypatch))
+                scores = asyncio.run(_send_to_a_killed_process(server, held, monkeypatch))
                 expected = served.ask(SAMPLE)["score"]
         finally:
             server.process.kill()
     np.testing.assert_allclose(scores, [expected] * 3, atol=1e-5)
 
 
-async def _asked_of_a_process_that_dies(server: TritonServer, held: Held, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+async def _send_to_a_killed_process(server: TritonServer, held: Held, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the scores of three requests whose process is killed."""
     triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
     held.close()

@@ -41,7 +41,7 @@ def test_killed_process_ends_its_stream_and_retries_whole_answers(
     put_held(repository / NAME, "decoder", place)
     with running(repository) as server:
         try:
-            streamed, whole, broken = asyncio.run(_asked_of_a_process_that_dies(server, place, monkeypatch))
+            streamed, whole, broken = asyncio.run(_send_to_a_killed_process(server, place, monkeypatch))
             with Client(server.url, NAME) as client:
                 (expected,) = client.ask(SAMPLE)["text_output"]
         finally:
@@ -53,7 +53,7 @@ def test_killed_process_ends_its_stream_and_retries_whole_answers(
     assert f"{NAME} broke off in the midst of this answer, and was not ready meanwhile" in broken.message
 
 
-async def _asked_of_a_process_that_dies(
+async def _send_to_a_killed_process(
     server: TritonServer, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, str, ApiError]:
     """Return the text of a stream, the answer to a request without streaming, and the error that ended the stream."""

@@ -49,7 +49,7 @@ async def tried(server: TritonServer, repository: Path) -> None:
     expected = await residents.lifecycle.loader.estimate("b", "2")
     largest = max(expected.size, residents.models["a"].size)
     budget = residents.budget
-    budget.total = budget.server + largest + residents.models["a"].size // 2  # the server, and one of them
+    budget.total = budget.server + largest + residents.models["a"].size // 2  # the server and one model
     for name in ("b", "c", "a"):
         assert (await label(name)).startswith(f"{name}/2/")
         assert budget.used() <= budget.total

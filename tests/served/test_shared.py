@@ -79,14 +79,14 @@ def hosting(module_folder: Callable[[str], Path]) -> Iterator[Shared]:
     assert main(["share", *NAMES, "--name", "encoders", "--memory-mb", "700", "--repository", str(repository)]) == 0
     assert [path.name for path in repository.iterdir()] == ["encoders"]
     assert [finding for finding in lint(repository) if finding.severity is Severity.ERROR] == []
-    _wait_for_mates(repository / "encoders")
+    _set_queue_delay(repository / "encoders")
     models = repository / "encoders" / "models"
     _add_damaged(models)
     with running(repository) as server:
         yield Shared(server, models, own, both, newer)
 
 
-def _wait_for_mates(front: Path) -> None:
+def _set_queue_delay(front: Path) -> None:
     config = front / "config.pbtxt"
     delay = "max_queue_delay_microseconds: "
     config.write_text(config.read_text().replace(f"{delay}0", f"{delay}{TOGETHER_US}"))

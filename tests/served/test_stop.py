@@ -44,10 +44,10 @@ def test_streams_do_not_block_unloading_or_change_the_model(decoder: Path, monke
     with running(decoder) as server:
         _all_at_once(lambda: _answered_and_refused(server.url))
         with Client(server.url, "writes") as client:
-            _left_when_complete(client)
-            _left_as_the_last_comes(client)
+            _disconnect_when_complete(client)
+            _disconnect_at_the_last_response(client)
         asyncio.run(_refused(server.url))
-        asyncio.run(_left(server.url))
+        asyncio.run(_disconnect(server.url))
     assert any("successfully unloaded 'writes'" in line for line in server.log)
     assert {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()} == published
 
@@ -68,7 +68,7 @@ def _answered_and_refused(url: str) -> None:
                 client.ask({**SAMPLE, "temperature": -1.0})
 
 
-def _left_when_complete(client: Client) -> None:
+def _disconnect_when_complete(client: Client) -> None:
     for _ in range(3):
         answers = client.stream({**SAMPLE, "max_tokens": 5, "stream": True})
         next(answers)
@@ -76,7 +76,7 @@ def _left_when_complete(client: Client) -> None:
         answers.close()  # type: ignore[attr-defined]
 
 
-def _left_as_the_last_comes(client: Client) -> None:
+def _disconnect_at_the_last_response(client: Client) -> None:
     for turn in range(60):
         answers = client.stream({**SAMPLE, "max_tokens": 2 + turn % 4, "stream": True})
         for _ in range(1 + turn % 4):
@@ -112,7 +112,7 @@ class Recorded(Responses):
         return message
 
 
-async def _left(url: str) -> None:
+async def _disconnect(url: str) -> None:
     """Open streams like the gateway, and disconnect from them."""
     triton = Triton(url)
     for turn in range(60):

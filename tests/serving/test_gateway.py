@@ -83,7 +83,7 @@ def test_gateway_stays_down_after_too_many_restarts(
     assert "the gateway ended, with status 3, once more: it stays down" in lines[1]
 
 
-def test_serve_refuses_a_taken_gateway_port_before_loading_models(
+def test_serve_refuses_a_gateway_port_in_use_before_loading_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.commands.serve.running", lambda *_, **__: pytest.fail("Triton was started"))

@@ -22,7 +22,7 @@ from builder.serving.server.triton import Ports, TritonServer, free_ports, runni
 from tests.served.patience import comes_about
 from tests.serving.commands import PROGRAM, put_echo
 
-# A server that hangs as tritonserver does: its gRPC port accepts connections and never answers; its health is 200.
+# A server that hangs like tritonserver: its gRPC port accepts connections and never answers; its health is 200.
 HANGS = """
 import socket, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -71,7 +71,7 @@ def test_heartbeat_kills_a_healthy_server_whose_grpc_hangs() -> None:
     assert len(said) == 1
 
 
-def test_heartbeat_spares_a_server_that_is_told_to_stop() -> None:
+def test_heartbeat_spares_a_stopping_server() -> None:
     with _hanging() as server:
         with heartbeat(server, lambda text: None) as beats:
             pass
@@ -87,7 +87,7 @@ def test_heartbeat_detects_a_hang_within_22_s() -> None:
 
 
 def test_heartbeat_gives_more_time_to_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing = raw.server(ThreadPoolExecutor(1))  # it knows no method
+    refusing = raw.server(ThreadPoolExecutor(1))  # without any method
     port = refusing.add_insecure_port("127.0.0.1:0")
     refusing.start()
     with subprocess.Popen(["sleep", "600"], text=True) as process:

@@ -107,7 +107,7 @@ def test_draft_leaves_the_text_unchanged(
     texts, stats = said(version, guide=guide, ignore_eos=False)
     assert [len(text) for (text,) in texts] == [12] * len(TEXTS)
     assert stats.drafted_tokens == 0
-    _is_said(report, draft, version, precision)
+    _check_report(report, draft, version, precision)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def _counted(url: str, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"build_repo_{name}_total{{"))
 
 
-def _is_said(report: BuildReport, draft: Path, version: Path, precision: str) -> None:
+def _check_report(report: BuildReport, draft: Path, version: Path, precision: str) -> None:
     """Check the draft in the report, the repository and the plan."""
     files = {name for name in report.files["writes"] if name.startswith(f"1/{DRAFT}/")}
     assert files == {f"1/{DRAFT}/model.onnx", f"1/{DRAFT}/serving.json"}

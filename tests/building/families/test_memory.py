@@ -48,12 +48,12 @@ from builder.building.pipeline import build
 from builder.options import make_spec
 from builder.building.variants import steps
 
-steps.warm_ms = steps.median_ms = lambda call, share=0.0: [call(), 1.0][1]  # once: times are not what is asked here
+steps.warm_ms = steps.median_ms = lambda call, share=0.0: [call(), 1.0][1]  # run once: times do not matter here
 tiny, wide, output, samples = sys.argv[1:]
 options = {"quality": 0.0, "perplexity": 1e9, "slots": 1, "max_length": 64, "samples": samples, "output": output}
 model = resolve(make_spec(model=tiny, name="tiny", **options)).model
 made = Path(tiny)
-fuse(export_decoder(model, made, 64).graph, made)  # the libraries that an export loads
+fuse(export_decoder(model, made, 64).graph, made)  # loads the libraries of an export
 found = {"libraries": peak_memory()}
 
 @contextmanager
@@ -133,7 +133,7 @@ def most(call):
 graphs.EXTERNAL_FROM = 10_000
 place = Path(sys.argv[1])
 graph = product(place / "model.onnx")
-kept = [opened(graph, 1)]  # what the first session of a process takes
+kept = [opened(graph, 1)]  # allocates the memory of a process's first session
 print(json.dumps({
     "size": graph.size,
     "judged": most(lambda: judging(graph, 1, mapped=True)),

@@ -34,7 +34,7 @@ class TritonPythonModel:
     answer = helpers.ANSWER
 """
 
-# The meaning of its template's requests, and how one ends another that streams: by its id, and the input `stop`.
+# Implements the requests of its template; a request with the id of a stream and the input `stop` ends the stream.
 STAND_IN = """
 import threading
 import numpy as np
@@ -145,7 +145,7 @@ def test_tensorrt_llm_answers_whole_and_cancels_streams(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its model ends abandoned streams, because Triton leaks a stream that is cancelled at the wrong moment."""
-    monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # it is waited for, however long its Python takes to end
+    monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # wait for its Python process to end
     _build(checkpoint, tmp_path / "model_repository")
     version = tmp_path / "model_repository" / "writer" / "1"
     (version / "model.yaml").unlink()

@@ -31,7 +31,7 @@ from tests.alike import Feed, batches, features
 from tests.models import minilm
 
 BF16_CPU = ("avx512_vnni", "avx512_bf16")
-LEAST = {  # mean cosine to fp32 over texts that nothing was calibrated on
+LEAST = {  # mean cosine to fp32 over texts without those for calibration
     "fp32": 0.999999,
     "fp16": 0.9999,
     "bf16": 0.9999,

@@ -134,7 +134,7 @@ def test_qdq_graph_is_served_as_given(tmp_path: Path) -> None:
     feeds = [{name: np.ones((2, 9), np.int64) for name in plain.inputs}]
     own = quantise_statically(plain, tmp_path / "qat" / "model.onnx", Calibration(), feeds).graph
     with pytest.raises(VerificationError, match=r"as given.* reaches a share of PyTorch's F1"):
-        build(spec.model_copy(update={"graph": own.path}))  # ranges of nothing but ones
+        build(spec.model_copy(update={"graph": own.path}))  # ranges that are all 1
     tokenizer = resolve(spec).tokenizer
     lines = [json.loads(line) for line in samples.read_text().splitlines()[:100]]
     encoded = tokenizer(

@@ -117,7 +117,7 @@ def test_special_tokens_in_a_context_are_plain_words(checkpoint: Callable[[str],
     assert error < 1e-5, where
 
 
-OPTIONS: dict[str, dict[str, Any]] = {  # of a request that comes before one without
+OPTIONS: dict[str, dict[str, Any]] = {  # options of a request before one without options
     "names": {"aggregation_strategy": "simple"},
     "topics": {"top_k": 3},
     "masks": {"top_k": 2},

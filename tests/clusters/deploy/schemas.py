@@ -27,7 +27,7 @@ def refuse_invalid(document: dict[str, Any], version: str) -> None:
     assert document["apiVersion"] == custom["apiVersion"]
     problems = [problem.message for problem in Draft202012Validator(_strict(custom["schema"])).iter_errors(document)]
     assert not problems, problems
-    assert not list(_unsaid(document)), "null is no value"
+    assert not list(_nulls(document)), "null is no value"
 
 
 def _strict(schema: Any) -> Any:
@@ -43,8 +43,8 @@ def _strict(schema: Any) -> Any:
     return strict
 
 
-def _unsaid(document: Any) -> Iterator[None]:
+def _nulls(document: Any) -> Iterator[None]:
     for value in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
         if value is None:
             yield None
-        yield from _unsaid(value)
+        yield from _nulls(value)

@@ -17,18 +17,18 @@ import pytest
 from builder.clusters.ray.cluster import LOOPBACK, RAY_SETTINGS, RAY_TIMEOUTS
 from builder.serving.server.triton import free_ports
 
-LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}  # no process before it has work
+LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}  # start no processes in advance
 SLOW = {  # slow processes do not count as dead; a dead node is noticed soon
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_health_check_timeout_ms": "60000",
-    "RAY_health_check_failure_threshold": "2",  # of 5: a killed node's port does not answer at all
+    "RAY_health_check_failure_threshold": "2",  # default 5; a killed node's port does not answer at all
     "RAY_health_check_period_ms": "1000",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "10",
     "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
 }
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-STORE = 80 << 20  # bytes of shared memory of a node: the least that Ray takes is 75 MiB
+STORE = 80 << 20  # bytes of shared memory per node; Ray requires at least 75 MiB
 
 
 class Nodes:
@@ -96,7 +96,7 @@ def _telling(patch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def ray_nodes() -> Iterator[Nodes]:
     """Run a cluster whose first node has no cores, and nothing else has any: see `at_least`."""
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # of sockets, whose paths have 107 characters at most
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # folder of sockets, whose paths have at most 107 characters
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**RAY_SETTINGS, **RAY_TIMEOUTS, **LOOPBACK, **LEAN, **SLOW, "RAY_TMPDIR": folder}.items():
             patch.setenv(name, value)

@@ -91,7 +91,7 @@ async def _stream(handle: FakeHandle) -> list[Any]:
 
 
 @pytest.mark.parametrize("first", [GONE, AWAY])
-def test_replicas_retry_a_request_whose_replica_is_gone(first: object) -> None:
+def test_replicas_retry_a_request_after_their_replica_died(first: object) -> None:
     handle = FakeHandle(first, first, GOOD)
     assert asyncio.run(ReplicaBackend(handle).infer(REQUEST)) == GOOD
     assert handle.models == ["topics"], "the deployment routes by the model's name"

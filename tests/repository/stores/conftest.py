@@ -46,7 +46,7 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
     """Point a scheme to an endpoint, and hide all other store settings of this environment."""
     for name in [name for name in os.environ if name.startswith(OTHERS)]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(_metadata, "_NO_GCE_CHECK", True)  # read from the environment as it is imported
+    monkeypatch.setattr(_metadata, "_NO_GCE_CHECK", True)  # read from the environment at import
 
     def at(scheme: str, endpoint: str) -> None:
         for name, value in environment(scheme, endpoint).items():

@@ -23,7 +23,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 HOST = "127.0.0.1"
-KEY = base64.b64encode(b"key").decode()  # of the account that Azurite is given
+KEY = base64.b64encode(b"key").decode()  # key of Azurite's account
 AZURITE = os.environ.get("AZURITE") or shutil.which("azurite-blob")
 
 

@@ -31,7 +31,7 @@ from tests.repository.stores.faulty import Faulty
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs does
 
 CONTENT = bytes(range(256)) * 4096
-CONTINUE = "HTTP/1.1 100 Continue\r\n\r\n"  # moto sends it twice before it takes a put object
+CONTINUE = "HTTP/1.1 100 Continue\r\n\r\n"  # moto sends it twice before it accepts an object
 
 
 def _blob(content: bytes) -> Blob:
@@ -161,7 +161,7 @@ def test_store_publishes_a_version_whose_acknowledgement_was_lost(cloud: Store, 
     scheme = cloud.url.split(":")[0]
     with Faulty(port_of(scheme), after=2 * len(CONTINUE), cuts=1) as faulty:
         reach(scheme, faulty.url)
-        open_store(cloud.url).publish(MANIFEST)  # sent again, and refused: it is there
+        open_store(cloud.url).publish(MANIFEST)  # sent again and refused, because the object exists
         assert faulty.cut == 1
     reach(scheme, f"http://{HOST}:{port_of(scheme)}")
     assert open_store(cloud.url).manifest("front") == MANIFEST
@@ -290,7 +290,7 @@ REFUSALS = {  # as each API documents them
         ("az", "Not authorized", "AZURE_STORAGE_CONNECTION_STRING"),
     ],
 )
-def test_store_says_where_credentials_are_looked_for(
+def test_store_names_the_sources_of_credentials(
     scheme: str, said: str, advice: str, reach: Reach, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with answering(403, *REFUSALS[scheme]) as endpoint:

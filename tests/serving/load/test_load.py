@@ -81,10 +81,10 @@ def _export(*requests: dict[str, Any]) -> dict[str, Any]:
 def test_export_yields_token_times_of_completed_streams() -> None:
     seen = from_export(
         _export(
-            _request(900, 950, 990),  # ended before it was measured
+            _request(900, 950, 990),  # ended before the measurement
             _request(990, 1040, 1050, 1060, tokens=5),  # several tokens in one response
             _request(1100, 1130, 1150),
-            _request(2900, 2990, 3010),  # ended after
+            _request(2900, 2990, 3010),  # ended after the measurement
             _request(2950),  # never answered
         )
     )
