@@ -1,7 +1,7 @@
-"""The rules of ONNX Runtime's PagedAttention for the stand-in device: what it refuses, and what it trusts.
+"""The rules of ONNX Runtime's PagedAttention for the stand-in device: the inputs that it checks and those it trusts.
 
 Refused: onnxruntime/contrib_ops/cpu/bert/paged_attention_helper.h (shapes, sizes of blocks) and
-contrib_ops/cuda/bert/paged_attention.cc ("must be the same buffer"). Trusted, so that an error gives wrong numbers:
+contrib_ops/cuda/bert/paged_attention.cc ("must be the same buffer"). Trusted, so that errors give wrong numbers:
 lengths, the blocks of a table, the bounds in `attention_metadata`, and that no row writes what another reads.
 """
 

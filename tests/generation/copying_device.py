@@ -1,10 +1,10 @@
 """A stand-in for a device: the part of onnxruntime that device.py uses, with CUDA's rules about memory.
 
-Its memory has addresses of its own, which no process can read; a host buffer that is bound to an input is copied when
-it is bound; an address must lie, with all of the tensor, in one allocation that is still held; element types and shapes
-must be the graph's; nothing is on the device before the libraries are loaded. Underneath, ONNX Runtime's CPU runs.
+Device addresses cannot be read by the process; a host buffer that is bound to an input is copied when
+it is bound; a tensor must lie completely in one allocation that is not freed; element types and shapes
+must match the graph; the device is unavailable before its libraries are loaded. ONNX Runtime computes on the CPU.
 
-A graph with PagedAttention, for which a CPU has no kernel, runs as the standard operators that it means
+PagedAttention, for which ONNX Runtime has no CPU kernel, is replaced by standard operators
 (builder/engines/cuda/on_cpu.py).
 
 Rules: onnxruntime/core/session/IOBinding.cc (BindInput copies across devices at once, BindOutput at the end of a run),

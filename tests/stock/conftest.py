@@ -24,7 +24,7 @@ def backends() -> Path:
 
 @pytest.fixture(scope="session")
 def repository(backends: Path, checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the encoders of tests/models.py whose engine is in the folder, for the embedded server's release."""
+    """Return the encoders of tests/models.py whose engine is in the folder, built for the embedded server's release."""
     folder = tmp_path_factory.mktemp("stock") / "model_repository"
     models = {name: ({"model": str(checkpoint(name)), "task": m.task, **m.spec}) for name, m in SERVED.items()}
     models |= {name: {"model": str(minilm()), **options} for name, options in REAL.items()}
@@ -42,7 +42,7 @@ def server(repository: Path, backends: Path) -> Iterator[TritonServer]:
 
 @pytest.fixture
 def client(server: TritonServer, repository: Path, backends: Path) -> Iterator[Callable[[str], Client]]:
-    """Return a gRPC client of one of the served models; skip a test that asks for another."""
+    """Return a gRPC client of one of the served models; skip tests of other models."""
     clients: list[Client] = []
 
     def connect(name: str) -> Client:

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes, all of them on this machine, whose nodes and processes can be killed."""
+"""A Ray cluster of several nodes on this machine, whose nodes and processes can be killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STORE = 80 << 20  # bytes of shared memory per node; Ray requires at least 75 Mi
 
 
 class Nodes:
-    """Nodes of `cluster`, a ray.cluster_utils.Cluster whose first node only leads."""
+    """Nodes of `cluster`, a ray.cluster_utils.Cluster whose head node has no cores."""
 
     def __init__(self, cluster: Any) -> None:
         self.cluster = cluster
@@ -42,18 +42,18 @@ class Nodes:
         return str(self.cluster.address)
 
     def at_least(self, count: int) -> list[str]:
-        """Return the nodes that have a core, `count` of them or more."""
+        """Add nodes until at least `count` have a core; return these."""
         while len(self.cluster.worker_nodes) < count:
             self.cluster.add_node(num_cpus=1, **_small())
         return [node.node_id for node in self.cluster.worker_nodes]
 
     def kill(self, node_id: str) -> None:
-        """End a node, and everything that runs on it, at once."""
+        """Kill a node and all of its processes."""
         (node,) = [node for node in self.cluster.worker_nodes if node.node_id.startswith(node_id)]
         self.cluster.remove_node(node, allow_graceful=False)
 
     def of(self, process: int) -> str:
-        """Return the node that a process runs on: that whose raylet it descends from."""
+        """Return the node of a process, by the raylet among its ancestors."""
         raylets = {node.all_processes["raylet"][0].process.pid: node.node_id for node in self.cluster.worker_nodes}
         while process not in raylets:
             process = _parent(process)
@@ -61,21 +61,21 @@ class Nodes:
 
 
 def _small() -> dict[str, Any]:
-    """Return options of a node that is there as soon as its raylet is.
+    """Return options of a node that is ready as soon as its raylet runs.
 
-    A raylet waits for the ports that its agents choose, which on a busy machine import for longer than that and end it
-    (WaitForDashboardAgentPorts in Ray's src/ray/raylet/node_manager.cc); it does not wait for ports that it is told.
-    See `_telling` too.
+    A raylet waits for the ports that its agents choose, and fails if their imports take too long on a busy machine
+    (WaitForDashboardAgentPorts in Ray's src/ray/raylet/node_manager.cc). It does not wait for ports given as options.
+    See also `_telling`.
     """
     ports = {name: free_ports().http for name in AGENTS}
     return {"node_ip_address": "127.0.0.1", "object_store_memory": STORE, "include_dashboard": False, **ports}
 
 
 def _telling(patch: pytest.MonkeyPatch) -> None:
-    """Tell raylets the port that their agent listens on.
+    """Pass the agent's port to each raylet.
 
-    Ray 2.60 tells it to the agent alone, and each raylet then waits 15 s for the file in which the agent names it. That
-    is not long enough if other programs run.
+    Ray 2.60 passes it only to the agent, and each raylet then waits 15 s for a file with the port.
+    That is too short if other programs run.
     """
     from ray._private import services
 
@@ -95,7 +95,7 @@ def _telling(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def ray_nodes() -> Iterator[Nodes]:
-    """Run a cluster whose first node has no cores, and nothing else has any: see `at_least`."""
+    """Run a cluster of a head node without cores; `at_least` adds nodes."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # folder of sockets, whose paths have at most 107 characters
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**RAY_SETTINGS, **RAY_TIMEOUTS, **LOOPBACK, **LEAN, **SLOW, "RAY_TMPDIR": folder}.items():
@@ -117,7 +117,7 @@ def ray_nodes() -> Iterator[Nodes]:
 
 
 def stubs(entry: Path) -> dict[int, int]:
-    """Return the processes of a repository's model on every Triton of this machine, and the Triton of each."""
+    """Return the processes of a repository's model on this machine, and the Triton of each."""
     stubs_found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended

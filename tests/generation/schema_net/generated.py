@@ -1,4 +1,4 @@
-"""Schemas drawn at random, nested, with keywords that go together and some that do not.
+"""Random nested schemas, with compatible and incompatible keywords.
 
 hypothesis-jsonschema is not used: its last release is of 2024, it knows draft 7, and its strategy for schemas is a part
 of its own tests.
@@ -35,7 +35,7 @@ def generated(count: int, seed: int) -> Iterator[Any]:
 
 
 class _Source:
-    """Source that draws one schema."""
+    """Generator of one random schema."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance

@@ -85,7 +85,7 @@ TYPES = {keyword: kind for kind, keywords in FAMILIES.items() for keyword in key
 
 
 def pairs(values: int) -> Iterator[dict[str, Any]]:
-    """Yield up to `values` schemas of each pair of keywords, in both orders by turns, and each with its type too."""
+    """Yield up to `values` schemas of each pair of keywords, in alternating order, with and without a type."""
     for first, second in itertools.combinations(KEYWORDS, 2):
         choices = list(itertools.product(KEYWORDS[first], KEYWORDS[second]))
         stride = max(1, len(choices) // values)

@@ -35,13 +35,13 @@ def shapes() -> dict[str, list[Any]]:
 
 
 def _kubernetes() -> Iterator[Any]:
-    """Yield every object of the newest version that has one, with the objects that it refers to."""
+    """Yield every object of the newest version that defines it, with the objects that it refers to."""
     newest = max(KUBERNETES.glob("v*-local"), key=lambda folder: int(folder.name.split(".")[1]))
     yield from _parts(json.loads((newest / "_definitions.json").read_text("utf-8")))
 
 
 def _store() -> Iterator[Any]:
-    """Yield whole schemas and each of their definitions."""
+    """Yield complete schemas and each of their definitions."""
     for file in sorted(STORE.glob("*.json")):
         document = json.loads(file.read_text("utf-8"))
         if len(json.dumps(document)) <= MAX_GUIDE_LENGTH:
@@ -98,7 +98,7 @@ def _snowplow() -> Iterator[Any]:
 
 
 def _calls() -> Iterator[Any]:
-    """Yield the schemas of required calls, of one function and of any of several."""
+    """Yield the schemas of required tool calls, of one function and of several."""
     parameters: dict[str, dict[str, Any]] = {
         "weather": {"city": {"type": "string", "maxLength": 9}, "unit": {"enum": ["celsius", "fahrenheit"]}},
         "search": {"query": {"type": "string"}, "limit": {"type": "integer", "minimum": 1, "maximum": 50}},

@@ -43,7 +43,7 @@ def make_guides(folder: Path) -> Guides:
 
 @dataclass
 class Findings:
-    """Counts of the outcomes of schemas and of walks; `wrong`: schemas, with the answers that should not have come."""
+    """Counts of the outcomes of schemas and of walks; `wrong`: schemas with invalid answers."""
 
     counts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
@@ -112,7 +112,7 @@ class Walker:
 
 
 def problem_of(text: str, schema: Any) -> str | None:
-    """Return the problem of a document, for any reading of repeated names; None if there is none."""
+    """Return the problem of a document under any interpretation of repeated names; None if it is valid."""
     for members in (dict, _first_of_each):
         try:
             document = json.loads(
@@ -130,13 +130,13 @@ def problem_of(text: str, schema: Any) -> str | None:
 
 
 def judge_of(schema: Any) -> Any:
-    """Return jsonschema's validator, whose decimals are exact and whose patterns are those of ECMA 262."""
+    """Return jsonschema's validator with exact decimals and ECMA 262 patterns."""
     kind = extend(validator_for(schema, default=Draft202012Validator), {"multipleOf": _multiple, "pattern": _pattern})
     return kind(schema, format_checker=kind.FORMAT_CHECKER)
 
 
 def reason(message: str) -> str:
-    """Return the cause of a refusal, without its names and numbers."""
+    """Return the reason of a refusal without names and numbers."""
     message = message.removeprefix("guide is refused: ")
     message = re.sub(r"^#\S*/", "", message)
     if message.startswith("Unimplemented keys"):
