@@ -48,7 +48,7 @@ class LossDetector:
         Cancelling this leaves `running` alone.
         """
         waiting_since = time.monotonic()
-        lost_after_s = LOST_AFTER_S if since is None else UNSTARTED_STREAM_LOST_AFTER_S
+        is_stream = since is not None
         since = waiting_since if since is None else since
         while not (await asyncio.wait({running}, timeout=READY_CHECK_INTERVAL_S))[0]:
             if model not in self.checks:
@@ -56,6 +56,7 @@ class LossDetector:
             not_ready, now = self.last_not_ready.get(model, since), time.monotonic()
             if not_ready <= since:
                 continue
+            lost_after_s = UNSTARTED_STREAM_LOST_AFTER_S if is_stream else LOST_AFTER_S
             if now - waiting_since > SILENT_STREAM_LOST_AFTER_S if has_started else now - not_ready > lost_after_s:
                 raise BackendLost
 
