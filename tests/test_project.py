@@ -67,15 +67,16 @@ def test_emitted_python_imports_only_its_requirements() -> None:
     base = {"numpy", "tokenizers", "triton_python_backend_utils", *sys.stdlib_module_names}
     more = {
         "generation": {"jinja2", "llguidance"},
-        "executors": packages - {"onnxruntime", "jinja2", "llguidance"},  # onnx_runtime.py imports ONNX Runtime for all
+        "executors": packages - {"onnxruntime", "openvino", "jinja2", "llguidance"},  # one module imports each for all
         "recipe": {"tensorrt", "polygraphy"},
     }
+    libraries = {"onnx_runtime.py": {"onnxruntime"}, "open_vino.py": {"openvino", "sys"}}
     for path in RUNTIME.rglob("*.py"):
-        allowed = base | more.get(path.parent.name, {"onnxruntime"} if path.name == "onnx_runtime.py" else set())
+        allowed = base | more.get(path.parent.name, set()) | libraries.get(path.name, set())
         for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
             assert name in allowed, f"{path.name} imports {name}"
     for path in RUNTIME.rglob("*.py"):
-        alone = path.name == "openvino.py"  # imported only for models that need it, for which it is installed
+        alone = path.name == "open_vino.py"  # imported only for models that need it, for which it is installed
         assert alone or not re.search(r"^(?:from|import) openvino", path.read_text(), re.MULTILINE), path.name
     assert re.search(r"^numpy==1\.", pinned, re.MULTILINE), "numpy 2 corrupts tensors in the older containers"
 

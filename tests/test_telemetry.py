@@ -45,8 +45,12 @@ work = Path(sys.argv[1])
 before = lost()
 for name in ("encoder", "decoder"):
     build(make_spec(model=str(work / name), output=work / "repository", max_length=64))
+other = {"name": "other", "engine": "openvino"}
+build(make_spec(model=str(work / "encoder"), output=work / "repository", max_length=64, **other))
 with running(work / "repository") as server:
     with Client(server.url, "encoder") as encoder, Client(server.url, "decoder") as decoder:
+        with Client(server.url, "other") as other:
+            other.ask({"text_input": "a small text"})
         answers = [encoder.ask({"text_input": "a small text"}), decoder.ask({"text_input": "a small", "max_tokens": 2})]
 print(json.dumps({"before": before, "after": lost(), "answers": [sorted(answer) for answer in answers]}))
 """

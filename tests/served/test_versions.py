@@ -133,7 +133,7 @@ def test_canary_rolls_back_failing_or_slow_versions(
         file = mine / "inside" / str(number) / "model.py"
         text = file.read_text()
         file.unlink()
-        begins = '        """Raise nothing once a request is taken, or it would be answered twice."""\n'
+        begins = '        """Raise nothing once a request is queued, or it would be answered twice."""\n'
         assert begins in text
         file.write_text(text.replace(begins, f"{begins}        {does}\n"))
     with (

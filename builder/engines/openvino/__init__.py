@@ -36,7 +36,7 @@ def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Gr
 
     Raises ExportError if OpenVINO does not read it.
     """
-    import openvino
+    from builder.runtime.open_vino import openvino
 
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -67,7 +67,7 @@ def compiled(path: Path, threads: int, arithmetic: str) -> Any:
     Products are in `arithmetic`. Raises ExportError if this CPU multiplies in bfloat16 and the model is not for
     that.
     """
-    import openvino
+    from builder.runtime.open_vino import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
     if arithmetic == "bf16":
@@ -106,7 +106,7 @@ def arithmetic_on(flags: Collection[str]) -> str:
 
 def signature(path: Path) -> Signature:
     """Return the inputs and outputs of an .xml. Raises RuntimeError if it cannot be read."""
-    import openvino
+    from builder.runtime.open_vino import openvino
 
     model = openvino.Core().read_model(str(path))
     return Signature(*({value.any_name: _tensor(value) for value in side} for side in (model.inputs, model.outputs)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from builder.common.errors import SpecError
 from builder.common.memory import ADVICE, ReservedMemory, blocks_that_fit
@@ -14,9 +14,11 @@ from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.graphs.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.openvino import OpenVinoExecutor
 from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.runtime.generation.executors.paged import OPERATOR
+
+if TYPE_CHECKING:
+    from builder.runtime.generation.executors.openvino import OpenVinoExecutor
 
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}
 
@@ -69,6 +71,8 @@ class OpenVinoDecoding(DecodingEngine):
         """Return executors. Each compiles the graph for the type of the cache, when the one before has been freed."""
 
         def compiled(geometry: Geometry) -> OpenVinoExecutor:
+            from builder.runtime.generation.executors.openvino import OpenVinoExecutor  # which imports OpenVINO
+
             free_executors(graph)
             return OpenVinoExecutor(graph.path, geometry, cls.session_here(geometry.cache, threads))
 

@@ -1,11 +1,14 @@
 """Models in whichever OpenVINO is found first; builder/building/verify/replay.py runs this file alone."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import openvino
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # as in builder/runtime/open_vino.py
+
+import numpy as np  # noqa: E402
+import openvino  # noqa: E402
 
 
 def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]":

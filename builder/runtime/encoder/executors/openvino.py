@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import openvino
 
 from ...contract import ContractError, EncoderServing, OpenVinoSession
 from ...cores import cores
+from ...open_vino import openvino
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
-import openvino.opset13 as ops
-from openvino.frontend.onnx import ConversionExtension
-from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 
 from ...contract import GenerationServing, Session
+from ...open_vino import ConversionExtension, openvino
 from .base import Geometry
 from .openvino_graph import BLOCK, DOMAIN, TABLES
 from .paged import OPERATOR, Paged, PagedRows
+
+ops = openvino.opset13
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "OpenVinoExecutor":
@@ -152,7 +151,7 @@ def _translate(node: Any) -> "list[Any]":
         constant(np.int32, 0),  # token_type_ids
         constant(np.uint8, 0), constant(np.int32, 0),  # qq_bias
     ]  # fmt: skip
-    attention = PagedAttentionExtension(inputs)
+    attention = openvino.op._PagedAttentionExtension(inputs)
     facts = attention.get_rt_info()  # the plugin derives the caches' layout from these
     for kind in "kv":
         facts[f"num_{kind}_heads"], facts[f"{kind}_head_size"] = key_heads, size
