@@ -19,7 +19,6 @@ from builder.building.verify.long_rows import ask_long_row, refuse_wrong_long_ro
 from builder.common.errors import ExportError, SpecError
 from builder.engines import decoding
 from builder.engines.decoding import opened
-from builder.engines.openvino import decoding as openvino_decoding
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import DecoderExport, export_decoder
@@ -30,6 +29,7 @@ from builder.repository.report.record import read_report
 from builder.runtime.contract import CacheType, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation.decode_loop import DecodeLoop
+from builder.runtime.generation.executors import openvino as executors_of_openvino
 from builder.runtime.generation.executors.openvino import OpenVinoExecutor
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
@@ -131,7 +131,7 @@ def test_executor_is_freed_before_its_graph_is_compiled_again(tmp_path: Path, mo
         executor.loop = executor  # type: ignore[attr-defined]
         before = weakref.ref(executor)
         del executor
-        monkeypatch.setattr(openvino_decoding, "OpenVinoExecutor", Compiled)
+        monkeypatch.setattr(executors_of_openvino, "OpenVinoExecutor", Compiled)
         executors(geometry_of(exported.caches, 2, 128, VOCABULARY))
     finally:
         gc.enable()
