@@ -1,13 +1,14 @@
 """Inference engines: one package each, named as `--engine` and Triton's `backend` name it.
 
-A package has facts in engine.toml, and an instance of `Engine`, `ENGINE` in engine.py, which knows the other modules of
-the package. An engine that runs inside an emitted model also has a module of its name in
+A package has facts in engine.toml, and an instance of `Engine`, `ENGINE` in engine.py. `GraphEngine` finds the other
+modules of the package by their names. An engine that runs inside an emitted model also has a module of its name in
 builder/runtime/encoder/executors or builder/runtime/generation/executors.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -118,23 +119,34 @@ class GraphEngine(Engine, ABC):
 
     @property
     def encoding(self) -> EncodingEngine | None:
-        """How it runs encoders; None if it does not."""
-        return None
+        """How it runs encoders: ENCODING of encoding.py. None without that module."""
+        found: EncodingEngine | None = self._part("encoding")
+        return found
 
     @property
     def decoding(self) -> type[DecodingEngine] | None:
-        """How it decodes; None if it does not."""
-        return None
+        """How it decodes: DECODING of decoding.py. None without that module."""
+        found: type[DecodingEngine] | None = self._part("decoding")
+        return found
 
     @property
     def eight_bit(self) -> type[EightBitProducts]:
-        """Products by matrices of few bits in its graphs."""
-        raise NotImplementedError(f"{self.facts.title} has no products by matrices of few bits")
+        """Products by matrices of few bits in its graphs: EIGHT_BIT of eight_bit.py."""
+        found: type[EightBitProducts] | None = self._part("eight_bit")
+        assert found is not None, f"{self.facts.title} has no products by matrices of few bits"
+        return found
 
     @property
     def replay_file(self) -> Path:
         """File that repeats recorded calls in another version of the engine (builder/building/verify/replay.py)."""
         return Path(sys.modules[type(self).__module__].__file__ or "").with_name("replay.py")
+
+    def _part(self, name: str) -> Any:
+        """Import the module `name` of the engine's package and return its constant of that name."""
+        module = f"{type(self).__module__.rpartition('.')[0]}.{name}"
+        if importlib.util.find_spec(module) is None:
+            return None
+        return getattr(importlib.import_module(module), name.upper())
 
 
 class CheckpointEngine(Engine, ABC):

@@ -20,7 +20,7 @@ from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory
 from builder.engines import graph_engine, graph_engines, stays_in_file
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.onnx.graph import Graph, has_many
 from builder.runtime.contract import CacheType, LayerShape, Session
@@ -51,7 +51,7 @@ class DecodingEngine(ABC):
 
     paged: ClassVar[bool] = False  # True if sequences share the blocks of its cache
     timed: ClassVar[bool] = True  # True if this machine runs it as it will be served, so that speed is measured
-    maps: ClassVar[bool] = False  # True if it has `opened_mapped`
+    maps: ClassVar[bool] = False  # True if it can open a graph with its weights in their file
 
     @property
     @abstractmethod
@@ -93,19 +93,12 @@ class DecodingEngine(ABC):
 
     @classmethod
     @abstractmethod
-    def opened(cls, graph: Graph, threads: int) -> Executors:
+    def opened(cls, graph: Graph, threads: int, mapped: bool) -> Executors:
         """Return a function that creates emitted executors over `graph`, on this machine's CPU.
 
-        Where each opens the graph anew, `free_executors` comes first.
+        Where each opens the graph anew, `free_executors` comes first. With `mapped`, which needs `maps`, the weights
+        stay in their file: that takes the memory of one layer instead of all, and is slower.
         """
-
-    @classmethod
-    def opened_mapped(cls, graph: Graph, threads: int) -> Executors:
-        """Do as `opened`, with the weights in their file alone, which is mapped, if `maps`.
-
-        That takes the memory of one layer instead of all, and is slower.
-        """
-        raise NotImplementedError(f"{cls.__module__} has weights in a form of its own")
 
     def variant_name(self, precision: str) -> str:
         """Return the name of the variant in `precision`."""
@@ -169,23 +162,18 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
     return decoding(spec)
 
 
-def opened(graph: Graph, threads: int) -> Executors:
-    """Return a function that creates emitted executors over `graph`, in the engine that the graph is for."""
+def opened(graph: Graph, threads: int, mapped: bool = False) -> Executors:
+    """Return a function that creates emitted executors over `graph`, in the engine that the graph is for.
+
+    `mapped`: leave its weights in their file.
+    """
     free_executors(graph)
-    return _decoding(graph.engine).opened(graph, threads)
+    return _decoding(graph.engine).opened(graph, threads, mapped)
 
 
 def is_mapped(graph: Graph, served: bool) -> bool:
     """Return True if `graph` is judged with its weights in their file alone; `served`: True if it may be served."""
     return _decoding(graph.engine).maps and stays_in_file(graph.size, served)
-
-
-def judging(graph: Graph, threads: int, mapped: bool) -> Executors:
-    """Return a function that creates emitted executors over `graph`, with its weights in their file if `mapped`."""
-    if not mapped:
-        return opened(graph, threads)
-    free_executors(graph)
-    return _decoding(graph.engine).opened_mapped(graph, threads)
 
 
 def free_executors(graph: Graph) -> None:

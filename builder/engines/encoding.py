@@ -15,7 +15,7 @@ import numpy as np
 
 from builder.common.progress import Stage
 from builder.engines import graph_engine, graph_engines
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.engines.placement import version_files
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec

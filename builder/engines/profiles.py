@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from builder.common.errors import SpecError
 from builder.options import Profile
 
 SHORT_TEXT_TOKENS = 128  # tokens; if texts may be longer, those up to this length get a profile of their own
@@ -29,6 +30,29 @@ class Calls:
         rows, length = shape
         fits = rows == 1 or rows * length <= self.token_budget
         return 1 <= rows <= self.rows and 1 <= length <= self.length and fits
+
+
+def profiles_of(profiles: tuple[Profile, ...], calls: Calls, plan: bool) -> tuple[Profile, ...]:
+    """Return the requested `profiles`, or the default ones. Raises SpecError if one of `calls` would fit none.
+
+    ONNX Runtime's TensorRT, which is not a `plan`, runs profile 0 alone, so it has one
+    (tensorrt_execution_provider.cc).
+    """
+    if not plan and len(profiles) > 1:
+        raise SpecError(
+            f"ONNX Runtime's TensorRT runs the first profile alone, and tensorrt.profiles has {len(profiles)}: give "
+            "one that takes every call, or leave --engine out for a plan"
+        )
+    if not profiles:
+        profiles = default_profiles(calls) if plan else (covering_profile(calls),)
+    missed = uncovered(profiles, calls)
+    if missed is not None:
+        raise SpecError(
+            f"no profile of tensorrt.profiles takes {missed[0]} rows of {missed[1]} tokens; together they must take "
+            f"all calls up to {calls.rows} rows, {calls.length} tokens a row and {calls.token_budget} tokens a call "
+            "(--max-batch-size, --max-length, serving.token_budget)"
+        )
+    return profiles
 
 
 def default_profiles(calls: Calls) -> tuple[Profile, ...]:

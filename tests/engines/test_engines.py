@@ -55,7 +55,7 @@ def test_decoder_family_imports_no_engine() -> None:
     for file in Path(decoder.__file__).parent.glob("*.py"):
         imported = [node.module for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
         engines_of = {module for module in imported if module and module.startswith("builder.engines")}
-        assert engines_of <= {"builder.engines", "builder.engines.decoding", "builder.engines.optimise.quantised"}
+        assert engines_of <= {"builder.engines", "builder.engines.decoding", "builder.engines.optimise"}
 
 
 def test_encoding_engines_have_a_title_for_each_target_of_their_variants() -> None:

@@ -22,8 +22,7 @@ from builder.building.verify.emitted import generate
 from builder.building.verify.generation import geometry_of, make_reference, measure
 from builder.cli import main
 from builder.common.errors import SpecError
-from builder.engines.cuda.decoding import ENGINE
-from builder.engines.cuda.lowering import decoder_for_cuda
+from builder.engines.cuda.decoding import ENGINE, decoder_for_cuda
 from builder.engines.decoding import opened
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.half_precision import to_half

@@ -20,10 +20,10 @@ from builder.engines.profiles import (
     default_profiles,
     input_shapes,
     largest_calls,
+    profiles_of,
     takes,
     uncovered,
 )
-from builder.engines.tensorrt.placement import profiles_of
 from builder.options import Profile, TensorRT, make_spec
 from builder.runtime.encoder.cutting import smallest_bucket
 

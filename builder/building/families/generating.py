@@ -31,7 +31,7 @@ from builder.common.memory import ReservedMemory
 from builder.common.releases import runtime_has
 from builder.common.samples import load_samples
 from builder.common.speed import Latencies
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.graphs.onnx.operators import CACHED_ATTENTION, FUSED
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry

@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 
 from builder.common.errors import SpecError
 from builder.engines.encoding import Variant, all_variants, encoding_engine
+from builder.engines.optimise import Quantised
 from builder.engines.optimise.activations import Feeds
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.half_precision import HALVES, to_half
 from builder.engines.optimise.quantisation import candidates, quantise, sensitivity
-from builder.engines.optimise.quantised import Quantised
 from builder.engines.optimise.weights import BITS, quantise_weights
 from builder.engines.plain_attention import spell_out_attention
 from builder.graphs.onnx.graph import MODEL_FILE, Graph, check_release, load_whole, read_graph, remove_graph, save_graph

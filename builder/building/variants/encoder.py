@@ -16,7 +16,7 @@ from builder.building.variants.traffic import Rates
 from builder.building.verify.quality import Quality
 from builder.common.speed import Latencies, speed_up
 from builder.engines.encoding import Variant
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.repository.report.record import MeasuredVariant
 
 ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1

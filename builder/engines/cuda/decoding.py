@@ -16,18 +16,18 @@ from typing import ClassVar
 from builder.checkpoints.grids import Grids
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory, blocks_that_fit, cache_bytes
-from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_sizes, refuse_windows
+from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_sizes, refuse_windows, without_kernel
 from builder.engines.cuda.blocks import block_bytes, page_attention
-from builder.engines.cuda.lowering import decoder_for_cuda
+from builder.engines.cuda.eight_bit import CudaEightBit
 from builder.engines.cuda.on_cpu import on_cpu
-from builder.engines.cuda.weights import CudaEightBit
 from builder.engines.decoding import Executors, Lowered, free_executors
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime.decoding import OnnxRuntimeDecoding
-from builder.engines.optimise.half_precision import HALVES
+from builder.engines.optimise.half_precision import HALVES, to_half
 from builder.engines.optimise.weights import BITS, quantise_weights
 from builder.graphs.onnx.candidates import with_candidates
-from builder.graphs.onnx.graph import Graph, check_release
+from builder.graphs.onnx.graph import MODEL_FILE, Graph, check_release, load_whole, operator_needs, save_graph
+from builder.graphs.onnx.rounding import rounded
 from builder.graphs.onnx.slots import FILE as COPIER
 from builder.graphs.onnx.slots import choose_rows, slot_copier
 from builder.runtime.contract import CacheType, LayerShape, Session
@@ -47,6 +47,7 @@ SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than f
 
 class CudaDecoding(OnnxRuntimeDecoding):
     timed: ClassVar[bool] = False
+    maps: ClassVar[bool] = False
     cache_tensor: ClassVar[str] = "TYPE_FP16"
 
     def refuse(self) -> None:
@@ -101,7 +102,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
         return (JUDGED,) if self._in_blocks else ()
 
     @classmethod
-    def opened(cls, graph: Graph, threads: int) -> Executors:
+    def opened(cls, graph: Graph, threads: int, mapped: bool) -> Executors:
         """Return executors over blocks, as a CPU has them. Each opens the graph when the one before has been freed."""
 
         def over(geometry: Geometry) -> CudaBlocks:
@@ -171,3 +172,21 @@ class CudaDecoding(OnnxRuntimeDecoding):
     @property
     def _in_blocks(self) -> bool:
         return self.spec.cache_gb is not None
+
+
+def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) -> tuple[Graph, Graph]:
+    """Return the graph in `precision`, and the one in fp32 and rounded to it that it is judged by on a CPU.
+
+    Raises SpecError for operators that CUDA lacks.
+    """
+    if "GroupQueryAttention with attention_bias" in operator_needs(fused):
+        raise SpecError(
+            "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
+            "the CPU, or with --engine vllm"
+        )
+    in_float = without_kernel(fused.operators, precision, triton)
+    half = to_half(fused, folder / precision / MODEL_FILE, precision, in_float, real=("logits",))
+    return half, save_graph(rounded(load_whole(half.path)), folder / "judged" / MODEL_FILE)
+
+
+DECODING = CudaDecoding

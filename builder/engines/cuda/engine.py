@@ -1,19 +1,13 @@
-"""ONNX Runtime on a GPU: its decoders, and its products by matrices of few bits."""
+"""ONNX Runtime on a GPU, for decoders: encoders on a GPU are variants of ONNX Runtime's own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from builder.engines.onnxruntime.engine import OnnxRuntime
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import block_tokens
-
-if TYPE_CHECKING:
-    from builder.engines.decoding import DecodingEngine
-    from builder.engines.eight_bit import EightBitProducts
-    from builder.engines.encoding import EncodingEngine
 
 
 class OnnxRuntimeOnCuda(OnnxRuntime):
@@ -24,22 +18,6 @@ class OnnxRuntimeOnCuda(OnnxRuntime):
         from builder.engines.cuda.blocks import block_bytes
 
         return block_bytes(layers, cache)
-
-    @property
-    def encoding(self) -> EncodingEngine | None:
-        return None  # ONNX Runtime's own has the variants of encoders on a GPU
-
-    @property
-    def decoding(self) -> type[DecodingEngine]:
-        from builder.engines.cuda.decoding import CudaDecoding
-
-        return CudaDecoding
-
-    @property
-    def eight_bit(self) -> type[EightBitProducts]:
-        from builder.engines.cuda.weights import CudaEightBit
-
-        return CudaEightBit
 
 
 ENGINE = OnnxRuntimeOnCuda()

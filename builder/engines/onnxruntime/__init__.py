@@ -124,12 +124,6 @@ def resting(session: Session) -> Session:
     return replace(session, entries={**session.entries, REST: "1"}) if session.entries[SPIN] == "1" else session
 
 
-def half_constants(graph: Graph) -> bool:
-    """Return True if a weight is in fp16."""
-    constants = onnx.load(str(graph.path), load_external_data=False).graph.initializer
-    return any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in constants)
-
-
 def signature(path: Path) -> Signature:
     """Return the inputs and outputs of an ONNX file."""
     graph = onnx.load(str(path), load_external_data=False).graph

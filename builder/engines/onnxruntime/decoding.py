@@ -90,12 +90,9 @@ class OnnxRuntimeDecoding(DecodingEngine):
         return Session(threads=threads)
 
     @classmethod
-    def opened(cls, graph: Graph, threads: int) -> Executors:
-        return _over(graph, Session(threads=threads))
-
-    @classmethod
-    def opened_mapped(cls, graph: Graph, threads: int) -> Executors:
-        return _over(graph, Session(threads=threads, entries=MAPPED))
+    def opened(cls, graph: Graph, threads: int, mapped: bool) -> Executors:
+        session = open_session(graph.path, Session(threads=threads, entries=MAPPED if mapped else {}))
+        return lambda geometry: InPlace(geometry, session)
 
     def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:
         return quantise_cache(graph, largest(), folder)
@@ -127,13 +124,11 @@ def refuse_head_sizes(layers: Sequence[LayerShape], instead: str) -> None:
         )
 
 
-def _over(graph: Graph, session: Session) -> Executors:
-    opened = open_session(graph.path, session)
-    return lambda geometry: InPlace(geometry, opened)
-
-
 def _field(name: str, layers: Sequence[LayerShape], cache_tensor: str) -> Field:
     if not name.startswith("past_"):
         return Field(name, *INPUTS[name])
     layer = layers[int(name.rsplit("_", 1)[1])]
     return Field(name, cache_tensor, (-1, layer.heads, -1, layer.size))
+
+
+DECODING = OnnxRuntimeDecoding

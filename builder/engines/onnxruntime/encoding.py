@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+from onnx import helper
+
+from builder.common.errors import ExportError
 from builder.engines.cuda import without_kernel
 from builder.engines.encoding import VNNI, Encoders, EncodingEngine, Variant
-from builder.engines.key_lengths import count_keys
 from builder.engines.onnxruntime import BACKEND
 from builder.engines.tensorrt import refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
-from builder.graphs.onnx.graph import Graph
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import add_constant, replace_nodes
+from builder.graphs.onnx.operators import ATTENTION
+
+KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 
 
 class OnnxRuntimeEncoding(EncodingEngine):
@@ -31,7 +39,7 @@ class OnnxRuntimeEncoding(EncodingEngine):
     def source(self, encoders: Encoders, target: str) -> Graph:
         if target == "tensorrt":
             return for_tensorrt(encoders.plain, encoders.folder)
-        return count_keys(encoders.fused, encoders.folder) if target == "cuda" else encoders.fused
+        return _count_keys(encoders.fused, encoders.folder) if target == "cuda" else encoders.fused
 
     def refuse_release(self, target: str, triton: str) -> None:
         if target == "tensorrt":
@@ -39,3 +47,33 @@ class OnnxRuntimeEncoding(EncodingEngine):
 
     def without_half(self, operators: Collection[str], precision: str, target: str, triton: str) -> Collection[str]:
         return without_kernel(operators, precision, triton) if target == "cuda" else ()
+
+
+def _count_keys(graph: Graph, folder: Path) -> Graph:
+    """Write `graph` into `folder` with the lengths of rows in place of masks of keys.
+
+    CUDA's fused attention kernels take how many keys each row has, and no mask of every key (com.microsoft
+    MultiHeadAttention, key_padding_mask of shape (batch); ContribOperators.md). Both mean the same for rows that are
+    padded at their end, as the front model pads them, and only for those. Raises ExportError if attention has no mask.
+    """
+    model = load_graph(graph.path)
+    masks = set()
+    for node in model.graph.node:
+        if node.op_type == ATTENTION and len(node.input) > KEY_PADDING_MASK and node.input[KEY_PADDING_MASK]:
+            masks.add(node.input[KEY_PADDING_MASK])
+            node.input[KEY_PADDING_MASK] += ".lengths"
+    if graph.operators[ATTENTION] and not masks:
+        raise ExportError("no fused attention of this graph has a padding mask; use --target tensorrt")
+    if masks:
+        add_constant(model.graph, "keys.axis", np.array([1], np.int64))
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        for mask in masks & set(node.output):
+            inputs, name = [mask, "keys.axis"], f"{mask}.lengths"
+            nodes.append(helper.make_node("ReduceSum", inputs, [name], keepdims=0))
+    replace_nodes(model.graph, nodes)
+    return save_graph(model, folder / "key-lengths" / graph.path.name)
+
+
+ENCODING = OnnxRuntimeEncoding()

@@ -67,7 +67,7 @@ class OpenVinoDecoding(DecodingEngine):
         return Session(engine=BACKEND, threads=threads, entries=decoder_properties(cache))
 
     @classmethod
-    def opened(cls, graph: Graph, threads: int) -> Executors:
+    def opened(cls, graph: Graph, threads: int, mapped: bool) -> Executors:
         """Return executors. Each compiles the graph for the type of the cache, when the one before has been freed."""
 
         def compiled(geometry: Geometry) -> OpenVinoExecutor:
@@ -77,3 +77,6 @@ class OpenVinoDecoding(DecodingEngine):
             return OpenVinoExecutor(graph.path, geometry, cls.session_here(geometry.cache, threads))
 
         return compiled
+
+
+DECODING = OpenVinoDecoding

@@ -10,7 +10,7 @@ from typing import ClassVar
 from builder.common.cpu import cpu
 from builder.engines.encoding import VNNI, Encoders, EncodingEngine, Variant
 from builder.engines.openvino import BACKEND, BF16, MODEL_FILE, arithmetic_on, convert
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.graphs.onnx.graph import Graph, remove_graph
 
 
@@ -54,3 +54,6 @@ class OpenVinoEncoding(EncodingEngine):
                 "--precision bf16, or --engine onnxruntime"
             )
         return None
+
+
+ENCODING = OpenVinoEncoding()

@@ -13,9 +13,6 @@ from builder.runtime.contract import CacheType, LayerShape, OpenVinoSession, Ses
 from builder.runtime.generation.executors.openvino_graph import BLOCK
 
 if TYPE_CHECKING:
-    from builder.engines.decoding import DecodingEngine
-    from builder.engines.eight_bit import EightBitProducts
-    from builder.engines.encoding import EncodingEngine
     from builder.engines.placement import Placement
     from builder.engines.profiles import Calls
     from builder.engines.stock import Signature
@@ -79,24 +76,6 @@ class OpenVino(GraphEngine):
         except RuntimeError as error:
             return str(error).strip().splitlines()[-1]
         return None
-
-    @property
-    def encoding(self) -> EncodingEngine:
-        from builder.engines.openvino.encoding import OpenVinoEncoding
-
-        return OpenVinoEncoding()
-
-    @property
-    def decoding(self) -> type[DecodingEngine]:
-        from builder.engines.openvino.decoding import OpenVinoDecoding
-
-        return OpenVinoDecoding
-
-    @property
-    def eight_bit(self) -> type[EightBitProducts]:
-        from builder.engines.openvino.weights import OpenVinoEightBit
-
-        return OpenVinoEightBit
 
 
 def _steps(first: int, each: int, last: int) -> list[int]:

@@ -17,8 +17,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from builder.common.errors import VerificationError
+from builder.engines.optimise import Quantised
 from builder.engines.optimise.activations import Feeds, watch
-from builder.engines.optimise.quantised import Quantised
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, constant_products, eight_bit_scales, eight_bits, replace_nodes

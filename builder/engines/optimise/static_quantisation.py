@@ -18,10 +18,10 @@ from onnx import TensorProto, helper
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 
 from builder.common.errors import VerificationError
+from builder.engines.optimise import Quantised
 from builder.engines.optimise.activations import Feeds
 from builder.engines.optimise.eight_bit_floats import to_float8
 from builder.engines.optimise.quantisation import LOOKUP, candidates
-from builder.engines.optimise.quantised import Quantised
 from builder.engines.optimise.ranges import Range, ranges
 from builder.engines.optimise.smoothing import smooth
 from builder.graphs.onnx.cleanup import drop_unused

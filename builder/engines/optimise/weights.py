@@ -22,7 +22,7 @@ from onnx import helper
 from builder.checkpoints.grids import Grids
 from builder.common.errors import VerificationError
 from builder.engines import graph_engine
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import constant_products, replace_nodes

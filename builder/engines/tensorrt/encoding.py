@@ -44,3 +44,6 @@ class TensorRtEncoding(EncodingEngine):
 
     def refuse_release(self, target: str, triton: str) -> None:
         refuse_release(triton)
+
+
+ENCODING = TensorRtEncoding()

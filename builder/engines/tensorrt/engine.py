@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from builder.common.errors import SpecError
-from builder.engines import GraphEngine, Infer, onnxruntime
+from builder.engines.onnxruntime.engine import OnnxRuntime
+from builder.engines.placement import InstanceGroup, Placement, graph_buckets
+from builder.engines.profiles import Calls, profiles_of
+from builder.engines.tensorrt import PLATFORM
+from builder.graphs.onnx.graph import Graph
+from builder.options import BuildSpec
 from builder.runtime.contract import Session
 
-if TYPE_CHECKING:
-    from builder.engines.encoding import EncodingEngine
-    from builder.engines.placement import Placement
-    from builder.engines.profiles import Calls
-    from builder.engines.stock import Signature
-    from builder.graphs.onnx.graph import Graph
-    from builder.options import BuildSpec
 
-
-class TensorRt(GraphEngine):
-    def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
-        """Open the ONNX that a plan is compiled from, on the CPU."""
-        return onnxruntime.infer(graph, threads, spinning)
+class TensorRt(OnnxRuntime):
+    """On the machine that builds, ONNX Runtime opens the ONNX that a plan is compiled from."""
 
     def place(self, options: BuildSpec, graph: Graph, calls: Calls) -> Placement:
-        from builder.engines.tensorrt.placement import place
-
-        return place(options, graph, calls)
+        """Place instances on each GPU, each with all profiles. Raises SpecError for profiles that leave a call out."""
+        profiles = profiles_of(options.tensorrt.profiles, calls, plan=True)
+        return Placement(
+            # One group: Triton hands a call to any free instance, and picks the profile within it, the one whose
+            # optimum is nearest (tensorrt_backend, GetMostOptimizedProfile). Groups of one profile each would defeat
+            # that.
+            (InstanceGroup(options.instances, "KIND_GPU", tuple(options.gpu.devices), tuple(range(len(profiles)))),),
+            platform=PLATFORM,
+            cuda_graphs=[dict.fromkeys(graph.inputs, shape) for shape in graph_buckets(options.gpu, graph, calls)],
+        )
 
     def session(self, graph: Graph, threads: int, spinning: bool) -> Session:
         raise SpecError("a TensorRT plan runs in a Triton model of its own: leave --executor out")
 
     def served_version(self, triton: str, in_process: bool) -> str:
         raise SpecError("a TensorRT plan runs on a GPU, and there is none here to run it in another version")
-
-    def half_constants(self, graph: Graph) -> bool:
-        return onnxruntime.half_constants(graph)
-
-    def signature(self, model: Path) -> Signature:
-        """Return the inputs and outputs of `model`, the ONNX that a plan is compiled from."""
-        return onnxruntime.signature(model)
-
-    @property
-    def encoding(self) -> EncodingEngine:
-        from builder.engines.tensorrt.encoding import TensorRtEncoding
-
-        return TensorRtEncoding()
 
 
 ENGINE = TensorRt()

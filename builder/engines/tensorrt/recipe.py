@@ -15,8 +15,7 @@ from builder.common.releases import RELEASES
 from builder.engines import onnxruntime
 from builder.engines.gpu import least_capability
 from builder.engines.placement import TOKEN_INPUTS
-from builder.engines.profiles import Calls, Shape, input_shapes, largest_calls
-from builder.engines.tensorrt.placement import profiles_of
+from builder.engines.profiles import Calls, Shape, input_shapes, largest_calls, profiles_of
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.options import BuildSpec
 from builder.runtime.contract import EncoderServing

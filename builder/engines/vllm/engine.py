@@ -1,15 +1,39 @@
-"""vLLM as an engine."""
+"""vLLM: Triton's backend of that name reads model.json, the fields of vLLM's AsyncEngineArgs.
+
+Backend: triton-inference-server/vllm_backend, README.md and src/model.py. Nothing is exported for it and nothing of it
+runs here. Knows fields; knows nothing about checkpoints.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from builder.common.engines import ENGINES
+from builder.common.errors import SpecError
+from builder.common.releases import RELEASES, version_tuple
 from builder.engines import CheckpointEngine
 from builder.engines.placement import InstanceGroup
-from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
 from builder.options import VLLM, WholeCheckpoint
+from builder.runtime.fields import Field
+
+BACKEND = "vllm"
+MODEL_FILE = ENGINES[BACKEND].model_file
+DTYPES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16", "fp8": "auto"}  # auto: the checkpoint's own
+ARGUMENTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("arguments.toml").read_text("utf-8"))
+
+# Tensors that the backend declares in every release; newer ones add theirs by themselves.
+INPUTS = (
+    Field("text_input", "TYPE_STRING"),
+    Field("stream", "TYPE_BOOL", optional=True),
+    Field("sampling_parameters", "TYPE_STRING", optional=True),
+    Field("exclude_input_in_output", "TYPE_BOOL", optional=True),
+)
+OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)),)
 
 
 class Vllm(CheckpointEngine):
@@ -22,6 +46,58 @@ class Vllm(CheckpointEngine):
     def files(self, options: VLLM, whole: WholeCheckpoint, model: str, revision: str | None) -> dict[str, bytes | Path]:
         arguments = engine_arguments(options, whole, model, revision)
         return {f"1/{MODEL_FILE}": json.dumps(arguments, indent=1).encode()}
+
+
+def engine_arguments(options: VLLM, checkpoint: WholeCheckpoint, model: str, revision: str | None) -> dict[str, Any]:
+    """Return the content of model.json. Raises SpecError for an argument that the vLLM of the release does not have.
+
+    `checkpoint.slots`: max_num_seqs; None lets vLLM choose it by the card's memory.
+    """
+    _refuse_unknown(options.arguments, checkpoint.triton)
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": DTYPES[checkpoint.precision],
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+    }
+    optional = {
+        "max_num_seqs": checkpoint.slots,
+        "revision": revision,
+        "tokenizer_revision": revision,
+        "max_model_len": checkpoint.max_length,
+        "quantization": "fp8" if checkpoint.precision == "fp8" else None,
+    }
+    arguments.update({name: value for name, value in optional.items() if value is not None})
+    return {**arguments, **options.arguments}
+
+
+def fields_of(version: str) -> set[str]:
+    """Return the fields of a vLLM's AsyncEngineArgs.
+
+    For a version that was not read, the fields of the ones before and after it.
+    """
+    if version in ARGUMENTS:
+        return set(ARGUMENTS[version])
+    number = version_tuple(version)
+    before = [names for read, names in ARGUMENTS.items() if version_tuple(read) < number]
+    after = [names for read, names in ARGUMENTS.items() if version_tuple(read) > number]
+    return {name for names in (*before[-1:], *after[:1]) for name in names}
+
+
+def _refuse_unknown(arguments: Mapping[str, object], triton: str) -> None:
+    version = RELEASES[triton].vllm
+    known = fields_of(version) if version else {name for names in ARGUMENTS.values() for name in names}
+    here = f"vLLM {version}, which Triton {triton} carries, does" if version else "any vLLM that was read does"
+    for name in arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            elsewhere = [read for read, names in ARGUMENTS.items() if name in names]
+            raise SpecError(
+                f"vllm.arguments has {name!r}, and {here} not know it"
+                + (f"; vLLM {', '.join(elsewhere)} does: choose its release with --triton" if elsewhere else "")
+                + (f"; did you mean {near[0]!r}?" if near and not elsewhere else "")
+            )
 
 
 ENGINE = Vllm()

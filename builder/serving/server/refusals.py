@@ -10,8 +10,9 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2
 
 from builder.common.errors import RepositoryError, ServeError
-from builder.engines import tensorrt_llm, vllm
 from builder.engines.gpu import gpus
+from builder.engines.tensorrt_llm import engine as tensorrt_llm
+from builder.engines.vllm import engine as vllm
 from builder.repository.check import pending
 from builder.repository.config.render import parse
 from builder.repository.signatures import unsigned

@@ -114,7 +114,7 @@ import json, os, subprocess, sys
 from pathlib import Path
 import builder.graphs.onnx.graph as graphs
 from builder.engines import onnxruntime
-from builder.engines.decoding import judging, opened
+from builder.engines.decoding import opened
 from builder.clusters.fleet.memory import own_memory
 from builder.engines.optimise.compaction import compact
 from builder.engines.optimise.quantisation import quantise
@@ -136,7 +136,7 @@ graph = product(place / "model.onnx")
 kept = [opened(graph, 1)]  # allocates the memory of a process's first session
 print(json.dumps({
     "size": graph.size,
-    "judged": most(lambda: judging(graph, 1, mapped=True)),
+    "judged": most(lambda: opened(graph, 1, mapped=True)),
     "an encoder judged": most(lambda: onnxruntime.infer_mapped(graph, 1)),
     "looked at": most(lambda: compact(graph, place)),
     "int8": most(lambda: quantise(graph, place / "int8" / "model.onnx")),

@@ -15,7 +15,7 @@ import builder.checkpoints.resolve as checkpoint_module
 from builder.building.pipeline import build
 from builder.cli import main
 from builder.common.errors import SpecError
-from builder.engines.vllm import ARGUMENTS, INPUTS, OUTPUTS, fields_of
+from builder.engines.vllm.engine import ARGUMENTS, INPUTS, OUTPUTS, fields_of
 from builder.options import make_spec
 from builder.repository.check import check, verdicts
 from builder.repository.config.render import parse

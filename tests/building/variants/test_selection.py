@@ -26,7 +26,7 @@ from builder.common.errors import ExportError, VerificationError
 from builder.common.speed import Latencies
 from builder.engines import Infer
 from builder.engines.encoding import Variant
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.graphs.onnx.graph import Graph
 from builder.options import make_spec
 from builder.repository.report.record import MeasuredVariant

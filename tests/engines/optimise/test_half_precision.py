@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from builder.building.verify.generation import make_reference, measure
 from builder.common.errors import VerificationError
 from builder.engines.cuda import KERNELS, without_kernel
-from builder.engines.cuda.lowering import decoder_for_cuda
+from builder.engines.cuda.decoding import decoder_for_cuda
 from builder.engines.decoding import opened
 from builder.engines.onnxruntime import infer, open_session, run_with
 from builder.engines.optimise.fusion import fuse

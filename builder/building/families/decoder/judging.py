@@ -21,7 +21,7 @@ from builder.building.verify.generation import (
 from builder.building.verify.long_rows import refuse_wrong_long_row
 from builder.common.speed import Latencies
 from builder.engines import LARGE
-from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapped, judging, opened
+from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapped, opened
 from builder.repository.report.record import MeasuredVariant
 
 FP32 = "fp32"  # the variant that is verified number by number
@@ -42,7 +42,7 @@ class DecoderJudge:
         Raises VerificationError if probabilities differ from PyTorch's.
         """
         long, caches = self.pytorch.long, self.fused.exported.caches
-        executors = judging(self.fused.graph, self.engine.spec.build_threads, mapped)
+        executors = opened(self.fused.graph, self.engine.spec.build_threads, mapped)
         measured, agreement = self.measure(FP32, self.fused.exact, executors)
         refuse_wrong_probabilities(agreement)
         geometry = geometry_of(caches, 1, len(long.row.tokens), self.vocabulary)
@@ -82,7 +82,7 @@ class DecoderJudge:
     def largest_values(self) -> Mapping[str, np.ndarray]:
         """Return the largest keys and values on the samples, by which an 8-bit cache is scaled."""
         graph = self.fused.graph
-        executors = judging(graph, self.engine.spec.build_threads, is_mapped(graph, False))
+        executors = opened(graph, self.engine.spec.build_threads, is_mapped(graph, False))
         return largest_values(executors, self.fused.exported.caches, self.vocabulary, self.pytorch.answers)
 
     def _open(self, lowered: Lowered) -> Executors:

@@ -42,7 +42,7 @@ from builder.common.errors import VerificationError
 from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage
 from builder.common.workplace import require_disk_space
-from builder.engines.decoding import DecodingEngine, Lowered, free_executors, is_mapped, judging
+from builder.engines.decoding import DecodingEngine, Lowered, free_executors, is_mapped, opened
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.export.experts import cost_of_experts
 from builder.options import BuildSpec
@@ -212,7 +212,7 @@ class Decoder:
         length = max(map(len, [long, *prompts])) + STEPS
         caches, vocabulary = choice.exact.fused.exported.caches, vocabulary_of(checkpoint.model)
         geometry = geometry_of(caches, 1 + len(prompts), length, vocabulary, self.engine.cache_type)
-        executor = judging(choice.own, spec.build_threads, is_mapped(choice.own, True))(geometry)
+        executor = opened(choice.own, spec.build_threads, is_mapped(choice.own, True))(geometry)
         recorder = Recorder(executor)
         drive(executor, prompts, long)
         graph = self.engine.replayed(choice.own, choice.graph)

@@ -8,7 +8,7 @@ from builder.building.variants.selection import Selection
 from builder.building.verify.generation import DecoderReference
 from builder.building.verify.long_rows import LongAnswers
 from builder.engines.decoding import Lowered
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.graphs.export.decoder import DecoderExport
 from builder.graphs.onnx.graph import Graph
 from builder.repository.report.record import MeasuredVariant

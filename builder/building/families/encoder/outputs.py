@@ -10,8 +10,8 @@ from builder.building.variants.selection import Selection
 from builder.building.verify.parity import BatchReference
 from builder.building.verify.quality import Quality
 from builder.engines.encoding import Variant
+from builder.engines.optimise import Quantised
 from builder.engines.optimise.compaction import Removed
-from builder.engines.optimise.quantised import Quantised
 from builder.graphs.export.encoder import Export
 from builder.graphs.onnx.graph import Graph
 from builder.repository.report.record import MeasuredVariant

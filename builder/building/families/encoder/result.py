@@ -14,7 +14,7 @@ from builder.building.verify.parity import TOLERANCE
 from builder.building.verify.quality import SERVED_TOLERANCE
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.common.cpu import cpu
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.graphs.export.experts import cost_of_experts
 from builder.graphs.onnx.operators import FUSED
 from builder.options import BuildSpec

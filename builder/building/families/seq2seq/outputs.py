@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from builder.building.variants.selection import Selection
 from builder.building.verify.seq2seq import Graphs, Seq2SeqReference
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.graphs.export.seq2seq import Seq2SeqExport
 from builder.repository.report.record import MeasuredVariant
 

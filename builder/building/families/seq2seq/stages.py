@@ -44,8 +44,8 @@ from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage
 from builder.common.workplace import require_disk_space
 from builder.engines.onnxruntime import loop_session
+from builder.engines.optimise import Quantised
 from builder.engines.optimise.fusion import fuse
-from builder.engines.optimise.quantised import Quantised
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.seq2seq import Seq2SeqExport, export_seq2seq
 from builder.graphs.onnx.graph import check_release, operators_of_a_call

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from builder.common.releases import version_tuple
-from builder.engines import vllm
+from builder.engines.vllm import engine as vllm
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.repository import RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule

@@ -14,8 +14,10 @@ from typing import Any
 import yaml
 
 from builder.common.releases import RELEASES, version_tuple
-from builder.engines import tensorrt, tensorrt_llm, vllm
+from builder.engines import tensorrt
 from builder.engines.gpu import gpus
+from builder.engines.tensorrt_llm import engine as tensorrt_llm
+from builder.engines.vllm import engine as vllm
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, RepositoryModel, read_file
 from builder.repository.lint.rule import ERROR, WARNING, rule

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builder.engines.encoding import Encoders, EncodingEngine, Variant
-from builder.engines.optimise.quantised import Quantised
+from builder.engines.optimise import Quantised
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 
 
@@ -22,3 +22,6 @@ class EchoEncoding(EncodingEngine):
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
         saved = save_graph(load_graph(quantised.graph.path), path.with_name("model.echo"))
         return replace(quantised, graph=replace(saved, engine=self.name))
+
+
+ENCODING = EchoEncoding()

@@ -6,11 +6,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from builder.engines import GraphEngine, Infer, onnxruntime
-from builder.engines.encoding import EncodingEngine
 from builder.engines.placement import on_cpu
 from builder.runtime.contract import Session
-
-from .encoding import EchoEncoding
 
 if TYPE_CHECKING:
     from builder.engines.placement import Placement
@@ -34,10 +31,6 @@ class Echo(GraphEngine):
 
     def wrong_cpus(self, graph: Graph) -> tuple[str, ...]:
         return ("an-instruction-set",)
-
-    @property
-    def encoding(self) -> EncodingEngine:
-        return EchoEncoding()
 
 
 ENGINE = Echo()

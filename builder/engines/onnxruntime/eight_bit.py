@@ -61,3 +61,6 @@ def _round(source: str) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("ReduceMax", [f"{source}.abs", "quantise.axis"], [f"{source}.most"], keepdims=1)
     yield helper.make_node("Div", [source, f"{source}.most"], [f"{source}.shares"])
     yield helper.make_node("QuantizeLinear", [f"{source}.shares", "quantise.step", "quantise.zero"], [f"{source}.int8"])
+
+
+EIGHT_BIT = OnnxRuntimeEightBit

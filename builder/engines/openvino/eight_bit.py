@@ -38,3 +38,6 @@ class OpenVinoEightBit(EightBitProducts):
         """Return `values` rounded along `axis`: one scale for each place of the other one."""
         self.store(name, values, axis)
         return helper.make_node(self.operator, [f"{name}.int8", f"{name}.scale.flat"], [output], axis=1 - axis)
+
+
+EIGHT_BIT = OpenVinoEightBit

@@ -74,3 +74,6 @@ def rounded_to_bytes(rows: np.ndarray) -> QuantizedBlocks:
     scales = eight_bit_scales(blocks, axis=2)
     codes = eight_bits(blocks, scales).view(np.uint8) ^ np.uint8(SYMMETRIC[8])  # of two's complement: 128 more
     return QuantizedBlocks(8, size, inputs, codes, scales[..., 0], np.full(scales.shape[:2], SYMMETRIC[8], np.uint8))
+
+
+EIGHT_BIT = CudaEightBit
