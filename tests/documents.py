@@ -32,8 +32,9 @@ from builder.options import load_specs, make_spec
 from builder.repository.sharing.hosting import NAMES_THE_MODEL
 from builder.serving.gateway.app import routes
 from builder.serving.gateway.context import GatewayState
-from builder.serving.gateway.endpoint import Endpoint, validate_body
+from builder.serving.gateway.endpoint import Endpoint
 from builder.serving.gateway.settings import GatewaySettings
+from builder.serving.gateway.validation import validate_body
 from scripts.documentation.code import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
@@ -197,7 +198,7 @@ def _gateway(path: str, options: dict[str, str]) -> None:
     """Check that a route of the gateway exists and accepts the body."""
     assert options["-H"] == "content-type: application/json"
     scope = {"type": "http", "method": "POST", "path": path, "root_path": ""}
-    gateway = GatewayState(GatewaySettings(), Any, Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
+    gateway = GatewayState(GatewaySettings(), Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
     (route,) = [route for route in routes(gateway) if route.matches(scope)[0] is Match.FULL]
     assert isinstance(route, Route)
     assert isinstance(route.app, Endpoint)

@@ -170,8 +170,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from builder.serving.gateway.auth import read_keys
         from builder.serving.gateway.server import serve
-        from builder.serving.gateway.settings import GatewaySettings
-        from builder.serving.gateway.token_ids import read_vocabulary
+        from builder.serving.gateway.settings import GatewaySettings, read_vocabulary
     except ModuleNotFoundError as error:
         raise SpecError(f"the gateway needs {error.name}: {installing('gateway')}") from error
     if (options.tls_certificate is None) != (options.tls_key is None):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from builder.repository.versions import rollback
-from builder.serving.gateway.residency.processes import MemoryUsage, TritonProcesses
+from builder.serving.gateway.residency.memory import MemoryUsage, TritonProcesses
 from scripts.benchmarks.fleet_copies import VERSIONS
 
 SAMPLE_S = 0.5

@@ -33,7 +33,7 @@ from builder.common.samples import TEXTS
 from builder.repository.sharing.hosting import MODELS
 from builder.repository.sharing.share import share
 from builder.repository.versions import served_number
-from builder.serving.gateway.residency.processes import TritonProcesses
+from builder.serving.gateway.residency.memory import TritonProcesses
 from builder.serving.gateway.server import allow_connections
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import TritonServer, free_ports, running

@@ -35,8 +35,8 @@ from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.repository.sharing.share import share
 from builder.runtime.fields import Field
-from builder.serving.gateway.model_config import MODEL_INPUT
-from builder.serving.gateway.residency.processes import TritonProcesses
+from builder.serving.gateway.residency.memory import TritonProcesses
+from builder.serving.gateway.served_model import MODEL_INPUT
 from builder.serving.gateway.tensors import add_tensor
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.triton import running

@@ -27,7 +27,7 @@ from builder.common.samples import TEXTS
 from builder.common.tensors import to_tensors, to_values
 from builder.runtime.encoder.request_queue import CONNECTION_CHECK_S
 from builder.serving.client.client import Client
-from builder.serving.gateway import abandoned, backend_lost
+from builder.serving.gateway import pending_calls
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.stubs import Stubs
 from builder.serving.server.triton import TritonServer, running
@@ -158,9 +158,9 @@ def test_gateway_resends_requests_of_a_killed_front_process(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run a separate server and kill it: Triton never answers these requests and would wait for them."""
-    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", 3600.0)  # until the next process runs
-    monkeypatch.setattr(abandoned, "ABANDONED_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pending_calls, "READY_CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(pending_calls, "LOST_AFTER_S", 3600.0)  # until the next process runs
+    monkeypatch.setattr(pending_calls, "ABANDONED_TIMEOUT_S", 0.05)
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
     shutil.copytree(built(OF), repository)
@@ -193,7 +193,7 @@ async def _send_to_a_killed_process(server: TritonServer, held: Held, monkeypatc
 
     assert await asyncio.to_thread(comes_about, reloaded)
     assert not any(task.done() for task in asked)
-    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", 0.1)
+    monkeypatch.setattr(pending_calls, "LOST_AFTER_S", 0.1)
     async with asyncio.timeout(120):
         answers = await asyncio.gather(*asked)
     await triton.close()

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 
 from builder.common.tensors import to_tensors
 from builder.serving.client.client import Client
-from builder.serving.gateway import backend_lost, triton_stream
+from builder.serving.gateway import pending_calls, triton_stream
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.stubs import Stubs
@@ -31,9 +31,9 @@ def test_killed_process_ends_its_stream_and_retries_whole_answers(
     built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run a separate server and kill it: Triton never answers these requests and would wait for them."""
-    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(backend_lost, "SILENT_STREAM_LOST_AFTER_S", 0.1)
-    monkeypatch.setattr(backend_lost, "UNSTARTED_STREAM_LOST_AFTER_S", 3600.0)  # until the next process runs
+    monkeypatch.setattr(pending_calls, "READY_CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(pending_calls, "SILENT_STREAM_LOST_AFTER_S", 0.1)
+    monkeypatch.setattr(pending_calls, "UNSTARTED_STREAM_LOST_AFTER_S", 3600.0)  # until the next process runs
     monkeypatch.setattr(triton_stream, "PATIENCE_S", 0.1)
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
@@ -74,12 +74,12 @@ async def _send_to_a_killed_process(
         return watcher.reloads == {NAME: 1}
 
     assert await asyncio.to_thread(comes_about, reloaded)
-    monkeypatch.setattr(backend_lost, "SILENT_STREAM_LOST_AFTER_S", 1.0)
+    monkeypatch.setattr(pending_calls, "SILENT_STREAM_LOST_AFTER_S", 1.0)
     async with asyncio.timeout(300):
         with pytest.raises(ApiError) as broken:
             await more
     assert not whole.done(), "it had said nothing, and may be taken up by a version that answers what it has"
-    monkeypatch.setattr(backend_lost, "UNSTARTED_STREAM_LOST_AFTER_S", 0.1)
+    monkeypatch.setattr(pending_calls, "UNSTARTED_STREAM_LOST_AFTER_S", 0.1)
     async with asyncio.timeout(300):
         text = await whole
     await triton.close()

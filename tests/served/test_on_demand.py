@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from builder.repository.versions import rollback
-from builder.serving.gateway.residency.app import make_on_demand_app
-from builder.serving.gateway.residency.processes import size_of
+from builder.serving.gateway.residency.backend import make_on_demand_app
+from builder.serving.gateway.residency.memory import size_of
 from builder.serving.gateway.settings import GatewaySettings, OnDemandSettings
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.triton import TritonServer, running

@@ -12,8 +12,8 @@ import asyncio
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.http_responses import event, send_json
+from builder.serving.gateway.errors import ApiError, openai_error
+from builder.serving.gateway.http_responses import event, send_error
 
 RETRY_DELAYS_S = (0.1, 0.3, 1.0, 3.0)  # pause before each retry
 MAX_REPLAY_BYTES = 16 << 20  # bytes of a body: a larger one is sent only once
@@ -89,9 +89,9 @@ class RetryMiddleware:
                 break
             await asyncio.sleep(pause)
         if tracker.is_event_stream and not tracker.ended:
-            await send({"type": "http.response.body", "body": event(_gone().body)})
+            await send({"type": "http.response.body", "body": event(openai_error(_gone()))})
         elif not tracker.started:
-            await send_json(send, 503, _gone().body, _gone().headers)
+            await send_error(send, _gone())
 
 
 def _gone() -> ApiError:

@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from builder.serving.gateway.context import RECORD, RequestRecord
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.http_responses import send_json
+from builder.serving.gateway.http_responses import send_error
 from builder.serving.gateway.metrics import Metrics
-from builder.serving.gateway.request_record import RECORD, RequestRecord
 
 REQUEST_ID = re.compile(rb"[\w.:-]{1,64}")
 UNDRAINED_PATHS = ("/health", "/metrics")  # answered even while the gateway stops
@@ -31,7 +31,10 @@ class AccessLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = scope[RECORD] = _new_record(scope)
+        record = scope[RECORD] = RequestRecord(scope["method"], scope["path"], (scope.get("client") or ("",))[0])
+        sent_id = dict(scope["headers"]).get(b"x-request-id", b"")
+        if REQUEST_ID.fullmatch(sent_id):
+            record.id = sent_id.decode()
         request_id = record.id.encode()
 
         async def recording(message: Message) -> None:
@@ -42,7 +45,7 @@ class AccessLog:
 
         if self.draining and record.path not in UNDRAINED_PATHS:
             error = ApiError(503, "this gateway is stopping; ask another, or again in a moment", retry_after=5)
-            await send_json(recording, error.status, error.body, {**error.headers, "connection": "close"})
+            await send_error(recording, error, headers={"connection": "close"})
             return
         self.active += 1
         try:
@@ -57,14 +60,6 @@ class AccessLog:
         self.metrics.finish(record)
         if self.log is not None:
             print(json.dumps(_line(record), ensure_ascii=False), file=self.log, flush=True)
-
-
-def _new_record(scope: Scope) -> RequestRecord:
-    record = RequestRecord(method=scope["method"], path=scope["path"], client=(scope.get("client") or ("",))[0])
-    request_id = dict(scope["headers"]).get(b"x-request-id", b"")
-    if REQUEST_ID.fullmatch(request_id):
-        record.id = request_id.decode()
-    return record
 
 
 def _line(record: RequestRecord) -> dict[str, Any]:

@@ -5,39 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from dataclasses import replace
 from importlib.resources import files
 from typing import Any, TextIO
 
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from builder.serving.gateway import admin, canary, cohere, rerank, tasks, tei, tokenize, vllm
+from builder.serving.gateway import canary, cohere, tasks, tei, tokenize, vllm
 from builder.serving.gateway.access_log import AccessLog
-from builder.serving.gateway.anthropic.errors import anthropic_error
 from builder.serving.gateway.anthropic.messages import count_tokens, create_message
 from builder.serving.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from builder.serving.gateway.auth import AuthMiddleware
 from builder.serving.gateway.backend import Backend
-from builder.serving.gateway.cache_usage import cache_usage
-from builder.serving.gateway.concurrency import ConcurrencyLimit
-from builder.serving.gateway.context import GatewayState, RequestContext
-from builder.serving.gateway.endpoint import Endpoint, Handler, openai_error, validate_body
-from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.catalogue import ModelRegistry
+from builder.serving.gateway.context import RECORD, GatewayState, RequestContext
+from builder.serving.gateway.endpoint import Endpoint
+from builder.serving.gateway.errors import ApiError, anthropic_error, openai_error, tei_error
 from builder.serving.gateway.generation.chat import ChatCompletionRequest
 from builder.serving.gateway.http_responses import RawResponse, send_error
-from builder.serving.gateway.metrics import Metrics
-from builder.serving.gateway.model_registry import ModelRegistry
+from builder.serving.gateway.metrics import Metrics, cache_usage
 from builder.serving.gateway.openai import chat, completions, embeddings
 from builder.serving.gateway.openai.models import list_models, show_model
 from builder.serving.gateway.openai.responses.request import ResponsesRequest
 from builder.serving.gateway.openai.responses.route import create_response
 from builder.serving.gateway.openapi import ApiRoute, document
-from builder.serving.gateway.request_record import RECORD, RequestRecord
 from builder.serving.gateway.settings import GatewaySettings
+from builder.serving.gateway.validation import ExtensibleBody
 
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -58,7 +53,7 @@ def make_app(
     """Return the gateway over `triton`: a gateway.triton.Triton or another Backend. `models`: the models it offers."""
     metrics = metrics or Metrics()
     backend = canary.CanaryBackend(triton, metrics)
-    gateway = GatewayState(settings, backend, models, metrics, ConcurrencyLimit(settings.max_waiting))
+    gateway = GatewayState(settings, backend, models, metrics)
     app: ASGIApp = ErrorMiddleware(Router(routes(gateway)))
     app = AuthMiddleware(app, settings)
     if settings.cors:
@@ -83,7 +78,6 @@ class ErrorMiddleware:
         if scope["type"] != "http":
             return
         scope["app"] = self  # makes the router raise its refusals
-        record: RequestRecord = scope[RECORD]
         try:
             await self.router(scope, receive, send)
             return
@@ -93,10 +87,10 @@ class ErrorMiddleware:
             error = ApiError(status, messages.get(status, refusal.detail))
         except Exception:
             logging.getLogger(__name__).exception("a request failed")
-            if record.has_response:
+            if scope[RECORD].has_response:
                 raise
             error = ApiError(500, "this request failed inside the gateway; its log has the reason")
-        record.set_error(error)
+        scope[RECORD].set_error(error)
         await send_error(send, error)
 
 
@@ -127,24 +121,15 @@ async def metrics_text(context: RequestContext) -> RawResponse:
     return RawResponse(text, "text/plain; version=0.0.4; charset=utf-8")
 
 
-async def either_rerank(context: RequestContext) -> Any:
-    """Serve POST /rerank: TEI's shape if the body has texts, Jina's and Cohere's if it has documents."""
-    fields = context.body.model_extra
-    if "texts" in fields:
-        with tei.tei_errors():
-            return await tei.rank(replace(context, body=validate_body(tei.TeiRerankRequest, fields)))
-    return await rerank.rerank(replace(context, body=validate_body(rerank.RerankRequest, fields)))
-
-
 async def openapi(context: RequestContext) -> dict[str, Any]:
     """Serve GET /openapi.json: the description of this API."""
     return document(APIS)
 
 
-def _tei(path: str, handler: Handler, schema: type[BaseModel]) -> ApiRoute:
-    return ApiRoute("POST", path, handler, schema, (tei.tei_error,))
-
-
+TEI = (tei_error,)
+EITHER = (openai_error, tei_error)
+RERANK_BODIES = (cohere.RerankRequest, tei.TeiRerankRequest)
+TOKENIZE_BODIES = (tokenize.TeiTokenizeRequest, tokenize.TokenizeRequest)
 TEI_BODIES = (
     tei.TeiEmbedRequest,
     tei.TeiTextsRequest,
@@ -152,8 +137,6 @@ TEI_BODIES = (
     tei.TeiRerankRequest,
     tei.TeiSimilarityRequest,
 )
-EITHER_ERROR = (openai_error, tei.tei_error)
-
 
 APIS = (
     ApiRoute("GET", "/", page),
@@ -170,8 +153,8 @@ APIS = (
     ApiRoute("POST", "/v1/completions", completions.create_completion, completions.CompletionRequest),
     ApiRoute("POST", "/v1/embeddings", embeddings.create_embedding, embeddings.EmbeddingRequest),
     ApiRoute("POST", "/embeddings", embeddings.create_embedding, embeddings.EmbeddingRequest),
-    ApiRoute("POST", "/v1/rerank", rerank.rerank, rerank.RerankRequest),
-    ApiRoute("POST", "/v2/rerank", rerank.rerank, rerank.RerankRequest),
+    ApiRoute("POST", "/v1/rerank", cohere.rerank, cohere.RerankRequest),
+    ApiRoute("POST", "/v2/rerank", cohere.rerank, cohere.RerankRequest),
     ApiRoute("POST", "/v1/embed", cohere.embed_v1, cohere.CohereEmbedRequest),
     ApiRoute("POST", "/v2/embed", cohere.embed_v2, cohere.CohereEmbedRequest),
     ApiRoute("POST", "/score", vllm.score, vllm.ScoreRequest),
@@ -180,25 +163,16 @@ APIS = (
     ApiRoute("POST", "/pooling", vllm.pooling, vllm.PoolingRequest),
     ApiRoute("POST", "/v1/tasks/{task}", tasks.run, tasks.TaskRequest),
     ApiRoute("POST", "/models/{name}", tasks.run_model, tasks.TaskRequest),
-    ApiRoute(
-        "POST", "/rerank", either_rerank, tei.AnyJsonBody, EITHER_ERROR, (rerank.RerankRequest, tei.TeiRerankRequest)
-    ),
-    _tei("/embed", tei.embed_texts, tei.TeiEmbedRequest),
-    _tei("/embed_all", tei.embed_tokens, tei.TeiEmbedAllRequest),
-    _tei("/embed_sparse", tei.embed_sparse, tei.TeiTextsRequest),
-    _tei("/similarity", tei.similarity, tei.TeiSimilarityRequest),
-    ApiRoute("POST", "/", tei.default, tei.AnyJsonBody, (tei.tei_error,), TEI_BODIES),
-    _tei("/predict", tei.predict, tei.TeiPredictRequest),
-    ApiRoute(
-        "POST",
-        "/tokenize",
-        tokenize.tokenize,
-        tei.AnyJsonBody,
-        EITHER_ERROR,
-        (tokenize.TeiTokenizeRequest, tokenize.TokenizeRequest),
-    ),
+    ApiRoute("POST", "/rerank", cohere.either_rerank, ExtensibleBody, EITHER, RERANK_BODIES),
+    ApiRoute("POST", "/embed", tei.embed_texts, tei.TeiEmbedRequest, TEI),
+    ApiRoute("POST", "/embed_all", tei.embed_all, tei.TeiEmbedAllRequest, TEI),
+    ApiRoute("POST", "/embed_sparse", tei.embed_sparse, tei.TeiTextsRequest, TEI),
+    ApiRoute("POST", "/similarity", tei.similarity, tei.TeiSimilarityRequest, TEI),
+    ApiRoute("POST", "/", tei.default, ExtensibleBody, TEI, TEI_BODIES),
+    ApiRoute("POST", "/predict", tei.predict, tei.TeiPredictRequest, TEI),
+    ApiRoute("POST", "/tokenize", tokenize.tokenize, ExtensibleBody, EITHER, TOKENIZE_BODIES),
     ApiRoute("POST", "/detokenize", tokenize.detokenize, tokenize.DetokenizeRequest),
-    _tei("/decode", tokenize.decode, tokenize.TeiDecodeRequest),
-    ApiRoute("GET", "/info", tei.info, errors=(tei.tei_error,)),
-    ApiRoute("POST", "/admin/canary", admin.set_canary, canary.CanaryRequest, documented=False),
+    ApiRoute("POST", "/decode", tokenize.decode, tokenize.TeiDecodeRequest, TEI),
+    ApiRoute("GET", "/info", tei.info, errors=TEI),
+    ApiRoute("POST", "/admin/canary", canary.set_canary, canary.CanaryRequest, documented=False),
 )

@@ -11,10 +11,9 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from builder.common.errors import SpecError
-from builder.serving.gateway.anthropic.errors import anthropic_error
-from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.context import RECORD, RequestRecord
+from builder.serving.gateway.errors import ApiError, anthropic_error, openai_error
 from builder.serving.gateway.http_responses import send_error
-from builder.serving.gateway.request_record import RECORD, RequestRecord
 from builder.serving.gateway.settings import GatewaySettings
 
 PUBLIC_ROUTES = {  # public: liveness, and the page, which asks for a key itself
@@ -128,8 +127,7 @@ class AuthMiddleware:
             self._admit(scope, record)
         except ApiError as error:
             record.set_error(error)
-            is_anthropic = scope["path"].startswith(ANTHROPIC_PATH)
-            await send_error(send, error, anthropic_error(error) if is_anthropic else None)
+            await send_error(send, error, anthropic_error if scope["path"].startswith(ANTHROPIC_PATH) else openai_error)
             return
         try:
             await self.app(scope, receive, send)

@@ -20,6 +20,8 @@ from pydantic import BaseModel, Field
 from tritonclient.grpc import service_pb2
 
 from builder.serving.gateway.backend import Backend, Metadata, StreamFunction, as_stream
+from builder.serving.gateway.catalogue import Catalogue
+from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import Outputs
 
@@ -168,3 +170,13 @@ def _quantiles(times: Iterable[float]) -> dict[str, float | None]:
     if not ordered:
         return dict.fromkeys(QUANTILES)
     return {name: round(1000 * ordered[int(q * (len(ordered) - 1))], 3) for name, q in QUANTILES.items()}
+
+
+async def set_canary(context: RequestContext) -> dict[str, Any]:
+    """Serve POST /admin/canary: share a model's requests with a candidate for a while. Raises ApiError."""
+    models = context.gateway.models
+    if not isinstance(models, Catalogue):
+        raise ApiError(501, "canaries are not available with models loaded on demand")
+    if context.body.share:
+        await models.require_candidate(context.body.candidate, context.body.model)
+    return context.gateway.triton.set_canary(context.body)

@@ -1,19 +1,75 @@
-"""Cache a catalogue of Triton's models, refreshed regularly: which are ready, and which are reloading."""
+"""Define the models that clients may name, and list those of Triton, refreshed regularly."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from builder.serving.gateway.background import start_task
-from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.model_config import CANDIDATE_OF, hosted_models, read_model
-from builder.serving.gateway.model_registry import model_not_found, model_unavailable
-from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.served_model import CANDIDATE_OF, ServedModel, hosted_models, read_model
 
+MAX_LISTED_NAMES = 50
 REFRESH_AFTER_S = 10.0  # the next request then starts a refresh, without waiting for it
 MIN_REFRESH_INTERVAL_S = 1.0  # between two refreshes for an unknown name
+
+
+class ModelRegistry(Protocol):
+    """Models that clients may name."""
+
+    async def all(self) -> list[ServedModel]:
+        """Return every model, by name. Raises ApiError."""
+        ...
+
+    async def get(self, name: str) -> ServedModel:
+        """Return the model named `name`. Raises ApiError 404, or 503 if it is temporarily unavailable."""
+        ...
+
+    def temporarily_unavailable(self) -> list[ServedModel]:
+        """Return known models that are not ready now, but still in the repository."""
+        ...
+
+
+async def select_model(
+    models: ModelRegistry, purpose: str, fits: Callable[[ServedModel], bool], name: str | None
+) -> ServedModel:
+    """Return the model `name`, or the only one that `fits`. Raises ApiError if none or several fit.
+
+    `purpose`: completes "a model" in messages, such as "for embeddings".
+    """
+    if name is not None:
+        model = await models.get(name)
+        if not fits(model):
+            raise ApiError(400, f"{name} is a model for {model.task}; expected one {purpose}", param="model")
+        return model
+    fitting = [model for model in await models.all() if fits(model)]
+    if not fitting:
+        for model in filter(fits, models.temporarily_unavailable()):
+            raise model_unavailable(model.name)
+    if len(fitting) != 1:
+        names = join_names([model.name for model in fitting])
+        message = f"choose a model with `model`; available models {purpose}: {names}"
+        raise ApiError(400, message, param="model", code="no_model")
+    return fitting[0]
+
+
+def model_not_found(name: str, known: Sequence[str]) -> ApiError:
+    """Return the error for an unknown model name; `known` are the existing names."""
+    message = f"the model {name!r} does not exist; available models: {join_names(known)}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def model_unavailable(name: str) -> ApiError:
+    """Return the error for a model that is not loaded now: the client can retry later."""
+    return unavailable(f"{name} is not loaded now; send this again later")
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return names for a message: the first ones, and how many more there are."""
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    return ", ".join(names[:MAX_LISTED_NAMES]) + more or "none"
 
 
 class ModelIndex(Protocol):

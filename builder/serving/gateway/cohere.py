@@ -1,6 +1,7 @@
-"""Serve POST /v1/embed and /v2/embed, as Cohere's clients send them: vectors in several types at once.
+"""Serve POST /v1/embed and /v2/embed for Cohere's clients, and /v1/rerank, /v2/rerank and /rerank for Jina's too.
 
-Source: https://docs.cohere.com/reference/embed
+Embedding answers vectors in several types at once; reranking sorts documents by their relevance to a query.
+Sources: https://docs.cohere.com/reference/embed, https://docs.cohere.com/reference/rerank and https://jina.ai/reranker
 """
 
 from __future__ import annotations
@@ -12,11 +13,21 @@ import numpy as np
 from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
+from builder.serving.gateway.encoders import (
+    MAX_DOCUMENTS,
+    as_base64,
+    embed,
+    is_reranker,
+    normalize,
+    rank_scores,
+    relevance_scores,
+    resize,
+)
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.openai.embeddings import MAX_TEXTS
 from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.tei import TeiRerankRequest, rank, tei_errors
 from builder.serving.gateway.validation import StrictBody
-from builder.serving.gateway.vectors import as_base64, embed, normalize, resize
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
@@ -27,6 +38,55 @@ PROMPTS: Mapping[str, tuple[str, ...]] = {  # prompt names of sentence-transform
     "clustering": ("clustering",),
 }
 SIDES = {"START": "left", "END": "right"}
+
+
+class RerankRequest(StrictBody):
+    model: str | None = None
+    query: str
+    documents: Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool = False
+    truncate: bool | None = None
+
+
+async def rerank(context: RequestContext) -> dict[str, Any]:
+    """Rank the documents, the most relevant first. Scores are the model's own: 0 to 1 if it ends in a sigmoid."""
+    body: RerankRequest = context.body
+    model = await context.model_for("for text-ranking", is_reranker, body.model)
+    texts = [_text(number, document) for number, document in enumerate(body.documents)]
+    options = {} if body.truncate is None else {"truncate": body.truncate}
+    scores = await relevance_scores(context, model, body.query, texts, options)
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": score} for index, score in rank_scores(scores)[: body.top_n]
+    ]
+    if body.return_documents:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    used = context.record.prompt_tokens
+    return {
+        "id": context.record.id,
+        "model": model.name,
+        "results": results,
+        "usage": {"prompt_tokens": used, "total_tokens": used},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+    }
+
+
+async def either_rerank(context: RequestContext) -> Any:
+    """Serve POST /rerank: TEI's shape if the body has texts, Jina's and Cohere's if it has documents."""
+    if "texts" in context.body.model_extra:
+        with tei_errors():
+            return await rank(context.with_body(TeiRerankRequest))
+    return await rerank(context.with_body(RerankRequest))
+
+
+def _text(number: int, document: str | dict[str, Any]) -> str:
+    if isinstance(document, str):
+        return document
+    text = document.get("text")
+    if not isinstance(text, str) or len(document) > 1:
+        raise bad_field("documents", f'documents[{number}] is neither text nor {{"text": "..."}}')
+    return text
 
 
 class CohereTextPart(StrictBody):
@@ -67,38 +127,27 @@ class CohereEmbedRequest(StrictBody):
 
 async def embed_v1(context: RequestContext) -> dict[str, Any]:
     """Serve POST /v1/embed: the vectors as numbers, unless the request names types."""
-    body: CohereEmbedRequest = context.body
-    texts, vectors = await _vectors(context, body)
-    if body.embedding_types is not None:
-        return _by_type(context, body.embedding_types, texts, vectors)
-    return {**_head(context, "embeddings_floats", texts), "embeddings": vectors}
+    return await _embed(context, "1", None)
 
 
 async def embed_v2(context: RequestContext) -> dict[str, Any]:
     """Serve POST /v2/embed: the vectors by type, as numbers unless the request names others."""
+    return await _embed(context, "2", ["float"])
+
+
+async def _embed(context: RequestContext, version: str, default_types: list[EmbeddingType] | None) -> dict[str, Any]:
+    """Return the vectors by type; without types, one list of them."""
     body: CohereEmbedRequest = context.body
-    texts, vectors = await _vectors(context, body)
-    return _by_type(context, body.embedding_types or ["float"], texts, vectors)
-
-
-async def _vectors(context: RequestContext, body: CohereEmbedRequest) -> tuple[list[str], list[np.ndarray]]:
-    texts = body.all_texts()
+    texts, types = body.all_texts(), body.embedding_types or default_types
     model = await context.model_for("for embeddings", lambda model: model.is_embedder, body.model)
-    vectors = await embed(context, model, texts, **body.options(model))
-    return texts, resize(vectors, body.output_dimension, "output_dimension")
-
-
-def _by_type(
-    context: RequestContext, types: list[EmbeddingType], texts: list[str], vectors: list[np.ndarray]
-) -> dict[str, Any]:
-    embeddings = {kind: [CONVERTED[kind](vector) for vector in vectors] for kind in types}
-    return {**_head(context, "embeddings_by_type", texts), "embeddings": embeddings}
-
-
-def _head(context: RequestContext, response_type: str, texts: list[str]) -> dict[str, Any]:
-    version = {"version": "1" if context.record.path.startswith("/v1") else "2"}
-    meta = {"api_version": version, "billed_units": {"input_tokens": context.record.prompt_tokens}}
-    return {"id": context.record.id, "response_type": response_type, "texts": texts, "meta": meta}
+    vectors = resize(
+        await embed(context, model, texts, **body.options(model)), body.output_dimension, "output_dimension"
+    )
+    embeddings: Any = vectors if types is None else {kind: [CONVERTED[kind](v) for v in vectors] for kind in types}
+    meta = {"api_version": {"version": version}, "billed_units": {"input_tokens": context.record.prompt_tokens}}
+    response_type = "embeddings_floats" if types is None else "embeddings_by_type"
+    head = {"id": context.record.id, "response_type": response_type, "texts": texts, "meta": meta}
+    return {**head, "embeddings": embeddings}
 
 
 def _int8(vector: np.ndarray) -> np.ndarray:

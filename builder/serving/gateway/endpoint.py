@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from builder.runtime.fields import JSON_TYPES
-from builder.serving.gateway.context import GatewayState, RequestContext
-from builder.serving.gateway.errors import ApiError, bad_field
+from builder.serving.gateway.context import RECORD, GatewayState, RequestContext, RequestRecord
+from builder.serving.gateway.errors import ApiError, ErrorBody, openai_error
 from builder.serving.gateway.http_responses import (
     EventStream,
     RawResponse,
@@ -23,22 +22,14 @@ from builder.serving.gateway.http_responses import (
     send_json,
     send_stream,
 )
-from builder.serving.gateway.request_record import RECORD, RequestRecord
-from builder.serving.gateway.validation import first_fault
+from builder.serving.gateway.validation import validate_body
 
 Handler = Callable[[RequestContext], Awaitable[Any]]
-ErrorBody = Callable[[ApiError], Mapping[str, Any]]
 CLIENT_CLOSED_REQUEST = 499  # nginx logs this status if the client disconnected
-Body = TypeVar("Body", bound=BaseModel)
 
 
 class ClientDisconnected(Exception):
     """The client disconnected before its answer was complete."""
-
-
-def openai_error(error: ApiError) -> Mapping[str, Any]:
-    """Return the body of an error in OpenAI's shape."""
-    return error.body
 
 
 class Endpoint:
@@ -61,10 +52,10 @@ class Endpoint:
             record.status = CLIENT_CLOSED_REQUEST
         except ApiError as error:
             record.set_error(error)
-            await send_error(send, error, self.error_body(error))
+            await send_error(send, error, self.error_body)
         finally:
             if record.limited_model:
-                self.gateway.concurrency.release(record.limited_model)
+                self.gateway.running[record.limited_model] -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: RequestRecord) -> None:
         settings = self.gateway.settings
@@ -159,13 +150,3 @@ def _parsed(raw: bytes) -> Any:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from error
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
-
-
-def validate_body(schema: type[Body], value: Any) -> Body:
-    """Return `value`, of JSON, as an instance of `schema`. Raises ApiError with the invalid field."""
-    if not isinstance(value, dict):
-        raise ApiError(400, f"the body has the JSON type {JSON_TYPES[type(value)]}; expected object")
-    try:
-        return schema.model_validate(value)
-    except ValidationError as error:
-        raise bad_field(*first_fault(error, value)) from error

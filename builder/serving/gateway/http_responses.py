@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from starlette.types import Send
 
-from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.errors import ApiError, ErrorBody, openai_error
 
 DONE = b"data: [DONE]\n\n"
 
@@ -79,9 +79,11 @@ async def send_json(send: Send, status: int, value: Any, headers: Mapping[str, s
     await send_bytes(send, status, to_json(value), "application/json", headers)
 
 
-async def send_error(send: Send, error: ApiError, body: Mapping[str, Any] | None = None) -> None:
-    """Send an error, in OpenAI's shape unless `body` is given."""
-    await send_json(send, error.status, error.body if body is None else body, error.headers)
+async def send_error(
+    send: Send, error: ApiError, shape: ErrorBody = openai_error, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send an error in a shape, with its own headers and `headers`."""
+    await send_json(send, error.status, (error.shape or shape)(error), {**error.headers, **(headers or {})})
 
 
 async def send_bytes(

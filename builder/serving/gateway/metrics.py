@@ -1,13 +1,18 @@
 """Record the gateway's Prometheus metrics, with vLLM's and TEI's names where they mean the same.
 
-Sources: https://docs.vllm.ai/en/latest/usage/metrics.html, https://huggingface.co/docs/text-embeddings-inference
+Sources: https://docs.vllm.ai/en/latest/usage/metrics.html, https://huggingface.co/docs/text-embeddings-inference and,
+for the cache usage, the Gateway API's inference extension, docs/proposals/003-model-server-protocol
 """
 
 from __future__ import annotations
 
+import re
+import urllib.request
+from http.client import HTTPException
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from builder.serving.gateway.request_record import RequestRecord
+from builder.serving.gateway.context import RequestRecord
 
 FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 BETWEEN = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -16,6 +21,11 @@ QUEUED = (0.001, 0.005, 0.01, 0.05, *WHOLE[1:])
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 Labels = tuple[str, ...]
 ENGINE = "0"  # vLLM's label of an engine replica; by default there is one
+SECONDS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+SAYS = "Share of the cache that running requests have, of the model that has the fullest, 0 to 1"
+NAME = "vllm:kv_cache_usage_perc"
+BELOW = re.compile(r"^build_repo_cache_usage\{[^}]*\} (\S+)$", re.MULTILINE)
+ANSWER_S = 1.0
 
 
 class Metrics:
@@ -76,3 +86,42 @@ class Metrics:
     def text(self) -> bytes:
         """Return the metrics in Prometheus' exposition format."""
         return generate_latest(self.registry)
+
+
+class LoadingMetrics:
+    """Metrics of all models together, since thousands of series per metric would burden the collector."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, description: str) -> Counter:
+            return Counter(f"build_repo_gateway_{name}", description, registry=registry)
+
+        def gauge(name: str, description: str) -> Gauge:
+            return Gauge(f"build_repo_gateway_{name}", description, registry=registry)
+
+        self.loads = counter("model_loads", "Models loaded for a request")
+        self.failures = counter("model_load_failures", "Models that did not load")
+        self.deaths = counter("model_deaths", "Models that were loaded and did not answer any more")
+        self.evictions = counter("model_evictions", "Models unloaded to free memory for others")
+        self.waits = counter("cold_requests", "Requests that waited for their model to be loaded")
+        self.load_s = Histogram(
+            "build_repo_gateway_model_load_seconds",
+            "Time to load a model, including the wait for memory",
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self.models = gauge("resident_models", "Models that are loaded")
+        self.bytes = gauge("resident_bytes", "Memory of the server and its models, as far as it is known")
+        self.budget = gauge("memory_budget_bytes", "Limit of the memory of the server and its models")
+
+
+def cache_usage(url: str) -> bytes:
+    """Return a gauge in Prometheus' format, from the metrics that Triton publishes at `url`.
+
+    Returns nothing if they cannot be read, or no model has a cache; an absent gauge means that the usage is unknown.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
+            shares = [float(value) for value in BELOW.findall(response.read().decode())]
+    except (OSError, HTTPException, ValueError):
+        return b""
+    return f"# HELP {NAME} {SAYS}\n# TYPE {NAME} gauge\n{NAME} {max(shares)}\n".encode() if shares else b""

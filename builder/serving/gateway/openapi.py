@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from builder.common.distribution import own_version
-from builder.serving.gateway.endpoint import ErrorBody, Handler, openai_error
-from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.endpoint import Handler
+from builder.serving.gateway.errors import ApiError, ErrorBody, openai_error
 
 REFERENCE = "#/components/schemas/{model}"
 STREAMS = "text/event-stream"

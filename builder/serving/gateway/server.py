@@ -1,4 +1,8 @@
-"""Run the gateway's process: uvicorn, which drains running requests before it stops."""
+"""Run the gateway's process: uvicorn, which drains running requests before it stops.
+
+uvicorn only limits how long a connection may be idle after an answer. `Protocol` also limits the time to receive a
+request: a connection that sends none, half of its headers or half of its body would stay open forever.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +13,67 @@ import ssl
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from builder.common.errors import ServeError
 from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
-from builder.serving.gateway.http_protocol import Protocol
-from builder.serving.gateway.residency.app import make_on_demand_app
+from builder.serving.gateway.residency.backend import make_on_demand_app
 from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.gateway.triton import Triton
 
+REQUEST_S = 60.0  # from the connection, or the first byte of a later request, to the last byte of the request
 KEEP_ALIVE_S = 75  # longer than clients and load balancers keep an idle connection
+
+
+class Protocol(HttpToolsProtocol):
+    """HTTP protocol that closes a connection whose next request is not complete in time."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._expect()  # the data may not be a request, such as empty lines
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._expect()  # the data before it may have ended another request
+        super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._arrived()
+        super().on_message_complete()
+
+    def _expect(self) -> None:
+        """Start the timer unless it is already running."""
+        if self._late is None:
+            self._late = self.loop.call_later(REQUEST_S, self._close)
+
+    def _arrived(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _close(self) -> None:
+        """Close the connection; if an earlier request is still being answered, check again later."""
+        self._late = None
+        answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if self.pipeline or answering:
+            self._expect()
+        elif not self.transport.is_closing():
+            self.transport.close()
 
 
 class GatewayServer(uvicorn.Server):

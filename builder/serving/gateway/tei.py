@@ -7,59 +7,47 @@ Source: https://huggingface.github.io/text-embeddings-inference
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.common.distribution import own_version
-from builder.serving.gateway import rerank
-from builder.serving.gateway.classification import is_classifier, label_scores, raw_scores
+from builder.serving.gateway.catalogue import select_model
 from builder.serving.gateway.context import RequestContext
-from builder.serving.gateway.endpoint import validate_body
-from builder.serving.gateway.errors import ApiError, bad_field
-from builder.serving.gateway.model_registry import select_model
-from builder.serving.gateway.rows import infer_rows
+from builder.serving.gateway.encoders import (
+    MAX_TEXTS,
+    Sentences,
+    Texts,
+    as_list,
+    embed,
+    embed_tokens,
+    infer_rows,
+    is_classifier,
+    is_reranker,
+    is_token_embedder,
+    label_scores,
+    rank_scores,
+    raw_scores,
+    relevance_scores,
+    resize,
+    similarities,
+)
+from builder.serving.gateway.errors import ApiError, bad_field, tei_error
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.validation import StrictBody
-from builder.serving.gateway.vectors import Sentences, embed, resize, similarities
-
-KINDS: Mapping[int, str] = {
-    400: "Validation",
-    413: "Validation",
-    404: "Validation",
-    429: "Overloaded",
-    503: "Unhealthy",
-}
-Texts = Annotated[list[str], Field(min_length=1, max_length=4096)]
-
-
-def tei_error(error: ApiError) -> Mapping[str, Any]:
-    """Return the body of an error in TEI's shape."""
-    return {"error": error.message, "error_type": KINDS.get(error.status, "Backend")}
-
-
-class TeiError(ApiError):
-    """An error in TEI's shape, on a route that other clients use too."""
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.status, error.message, param=error.param, code=error.code, retry_after=error.retry_after)
-
-    @property
-    def body(self) -> dict[str, Any]:
-        return dict(tei_error(self))
 
 
 @contextmanager
 def tei_errors() -> Iterator[None]:
-    """Raise TeiError in place of ApiError."""
+    """Give errors TEI's shape, on a route that other clients use too."""
     try:
         yield
     except ApiError as error:
-        raise TeiError(error) from error
+        error.shape = tei_error
+        raise
 
 
 class TruncationFields(StrictBody):
@@ -85,10 +73,6 @@ class TeiTextsRequest(TeiRequest):
     inputs: str | Texts
     prompt_name: str | None = None
 
-    @property
-    def texts(self) -> list[str]:
-        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
-
 
 class TeiEmbedRequest(TeiTextsRequest):
     normalize: bool = True
@@ -113,7 +97,7 @@ class TeiEmbedAllRequest(TeiTextsRequest):
 
 
 class TeiPredictRequest(TeiRequest):
-    inputs: str | Annotated[list[str | list[str]], Field(min_length=1, max_length=4096)]
+    inputs: str | Annotated[list[str | list[str]], Field(min_length=1, max_length=MAX_TEXTS)]
     raw_scores: bool = False
 
 
@@ -134,44 +118,28 @@ class TeiSimilarityRequest(StrictBody):
     parameters: SimilarityParameters | None = None
 
 
-class AnyJsonBody(BaseModel):
-    """Body of any shape, validated once its kind is known."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 async def embed_texts(context: RequestContext) -> list[np.ndarray]:
     """Serve POST /embed: one vector per text."""
     body: TeiEmbedRequest = context.body
-    model = await context.model_for("for embeddings", _embeds, body.model)
-    vectors = await embed(context, model, body.texts, prompt_name=body.prompt_name, **body.options(model))
+    model = await context.model_for("for embeddings", lambda model: model.is_embedder, body.model)
+    vectors = await embed(context, model, as_list(body.inputs), prompt_name=body.prompt_name, **body.options(model))
     return resize(vectors, body.dimensions, normalized=body.normalize)
 
 
-async def embed_tokens(context: RequestContext) -> list[np.ndarray]:
+async def embed_all(context: RequestContext) -> list[np.ndarray]:
     """Serve POST /embed_all: one vector per token, of a model that does not pool them and so has no prompts."""
     body: TeiEmbedAllRequest = context.body
     model = await context.model_for("for vectors of tokens", is_token_embedder, body.model)
-    return await token_vectors(context, model, body.texts, body.options(model))
-
-
-async def token_vectors(
-    context: RequestContext, model: ServedModel, texts: list[str], options: Mapping[str, Any]
-) -> list[np.ndarray]:
-    """Return the vectors of each text's tokens (tokens, size)."""
-    answers = []
-    for text in texts:  # texts of unequal length have no common shape
-        answers += await infer_rows(context, model, [{"text_input": [text]}], options)
-    return [row["embedding"] for row in answers]
+    return await embed_tokens(context, model, as_list(body.inputs), body.options(model))
 
 
 async def embed_sparse(context: RequestContext) -> list[list[dict[str, Any]]]:
     """Serve POST /embed_sparse: the tokens that matter in each text, with their weights."""
     body: TeiTextsRequest = context.body
-    model = await context.model_for("for sparse embeddings", is_sparse_embedder, body.model)
+    model = await context.model_for("for sparse embeddings", _is_sparse_embedder, body.model)
     options = {**body.options(model), **({} if body.prompt_name is None else {"prompt_name": body.prompt_name})}
     model.refuse_unknown_inputs(options)
-    rows = await infer_rows(context, model, [{"text_input": [text]} for text in body.texts], options)
+    rows = await infer_rows(context, model, [{"text_input": [text]} for text in as_list(body.inputs)], options)
     return [
         [
             {"index": int(index), "value": float(value)}
@@ -197,18 +165,18 @@ async def predict(context: RequestContext) -> list[Any]:
 async def rank(context: RequestContext) -> list[dict[str, Any]]:
     """Serve POST /rerank in TEI's shape: the most relevant text first."""
     body: TeiRerankRequest = context.body
-    model = await context.model_for("for text-ranking", rerank.is_reranker, body.model)
+    model = await context.model_for("for text-ranking", is_reranker, body.model)
     options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
-    scores = await rerank.relevance_scores(context, model, body.query, body.texts, options)
+    scores = await relevance_scores(context, model, body.query, body.texts, options)
     texts = [{"text": text} if body.return_text else {} for text in body.texts]
-    return [{"index": i, **texts[i], "score": score} for i, score in rerank.rank_scores(scores)]
+    return [{"index": i, **texts[i], "score": score} for i, score in rank_scores(scores)]
 
 
 async def similarity(context: RequestContext) -> list[float]:
     """Serve POST /similarity: the similarity of each sentence to the source sentence, from -1 to 1."""
     body: TeiSimilarityRequest = context.body
     parameters = body.parameters or SimilarityParameters()
-    model = await context.model_for("for embeddings", _embeds, body.model)
+    model = await context.model_for("for embeddings", lambda model: model.is_embedder, body.model)
     options = {"prompt_name": parameters.prompt_name, **parameters.options(model)}
     return await similarities(context, model, body.inputs, **options)
 
@@ -217,18 +185,18 @@ async def default(context: RequestContext) -> Any:
     """Serve POST /: /embed, /embed_sparse, /predict or /rerank, as the body or else the model's kind implies."""
     fields = context.body.model_extra
     if "texts" in fields:
-        return await rank(replace(context, body=validate_body(TeiRerankRequest, fields)))
+        return await rank(context.with_body(TeiRerankRequest))
     if isinstance(fields.get("inputs"), dict):
-        return await similarity(replace(context, body=validate_body(TeiSimilarityRequest, fields)))
+        return await similarity(context.with_body(TeiSimilarityRequest))
     name = fields["model"] if isinstance(fields.get("model"), str) else None
     model = await select_model(context.gateway.models, "with a TEI route", lambda model: _kind(model) is not None, name)
-    if _embeds(model):
-        return await embed_texts(replace(context, body=validate_body(TeiEmbedRequest, fields)))
-    if is_sparse_embedder(model):
-        return await embed_sparse(replace(context, body=validate_body(TeiTextsRequest, fields)))
+    if model.is_embedder:
+        return await embed_texts(context.with_body(TeiEmbedRequest))
+    if _is_sparse_embedder(model):
+        return await embed_sparse(context.with_body(TeiTextsRequest))
     if is_classifier(model):
-        return await predict(replace(context, body=validate_body(TeiPredictRequest, fields)))
-    return await rank(replace(context, body=validate_body(TeiRerankRequest, fields)))
+        return await predict(context.with_body(TeiPredictRequest))
+    return await rank(context.with_body(TeiRerankRequest))
 
 
 async def info(context: RequestContext) -> dict[str, Any]:
@@ -252,22 +220,12 @@ async def info(context: RequestContext) -> dict[str, Any]:
 
 def _kind(model: ServedModel) -> dict[str, Any] | None:
     labels = {"id2label": dict(enumerate(model.labels)), "label2id": {name: i for i, name in enumerate(model.labels)}}
-    if _embeds(model) or is_sparse_embedder(model):
+    if model.is_embedder or _is_sparse_embedder(model):
         return {"embedding": {"pooling": "model" if model.is_embedder else "splade"}}
-    if rerank.is_reranker(model):
+    if is_reranker(model):
         return {"reranker": labels}
     return {"classifier": labels} if is_classifier(model) else None
 
 
-def _embeds(model: ServedModel) -> bool:
-    return model.is_embedder
-
-
-def is_token_embedder(model: ServedModel) -> bool:
-    """Return True for a model that answers one vector per token."""
-    output = model.outputs.get("embedding")
-    return output is not None and len(output.dims) == 2
-
-
-def is_sparse_embedder(model: ServedModel) -> bool:
+def _is_sparse_embedder(model: ServedModel) -> bool:
     return {"indices", "values"} <= set(model.outputs)

@@ -7,18 +7,16 @@ Sources: https://huggingface.github.io/text-embeddings-inference, and vLLM's ent
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
-from builder.serving.gateway.endpoint import validate_body
+from builder.serving.gateway.encoders import MAX_TEXTS, Texts, as_list, infer_rows
 from builder.serving.gateway.errors import ApiError, bad_field
+from builder.serving.gateway.generation.chat import MAX_MESSAGES, ChatTemplateFields, Message, as_template
 from builder.serving.gateway.generation.generate import make_request
-from builder.serving.gateway.generation.messages import MAX_MESSAGES, ChatTemplateFields, Message, as_template
 from builder.serving.gateway.http_responses import dumps, loads
-from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tei import tei_errors
 from builder.serving.gateway.validation import StrictBody
@@ -29,7 +27,7 @@ Ids = Annotated[list[int], Field(min_length=1)]
 
 class TeiTokenizeRequest(StrictBody):
     model: str | None = None
-    inputs: str | Annotated[list[str], Field(min_length=1, max_length=4096)]
+    inputs: str | Texts
     add_special_tokens: bool = True
     prompt_name: str | None = None
 
@@ -49,7 +47,7 @@ class TeiDecodeRequest(StrictBody):
     """TEI's body."""
 
     model: str | None = None
-    ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=4096)]
+    ids: Ids | Annotated[list[Ids], Field(min_length=1, max_length=MAX_TEXTS)]
     skip_special_tokens: bool = True
 
 
@@ -62,11 +60,10 @@ class DetokenizeRequest(StrictBody):
 
 async def tokenize(context: RequestContext) -> Any:
     """Serve POST /tokenize, in TEI's or vLLM's shape."""
-    fields = context.body.model_extra
-    if "inputs" in fields:
+    if "inputs" in context.body.model_extra:
         with tei_errors():
-            return await _tokenize_texts(replace(context, body=validate_body(TeiTokenizeRequest, fields)))
-    return await _tokenize_prompt(replace(context, body=validate_body(TokenizeRequest, fields)))
+            return await _tokenize_texts(context.with_body(TeiTokenizeRequest))
+    return await _tokenize_prompt(context.with_body(TokenizeRequest))
 
 
 async def decode(context: RequestContext) -> list[str]:
@@ -89,9 +86,8 @@ async def detokenize(context: RequestContext) -> dict[str, str]:
 async def _tokenize_texts(context: RequestContext) -> list[list[dict[str, Any]]]:
     body: TeiTokenizeRequest = context.body
     model = await context.model_for("with tokenization", can_tokenize, body.model)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     prompt = {} if body.prompt_name is None else {"prompt_name": body.prompt_name}
-    lists = await _text_tokens(context, model, texts, prompt)
+    lists = await _text_tokens(context, model, as_list(body.inputs), prompt)
     return [[token for token in tokens if body.add_special_tokens or not token["special"]] for tokens in lists]
 
 

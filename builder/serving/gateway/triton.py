@@ -18,11 +18,10 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.serving.gateway.abandoned import AbandonedCalls
 from builder.serving.gateway.backend import Metadata
-from builder.serving.gateway.backend_lost import BackendLost
 from builder.serving.gateway.errors import ApiError, unavailable
-from builder.serving.gateway.model_config import MODEL_INPUT
+from builder.serving.gateway.pending_calls import AbandonedCalls, BackendLost
+from builder.serving.gateway.served_model import MODEL_INPUT
 from builder.serving.gateway.tensors import Outputs, add_tensor, read_outputs
 from builder.serving.gateway.triton_stream import TritonStream
 

@@ -1,13 +1,17 @@
-"""Provide base classes of request bodies, and format pydantic's errors as one sentence with the wrong field."""
+"""Validate request bodies, and format pydantic's errors as one sentence with the invalid field."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from builder.runtime.fields import JSON_TYPES
+from builder.serving.gateway.errors import ApiError, bad_field
+
 PREFIX = "Input should be "
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class StrictBody(BaseModel):
@@ -22,7 +26,17 @@ class ExtensibleBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-def first_fault(error: ValidationError, body: dict[str, Any]) -> tuple[str, str]:
+def validate_body(schema: type[Body], value: Any) -> Body:
+    """Return `value`, of JSON, as an instance of `schema`. Raises ApiError with the invalid field."""
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body has the JSON type {JSON_TYPES[type(value)]}; expected object")
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise bad_field(*_first_fault(error, value)) from error
+
+
+def _first_fault(error: ValidationError, body: dict[str, Any]) -> tuple[str, str]:
     """Return the invalid field of `body`, and a message with the place of the error.
 
     For a field with several types pydantic reports an error for each. The one that got furthest into the value counts;

@@ -10,19 +10,29 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from builder.serving.gateway import rerank
-from builder.serving.gateway.classification import is_classifier, label_scores, raw_scores
 from builder.serving.gateway.context import RequestContext
+from builder.serving.gateway.encoders import (
+    MAX_DOCUMENTS,
+    as_base64,
+    as_list,
+    embed,
+    embed_tokens,
+    infer_rows,
+    is_classifier,
+    is_reranker,
+    is_token_embedder,
+    label_scores,
+    normalize,
+    raw_scores,
+    relevance_scores,
+    resize,
+)
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.generation.generate import created_at
-from builder.serving.gateway.rows import infer_rows
 from builder.serving.gateway.served_model import ServedModel
-from builder.serving.gateway.tei import is_token_embedder, token_vectors
 from builder.serving.gateway.validation import StrictBody
-from builder.serving.gateway.vectors import as_base64, embed, normalize, resize
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-Texts = str | Annotated[list[str], Field(min_length=1, max_length=rerank.MAX_DOCUMENTS)]
+Texts = str | Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
 
 class PoolingFields(StrictBody):
@@ -81,7 +91,7 @@ class ScoreRequest(PoolingFields):
             raise bad_field(
                 next(iter(given), "text_1"), "send text_1 and text_2, or queries and documents, and no others"
             )
-        first, second = ([given[name]] if isinstance(given[name], str) else given[name] for name in pair)
+        first, second = (as_list(given[name]) for name in pair)
         if len(first) not in (1, len(second)):
             raise bad_field(
                 pair[0], f"{pair[0]} has {len(first)} texts and {pair[1]} {len(second)}; send one, or one for each"
@@ -105,13 +115,13 @@ async def score(context: RequestContext) -> dict[str, Any]:
     body: ScoreRequest = context.body
     first, second = body.sides()
     model = await context.model_for(
-        "for scores of pairs", lambda model: rerank.is_reranker(model) or model.is_embedder, body.model
+        "for scores of pairs", lambda model: is_reranker(model) or model.is_embedder, body.model
     )
     if model.is_embedder:
         vectors = [normalize(v) for v in await embed(context, model, first + second, **body.vector_options(model))]
         scores = [float(a @ b) for a, b in zip(vectors[: len(first)], vectors[len(first) :], strict=True)]
     elif len(set(first)) == 1:
-        scores = await rerank.relevance_scores(context, model, first[0], second, body.score_options(model))
+        scores = await relevance_scores(context, model, first[0], second, body.score_options(model))
     else:
         rows = [{"query": [query], "documents": [text]} for query, text in zip(first, second, strict=True)]
         scores = [float(row["score"][0]) for row in await infer_rows(context, model, rows, body.score_options(model))]
@@ -122,7 +132,7 @@ async def classify(context: RequestContext) -> dict[str, Any]:
     """Serve POST /classify: the best label of each text, and the probabilities of all labels in the model's order."""
     body: ClassifyRequest = context.body
     model = await context.model_for("for text-classification", is_classifier, body.model)
-    answers = await label_scores(context, model, _texts(body), body.score_options(model))
+    answers = await label_scores(context, model, as_list(body.input), body.score_options(model))
     data = [
         {"label": answer[0][0], "probs": _probabilities(model, answer), "num_classes": len(answer)}
         for answer in answers
@@ -144,12 +154,12 @@ async def pooling(context: RequestContext) -> dict[str, Any]:
 
 
 async def _arrays(context: RequestContext, model: ServedModel, body: PoolingRequest) -> list[np.ndarray]:
-    texts = _texts(body)
+    texts = as_list(body.input)
     if model.is_embedder:
         vectors = await embed(context, model, texts, **body.vector_options(model))
         return resize(vectors, body.dimensions)
     if is_token_embedder(model):
-        return await token_vectors(context, model, texts, body.vector_options(model))
+        return await embed_tokens(context, model, texts, body.vector_options(model))
     answers = await label_scores(context, model, texts, body.score_options(model))
     return [np.array(_probabilities(model, answer), np.float32) for answer in answers]
 
@@ -159,10 +169,6 @@ def _pooled(model: ServedModel) -> str | None:
     if model.is_embedder:
         return "embed"
     return "token_embed" if is_token_embedder(model) else "classify" if is_classifier(model) else None
-
-
-def _texts(body: ClassifyRequest) -> list[str]:
-    return [body.input] if isinstance(body.input, str) else body.input
 
 
 def _probabilities(model: ServedModel, answer: list[tuple[str, float]]) -> list[float]:
@@ -176,7 +182,7 @@ def _listed(context: RequestContext, model: ServedModel, kind: str, data: list[d
     return {
         "id": f"{kind}-{context.record.id}",
         "object": "list",
-        "created": created_at(context),
+        "created": context.record.created_at,
         "model": model.name,
         "data": [{"index": index, **entry} for index, entry in enumerate(data)],
         "usage": {"prompt_tokens": used, "total_tokens": used, "completion_tokens": 0},

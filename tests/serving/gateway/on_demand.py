@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.serving.gateway.access_log import AccessLog
-from builder.serving.gateway.residency.app import make_on_demand_app
-from builder.serving.gateway.residency.backend import OnDemandBackend
+from builder.serving.gateway.residency.backend import OnDemandBackend, make_on_demand_app
 from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
 from builder.serving.gateway.settings import GatewaySettings, OnDemandSettings
 from builder.serving.plan.process import PROCESS

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from builder.serving.gateway import abandoned, backend_lost
+from builder.serving.gateway import pending_calls
 from builder.serving.gateway import triton as triton_module
 from builder.serving.gateway.errors import ApiError
 from tests.serving.gateway.grpc_server import REQUEST, FakeGrpcServer, ask_and_disconnect, serving
@@ -38,7 +38,7 @@ def test_abandoned_call_is_drained_on_old_servers(version: str) -> None:
 
 
 def test_abandoned_calls_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abandoned, "MAX_ABANDONED_CALLS", 1)
+    monkeypatch.setattr(pending_calls, "MAX_ABANDONED_CALLS", 1)
 
     async def request() -> int:
         async with serving(FakeGrpcServer("2.51.0")) as (fake, triton):
@@ -59,8 +59,8 @@ def test_abandoned_calls_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_abandoned_call_stops_counting_after_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that had it died. Requests to the model, which answers again, would be refused for ever."""
-    monkeypatch.setattr(abandoned, "MAX_ABANDONED_CALLS", 1)
-    monkeypatch.setattr(abandoned, "ABANDONED_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pending_calls, "MAX_ABANDONED_CALLS", 1)
+    monkeypatch.setattr(pending_calls, "ABANDONED_TIMEOUT_S", 0.05)
 
     async def seen() -> list[str]:
         async with serving(FakeGrpcServer("2.51.0")) as (fake, triton):
@@ -108,8 +108,8 @@ class FakeDying(FakeGrpcServer):
 @pytest.mark.parametrize(("drains", "lost_s", "asked"), [(True, 3600.0, 1), (False, 0.1, 2)])
 def test_lost_call_is_retried_once(drains: bool, lost_s: float, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process died and started again: that alone does not show that a call is lost."""
-    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", lost_s)
+    monkeypatch.setattr(pending_calls, "READY_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(pending_calls, "LOST_AFTER_S", lost_s)
 
     async def request() -> int:
         async with serving(FakeDying(1, drains)) as (fake, triton), asyncio.timeout(60):
@@ -121,8 +121,8 @@ def test_lost_call_is_retried_once(drains: bool, lost_s: float, asked: int, monk
 
 
 def test_slow_call_of_a_ready_model_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", 0.0)
+    monkeypatch.setattr(pending_calls, "READY_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(pending_calls, "LOST_AFTER_S", 0.0)
 
     async def seen() -> list[str]:
         async with serving(FakeGrpcServer("2.59.0")) as (fake, triton), asyncio.timeout(60):
@@ -138,8 +138,8 @@ def test_slow_call_of_a_ready_model_is_not_lost(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_call_lost_twice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(backend_lost, "LOST_AFTER_S", 0.05)
+    monkeypatch.setattr(pending_calls, "READY_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(pending_calls, "LOST_AFTER_S", 0.05)
 
     async def refusal() -> ApiError:
         async with serving(FakeDying(triton_module.ATTEMPTS)) as (_, triton), asyncio.timeout(60):

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from builder.serving.gateway import backend_lost, triton_stream
+from builder.serving.gateway import pending_calls, triton_stream
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import LENGTH
 from builder.serving.gateway.triton import Triton
@@ -148,9 +148,9 @@ class FakeDyingStreams(FakeStreams):
 def test_lost_stream_is_retried_once_unless_it_has_started(
     deaths: int, pieces: int, result: str, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr(backend_lost, "UNSTARTED_STREAM_LOST_AFTER_S", 0.05)
-    monkeypatch.setattr(backend_lost, "SILENT_STREAM_LOST_AFTER_S", 0.02)
+    monkeypatch.setattr(pending_calls, "READY_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(pending_calls, "UNSTARTED_STREAM_LOST_AFTER_S", 0.05)
+    monkeypatch.setattr(pending_calls, "SILENT_STREAM_LOST_AFTER_S", 0.02)
     monkeypatch.setattr(triton_stream, "PATIENCE_S", 0.05)
 
     async def told() -> tuple[Any, int]:

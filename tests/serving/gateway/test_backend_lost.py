@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from builder.serving.gateway import backend_lost
-from builder.serving.gateway.backend_lost import BackendLost, LossDetector
+from builder.serving.gateway import pending_calls
+from builder.serving.gateway.pending_calls import BackendLost, LossDetector
 
 
 class FakeClock:
@@ -21,8 +21,8 @@ class FakeClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
-    monkeypatch.setattr(backend_lost, "time", clock)
-    monkeypatch.setattr(backend_lost, "READY_CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(pending_calls, "time", clock)
+    monkeypatch.setattr(pending_calls, "READY_CHECK_INTERVAL_S", 0.001)
     return clock
 
 
@@ -33,8 +33,8 @@ def test_call_is_not_lost_while_its_model_is_not_ready(clock: FakeClock) -> None
         running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def ready() -> bool:
-            clock.now += backend_lost.LOST_AFTER_S / 2
-            if clock.now > 5 * backend_lost.LOST_AFTER_S:
+            clock.now += pending_calls.LOST_AFTER_S / 2
+            if clock.now > 5 * pending_calls.LOST_AFTER_S:
                 running.set_result("late")
             return False
 
@@ -47,8 +47,8 @@ def test_call_is_not_lost_while_its_model_is_not_ready(clock: FakeClock) -> None
 
 def test_call_is_lost_after_its_model_is_ready_again(clock: FakeClock) -> None:
     async def ready() -> bool:
-        clock.now += backend_lost.LOST_AFTER_S / 2
-        return clock.now > 5 * backend_lost.LOST_AFTER_S
+        clock.now += pending_calls.LOST_AFTER_S / 2
+        return clock.now > 5 * pending_calls.LOST_AFTER_S
 
     async def lost_at() -> float:
         async with asyncio.timeout(60):
@@ -56,7 +56,7 @@ def test_call_is_lost_after_its_model_is_ready_again(clock: FakeClock) -> None:
                 await LossDetector().wait(asyncio.get_running_loop().create_future(), "embeds", ready)
         return clock.now
 
-    assert asyncio.run(lost_at()) > 6 * backend_lost.LOST_AFTER_S
+    assert asyncio.run(lost_at()) > 6 * pending_calls.LOST_AFTER_S
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -64,8 +64,8 @@ def test_silent_stream_of_a_model_that_was_not_ready_is_lost(clock: FakeClock, c
     """It holds for any later state of the model."""
 
     async def ready() -> bool:
-        clock.now += backend_lost.SILENT_STREAM_LOST_AFTER_S / 4
-        return comes_back and clock.now > backend_lost.SILENT_STREAM_LOST_AFTER_S / 4
+        clock.now += pending_calls.SILENT_STREAM_LOST_AFTER_S / 4
+        return comes_back and clock.now > pending_calls.SILENT_STREAM_LOST_AFTER_S / 4
 
     async def lost_at() -> float:
         async with asyncio.timeout(60):
@@ -76,14 +76,14 @@ def test_silent_stream_of_a_model_that_was_not_ready_is_lost(clock: FakeClock, c
         return clock.now
 
     assert (
-        backend_lost.SILENT_STREAM_LOST_AFTER_S < asyncio.run(lost_at()) < 2 * backend_lost.SILENT_STREAM_LOST_AFTER_S
+        pending_calls.SILENT_STREAM_LOST_AFTER_S < asyncio.run(lost_at()) < 2 * pending_calls.SILENT_STREAM_LOST_AFTER_S
     )
 
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_stream_loss_counts_from_the_wait(clock: FakeClock, begun: bool) -> None:
     """Its reader was slow while its model was away, or it is a whole answer, which takes minutes."""
-    patience = backend_lost.SILENT_STREAM_LOST_AFTER_S if begun else backend_lost.UNSTARTED_STREAM_LOST_AFTER_S
+    patience = pending_calls.SILENT_STREAM_LOST_AFTER_S if begun else pending_calls.UNSTARTED_STREAM_LOST_AFTER_S
     detector, clock.now = LossDetector(), 1000.0
     detector.last_not_ready["writes"] = 500.0 if begun else clock.now
 
@@ -105,8 +105,8 @@ def test_silent_stream_of_a_ready_model_is_not_lost(clock: FakeClock) -> None:
         running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         async def ready() -> bool:
-            clock.now += backend_lost.LOST_AFTER_S
-            if clock.now > 5 * backend_lost.LOST_AFTER_S:
+            clock.now += pending_calls.LOST_AFTER_S
+            if clock.now > 5 * pending_calls.LOST_AFTER_S:
                 running.set_result("late")
             return True
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from builder.serving.gateway.cache_usage import cache_usage
+from builder.serving.gateway.metrics import cache_usage
 from tests.serving.gateway.fake_triton import FakeTriton
 from tests.serving.gateway.requests import CHAT, fetch, gateway
 

@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 from builder.common.errors import SpecError
 from builder.repository.signatures import sign
 from builder.repository.signing_keys import Signer
+from builder.serving.gateway.metrics import LoadingMetrics
 from builder.serving.gateway.residency import memory_budget
 from builder.serving.gateway.residency.lifecycle import Lifecycle
-from builder.serving.gateway.residency.loading_metrics import LoadingMetrics
+from builder.serving.gateway.residency.memory import MemoryEstimate
 from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
-from builder.serving.gateway.residency.memory_estimate import MemoryEstimate
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import ResidentModel
 from builder.serving.gateway.residency.resident_models import ResidentModels

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builder.serving.gateway.generation.reasoning import ReasoningMarks, ReasoningParser, ReasoningText
+from builder.serving.gateway.generation.answer import ReasoningMarks, ReasoningParser, ReasoningText
 from tests.serving.gateway.fake_triton import THOUGHT, FakeTriton
 from tests.serving.gateway.requests import fetch, gateway
 from tests.serving.gateway.test_chat_tools import LOOK_UP, TOOLS

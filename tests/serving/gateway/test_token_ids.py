@@ -11,8 +11,7 @@ import pytest
 from builder.common.errors import SpecError
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
-from builder.serving.gateway.settings import GatewaySettings
-from builder.serving.gateway.token_ids import Vocabulary, read_vocabulary
+from builder.serving.gateway.settings import GatewaySettings, Vocabulary, read_vocabulary
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_triton import FakeTriton
 

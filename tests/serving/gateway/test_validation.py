@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from builder.serving.gateway.endpoint import validate_body
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.openai.embeddings import EmbeddingRequest as Embeddings
 from builder.serving.gateway.tei import TeiEmbedRequest, TeiPredictRequest
+from builder.serving.gateway.validation import validate_body
 
 
 @pytest.mark.parametrize(

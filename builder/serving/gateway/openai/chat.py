@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from builder.serving.gateway.context import RequestContext
-from builder.serving.gateway.generation.answer import Delta, DeltaToolCall, Part
+from builder.serving.gateway.generation.answer import Delta, DeltaToolCall, Part, ReasoningText
 from builder.serving.gateway.generation.chat import (
     ChatCompletionRequest,
     CompleteAnswer,
@@ -17,9 +17,7 @@ from builder.serving.gateway.generation.chat import (
     read_chat,
 )
 from builder.serving.gateway.generation.fields import usage_member
-from builder.serving.gateway.generation.generate import created_at
-from builder.serving.gateway.generation.pieces import IMPOSSIBLE
-from builder.serving.gateway.generation.reasoning import ReasoningText
+from builder.serving.gateway.generation.generate import IMPOSSIBLE
 from builder.serving.gateway.http_responses import DONE, EventStream, dumps, event
 
 REASONING = ("reasoning_content", "reasoning")  # SGLang's and DeepSeek's name, then vLLM's since 0.12
@@ -110,7 +108,7 @@ def _head(chat: PreparedChat, kind: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{context.record.id}",
         "object": kind,
-        "created": created_at(context),
+        "created": context.record.created_at,
         "model": chat.model.name,
     }
 

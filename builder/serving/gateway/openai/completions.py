@@ -14,8 +14,15 @@ from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.generation import fields
 from builder.serving.gateway.generation.fields import option_inputs, usage_member
-from builder.serving.gateway.generation.generate import MAX_PROMPTS, created_at, generate_all, refuse_other_tasks
-from builder.serving.gateway.generation.pieces import IMPOSSIBLE, Completion, Piece, TokenUsage
+from builder.serving.gateway.generation.generate import (
+    IMPOSSIBLE,
+    MAX_PROMPTS,
+    Completion,
+    Piece,
+    TokenUsage,
+    generate_all,
+    refuse_other_tasks,
+)
 from builder.serving.gateway.http_responses import DONE, EventStream, dumps, event
 from builder.serving.gateway.served_model import ServedModel
 
@@ -46,7 +53,7 @@ class PreparedCompletion:
 
     def head(self) -> dict[str, Any]:
         """Return the first fields of a response or chunk."""
-        identity, created = f"cmpl-{self.context.record.id}", created_at(self.context)
+        identity, created = f"cmpl-{self.context.record.id}", self.context.record.created_at
         return {"id": identity, "object": "text_completion", "created": created, "model": self.model.name}
 
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
+from builder.serving.gateway.encoders import as_base64, embed, resize
 from builder.serving.gateway.errors import bad_field
-from builder.serving.gateway.token_ids import Vocabulary
+from builder.serving.gateway.settings import Vocabulary
 from builder.serving.gateway.validation import StrictBody
-from builder.serving.gateway.vectors import as_base64, embed, resize
 
 MAX_TEXTS = 2048  # OpenAI's own limit
 

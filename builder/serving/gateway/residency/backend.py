@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TextIO
 
 from tritonclient.grpc import service_pb2
 
+from builder.serving.gateway.access_log import AccessLog
+from builder.serving.gateway.app import make_app
 from builder.serving.gateway.backend import Backend, Metadata, StreamFunction, as_stream
 from builder.serving.gateway.errors import ApiError, unavailable
-from builder.serving.gateway.residency.processes import TritonProcesses
+from builder.serving.gateway.metrics import LoadingMetrics, Metrics
+from builder.serving.gateway.residency.lifecycle import Lifecycle
+from builder.serving.gateway.residency.loader import TritonLoader
+from builder.serving.gateway.residency.memory import TritonProcesses
+from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import PROCESS_DIED, ResidentModel, State
 from builder.serving.gateway.residency.resident_models import UNLOADED, ResidentModels
+from builder.serving.gateway.settings import GatewaySettings, OnDemandSettings
 from builder.serving.gateway.tensors import Outputs
 
 MAX_ATTEMPTS = 3  # of a request whose model has been unloaded
@@ -109,3 +117,17 @@ async def _next(resident: ResidentModel, answers: AsyncGenerator[Outputs, None])
         return await resident.run_while_alive(anext(answers, None))
     except TimeoutError as error:
         raise unavailable(f"{resident.name}: {PROCESS_DIED}", 1) from error
+
+
+def make_on_demand_app(
+    settings: GatewaySettings, options: OnDemandSettings, triton: Any, log: TextIO | None = sys.stdout
+) -> tuple[AccessLog, OnDemandBackend]:
+    """Return the application over `triton` and the backend, whose `watch` has to run.
+
+    `triton`: a gateway.triton.Triton or an object with its methods.
+    """
+    metrics, models, processes = Metrics(), RepositoryModels(options.repository), TritonProcesses(settings.triton)
+    loader = TritonLoader(triton, models, settings.triton, processes, options.verify_key)
+    lifecycle = Lifecycle(models, loader, LoadingMetrics(metrics.registry), options.memory, options.pins)
+    backend = OnDemandBackend(triton, ResidentModels(lifecycle, settings.max_waiting), processes)
+    return make_app(settings, backend, log, models=models, metrics=metrics), backend

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.metrics import LoadingMetrics
 from builder.serving.gateway.residency.backoff import LoadBackoff, failed
-from builder.serving.gateway.residency.loading_metrics import LoadingMetrics
+from builder.serving.gateway.residency.memory import MemoryEstimate
 from builder.serving.gateway.residency.memory_budget import MemoryBudget
-from builder.serving.gateway.residency.memory_estimate import MemoryEstimate
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import PROCESS_DIED, ResidentModel, State
 

@@ -16,8 +16,7 @@ from builder.common.errors import BuilderError, RepositoryError
 from builder.repository.signatures import VersionSelector, to_be_loaded, unsigned
 from builder.repository.versions import version_numbers
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.residency.memory_estimate import MemoryEstimate, estimate_memory
-from builder.serving.gateway.residency.processes import TritonProcesses, size_of
+from builder.serving.gateway.residency.memory import MemoryEstimate, TritonProcesses, estimate_memory, size_of
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import ResidentModel
 from builder.serving.server.control import Control

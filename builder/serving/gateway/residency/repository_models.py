@@ -15,10 +15,9 @@ from builder.repository.config.render import parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories
 from builder.repository.versions import CONFIG, numbers_by_policy, version_numbers
 from builder.runtime.hosted import HOSTED
+from builder.serving.gateway.catalogue import model_not_found
 from builder.serving.gateway.errors import ApiError, unavailable
-from builder.serving.gateway.model_config import CANDIDATE_OF, hosted_models, read_model
-from builder.serving.gateway.model_registry import model_not_found
-from builder.serving.gateway.served_model import ServedModel
+from builder.serving.gateway.served_model import CANDIDATE_OF, ServedModel, hosted_models, read_model
 
 NAME = re.compile(r"[\w][\w.-]*")  # name of a model: a folder's name, never a path
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # on any other error the file may exist
