@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import pytest
+from google.protobuf import text_format
 from onnx import TensorProto, helper
+from tritonclient.grpc import model_config_pb2
 
 from builder.common.cards import GpuModel
 from builder.common.hashing import MIN_CACHED_BYTES
+from builder.repository.config.render import parse
 from builder.repository.lint import lint, repository
 from builder.repository.lint.findings import Finding, Severity
 from builder.repository.lint.rule import all_rules
@@ -265,6 +270,56 @@ def test_lint_finds_edited_tensors_of_a_built_version(edit: tuple[str, str], fou
     findings = _found(tmp_path, "TR156")
     assert [finding.severity for finding in findings] == [Severity.ERROR] * len(found)
     assert all(text in finding.found for text, finding in zip(found, findings, strict=True)), findings
+
+
+Edit = Callable[[Any], None]
+
+
+def _edits(config: model_config_pb2.ModelConfig) -> Iterator[tuple[str, Edit]]:
+    """Yield what `check` must say of each edit of the tensors of `config`, with the edit."""
+    yield "max_batch_size is 3", lambda edited: setattr(edited, "max_batch_size", 3)
+    for kind in ("input", "output"):
+        for index, tensor in enumerate(getattr(config, kind)):
+            values = {
+                "name": "renamed",
+                "data_type": model_config_pb2.TYPE_FP64,
+                "dims": [*tensor.dims, 7],
+                **({"optional": not tensor.optional} if kind == "input" else {}),
+            }
+            for field, value in values.items():
+                found = f"{kind} {tensor.name} is not there" if field == "name" else f"{field} of {kind} {tensor.name}"
+                yield found, functools.partial(_set, kind=kind, index=index, field=field, value=value)
+
+
+def _set(config: model_config_pb2.ModelConfig, kind: str, index: int, field: str, value: Any) -> None:
+    tensor = getattr(config, kind)[index]
+    if field == "dims":
+        tensor.dims[:] = value
+    else:
+        setattr(tensor, field, value)
+
+
+@pytest.mark.parametrize("name", ["topics", "flags", "writes"])
+def test_lint_finds_every_edited_tensor_of_a_real_repository(
+    name: str, built: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Edit each tensor of the fronts and engines that a build emitted: in one model, beside an engine, of a decoder."""
+    repository = shutil.copytree(built(name), tmp_path / "model_repository", copy_function=os.link)
+    assert _found(repository, "TR156") == []
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        emitted = path.read_text("utf-8")
+        config = parse(emitted, path.parent.name)
+        for found, edit in _edits(config):
+            edited = model_config_pb2.ModelConfig()
+            edited.CopyFrom(config)
+            edit(edited)
+            path.unlink()
+            path.write_text(text_format.MessageToString(edited), "utf-8")
+            findings = _found(repository, "TR156")
+            assert found in " ".join(finding.found for finding in findings), f"{path.parent.name}: {found}"
+            assert {(finding.model, finding.severity) for finding in findings} == {(path.parent.name, Severity.ERROR)}
+        path.write_text(emitted, "utf-8")
+    assert _found(repository, "TR156") == []
 
 
 def test_lint_finds_an_unreadable_copy_of_a_configuration(tmp_path: Path) -> None:
