@@ -21,7 +21,7 @@ from builder.common.errors import CheckpointError, SpecError
 from builder.common.folders import PACKAGE
 from builder.common.machine import available_cores, total_memory
 from builder.options import BuildSpec, Source
-from builder.repository.report.provenance import PACKAGES, package_versions, samples_file
+from builder.repository.report.record import PACKAGES, package_versions, samples_file
 
 TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # in a checkout, in an installed wheel
 LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")

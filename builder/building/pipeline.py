@@ -27,8 +27,7 @@ from builder.engines.gpu import refuse_card
 from builder.options import BuildSpec
 from builder.repository.locks import refuse_unwritable
 from builder.repository.publish import existing_source, publish
-from builder.repository.report.record import BuildReport
-from builder.repository.report.summary import with_summary
+from builder.repository.report.record import BuildReport, with_summary
 from builder.repository.sharing.hosting import refuse_hosted
 from builder.repository.stores.publish import publish_to, source_in
 from builder.repository.stores.store import Store, open_store

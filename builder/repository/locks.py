@@ -125,6 +125,13 @@ def what_to_do(error: OSError) -> str:
     return "Choose another folder"
 
 
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file, with the folders that it lacks, and flush it to the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    sync(path)
+
+
 def sync(path: Path) -> None:
     """Flush a file, or a folder's list of files, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

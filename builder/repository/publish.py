@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,14 +29,14 @@ from builder.common.hashing import WRITTEN_DIGESTS
 from builder.options.choices import KEEP
 from builder.repository.check import check
 from builder.repository.config.entries import RepositoryEntry, numbered
-from builder.repository.config.render import render
+from builder.repository.config.render import CONFIG, render
 from builder.repository.locks import sync, what_to_do
 from builder.repository.report.bom import BOM, bom
 from builder.repository.report.page import PAGE, page
-from builder.repository.report.record import BuildReport, read_report
+from builder.repository.report.record import REPORT, BuildReport, checkpoint_source, read_report
 from builder.repository.transaction import RepositoryChange, changing
 from builder.repository.verdict import Unverified, Verified
-from builder.repository.versions import BESIDE, CONFIG, REPORT, activate, adopt, prune, served_number, version_numbers
+from builder.repository.versions import activate, adopt, copy_beside, prune, served_number, version_numbers
 from builder.runtime.recipe.compile import FOLDER as RECIPE
 
 
@@ -62,7 +61,12 @@ def publish(
     """
     if not isinstance(outcome, Verified | Unverified):
         raise TypeError(f"only Verified or Unverified entries are published, not {type(outcome).__name__}")
-    _create(repository)
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RepositoryError(
+            f"{repository} could not be written ({error.strerror or error}). Choose another folder"
+        ) from error
     names = [entry.name for entry in outcome.entries]
     with changing(repository, names[0]) as change:
         later = _published_since(repository / names[0], since, outcome.report.build_key)
@@ -79,7 +83,8 @@ def publish(
         before = _served_number(repository / names[0])
         for entry in reversed(entries):
             move_in(change, change.staging / "new" / entry.name, repository / entry.name, number)
-        if before is None or not _needs_compiling(entries[-1]):
+        needs_compiling = any(path.split("/")[1] == RECIPE for path in entries[-1].files)
+        if before is None or not needs_compiling:
             activate(change, repository, names, number)
         change.commit()
         for name, files in report.files.items():
@@ -112,24 +117,11 @@ def remove_old_versions(repository: Path, name: str, staging: Path, keep: int, a
         ) from error
 
 
-def _create(repository: Path) -> None:
-    try:
-        repository.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RepositoryError(
-            f"{repository} could not be written ({error.strerror or error}). Choose another folder"
-        ) from error
-
-
 def existing_source(repository: Path, name: str) -> str | None:
     """Return the checkpoint that the model `name` in `repository` was built from; None if there is no such model."""
-    report = repository / name / REPORT
     if not (repository / name).exists():
         return None
-    try:
-        return str(json.loads(report.read_text("utf-8"))["checkpoint"]["source"])
-    except (OSError, ValueError, KeyError):
-        return "something else than build-repo"
+    return checkpoint_source(repository / name / REPORT) or "something else than build-repo"
 
 
 def _as_version(outcome: Verified | Unverified, number: int) -> tuple[list[RepositoryEntry], BuildReport]:
@@ -150,11 +142,6 @@ def _served_number(entry: Path) -> int | None:
         return None
 
 
-def _needs_compiling(engine: RepositoryEntry) -> bool:
-    """Return True if a version cannot be served before its plan is compiled."""
-    return any(path.split("/")[1] == RECIPE for path in engine.files)
-
-
 def _write(
     folder: Path,
     entry: RepositoryEntry,
@@ -168,38 +155,31 @@ def _write(
     A file that an earlier version (in `existing`), another model or `workplace` already has becomes a link to it.
     """
     version, digests = entry.config.version, report.files[entry.name]
-    own: dict[str, bytes | Path] = {
-        **entry.files,
-        f"{version}/{CONFIG}": render(entry.config).encode(),
-        f"{version}/{REPORT}": json.dumps(report.document(), indent=1, ensure_ascii=False).encode(),
-    }
-    if entry.name == report.name:
-        own |= {f"{version}/{PAGE}": page(report).encode(), f"{version}/{BOM}": bom(report).encode()}
-    for name, content in own.items():
+    documents = {CONFIG: render(entry.config).encode(), **report_files(report, entry.name)}
+    own: dict[str, bytes | Path] = {f"{version}/{name}": content for name, content in documents.items()}
+    for name, content in {**entry.files, **own}.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         earlier = [existing / numbered(name, n, of=version) for n in reversed(version_numbers(existing))]
         digest = digests.get(name, "")
         if not _linked(target, content, [*earlier, *published.find(digest)]):
-            if isinstance(content, Path) and workplace is not None and content.is_relative_to(workplace):
+            if isinstance(content, bytes):
+                target.write_bytes(content)
+            elif workplace is not None and content.is_relative_to(workplace):
                 link(content, target)
-                sync(target)
             else:
-                _copy(content, target)
+                clone(content, target)
+            sync(target)
         published.fresh[digest] = target
-    for name in BESIDE:
-        if f"{version}/{name}" in own:
-            _copy(folder / str(version) / name, folder / name)
-    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        sync(directory)
+    copy_beside(folder, version)
 
 
-def _copy(content: bytes | Path, target: Path) -> None:
-    if isinstance(content, bytes):
-        target.write_bytes(content)
-    else:
-        clone(content, target)
-    sync(target)
+def report_files(report: BuildReport, entry: str) -> dict[str, bytes]:
+    """Return the files that describe a version, by name; of an engine beside its front, build.json alone."""
+    files = {REPORT: report.to_json().encode()}
+    if entry == report.name:
+        files |= {PAGE: page(report).encode(), BOM: bom(report).encode()}
+    return files
 
 
 def _linked(target: Path, content: bytes | Path, earlier: Sequence[Path]) -> bool:

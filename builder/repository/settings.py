@@ -13,17 +13,17 @@ from pathlib import Path
 
 from builder.common.errors import RepositoryError, SpecError
 from builder.engines import graph_engine
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
 from builder.runtime.contract import FILE, ContractError, EncoderServing, GenerationServing, Serving, dump, load
 
 Settings = Mapping[str, int]
 
-CONFIG = "config.pbtxt"
 LINES = {  # in config.pbtxt as builder/repository/config/render writes it, with one instance group
     "max_batch_size": re.compile(r"^(max_batch_size: )(\d+)$", re.MULTILINE),
     "max_queue_delay_us": re.compile(r"^(  max_queue_delay_microseconds: )(\d+)$", re.MULTILINE),
     "instances": re.compile(r"^(  count: )(\d+)$", re.MULTILINE),
 }
+POLICY = re.compile(r"^(  specific { versions: \[ )(\d+) \] }$", re.MULTILINE)
 ENCODER = ("instances", "threads", "max_batch_size", "max_queue_delay_us", "serving.token_budget", "serving.call_cost")
 DECODER = ("threads", "slots", "serving.prefill_tokens", "serving.queue.max_size")
 
@@ -39,7 +39,7 @@ def read_settings(version: Path) -> dict[str, int]:
     if isinstance(serving, EncoderServing):
         assert serving.session is not None
         return {
-            **{name: int(_line(text, name)[2]) for name in LINES},
+            **{name: int(_line(text, line, name)[2]) for name, line in LINES.items()},
             "threads": serving.session.threads,
             "serving.token_budget": serving.batching.token_budget,
             "serving.call_cost": serving.batching.call_cost,
@@ -64,9 +64,14 @@ def with_settings(version: Path, settings: Settings) -> dict[str, bytes]:
     text = (version.parent / CONFIG).read_text("utf-8")
     for name in LINES:
         if name in settings:
-            line = _line(text, name)
-            text = text[: line.start(2)] + str(settings[name]) + text[line.end(2) :]
-    _refuse_config(text, version.parent.name)
+            text = with_number(text, LINES[name], name, settings[name])
+    config = parse(text, version.parent.name)
+    too_big = [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]
+    if too_big:  # Triton would not load it
+        raise SpecError(
+            f"{config.name}: its preferred batch size {too_big[0]} exceeds max_batch_size {config.max_batch_size}; "
+            "lower it"
+        )
     changed = _encoder(serving, settings) if isinstance(serving, EncoderServing) else _generation(serving, settings)
     return {CONFIG: text.encode(), f"{version.name}/{FILE}": dump(changed).encode()}
 
@@ -84,23 +89,19 @@ def _load(version: Path) -> Serving:
     return serving
 
 
-def _line(text: str, name: str) -> re.Match[str]:
-    matches = list(LINES[name].finditer(text))
+def with_number(text: str, line: re.Pattern[str], name: str, number: int) -> str:
+    """Return the text of a config.pbtxt with another number in the line for `name`. Raises RepositoryError."""
+    match = _line(text, line, name)
+    return text[: match.start(2)] + str(number) + text[match.end(2) :]
+
+
+def _line(text: str, line: re.Pattern[str], name: str) -> re.Match[str]:
+    matches = list(line.finditer(text))
     if len(matches) != 1:
         raise RepositoryError(
             f"{CONFIG} has {len(matches)} lines for {name}, not the one that build-repo writes: build it again"
         )
     return matches[0]
-
-
-def _refuse_config(text: str, name: str) -> None:
-    """Raise SpecError if Triton would not load the configuration."""
-    config = parse(text, name)
-    too_big = [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]
-    if too_big:
-        raise SpecError(
-            f"{name}: its preferred batch size {too_big[0]} exceeds max_batch_size {config.max_batch_size}; lower it"
-        )
 
 
 def _encoder(serving: EncoderServing, settings: Settings) -> EncoderServing:

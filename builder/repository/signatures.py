@@ -16,10 +16,11 @@ from typing import Any
 
 from builder.common.errors import RepositoryError, first_line
 from builder.common.hashing import sha256_of
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
+from builder.repository.report.record import REPORT
 from builder.repository.sharing.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
 from builder.repository.signing_keys import SIGNATURE, Signer, signing_configuration, verifying_configuration
-from builder.repository.versions import CONFIG, REPORT, entry_names, loaded_numbers, version_numbers
+from builder.repository.versions import entry_names, loaded_numbers, version_numbers
 from builder.runtime.contract import ContractError
 from builder.runtime.hosted import HOSTED
 

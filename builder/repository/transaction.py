@@ -17,7 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.common.errors import RepositoryError
-from builder.repository.locks import JOURNAL, abandoned_staging, explain_os_errors, hold_lock, staging, sync, what_to_do
+from builder.repository.locks import (
+    JOURNAL,
+    abandoned_staging,
+    explain_os_errors,
+    hold_lock,
+    staging,
+    sync,
+    what_to_do,
+    write_synced,
+)
 
 LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -54,7 +63,7 @@ class RepositoryChange:
         if target.is_file() and not target.is_symlink() and target.read_bytes() == content:
             return
         path = self._next("written")
-        _write_synced(path, content)
+        write_synced(path, content)
         self._replace(path, target)
 
     def write_at_once(self, contents: Mapping[Path, bytes], folder: Path) -> None:
@@ -75,10 +84,12 @@ class RepositoryChange:
         content until its rename, and then to `contents`.
         """
         staged = self._next("together")
-        _write_numbered(staged / "before", [target.read_bytes() for target in contents])
-        _write_numbered(staged / "after", list(contents.values()))
+        for index, (target, content) in enumerate(contents.items()):
+            write_synced(staged / "before" / str(index), target.read_bytes())
+            write_synced(staged / "after" / str(index), content)
         self._first_link(staged / "now", "before")
-        sync(staged)
+        for part in (staged / "before", staged / "after", staged):
+            sync(part)
         self.move(staged, folder)
         for index, target in enumerate(contents):
             self._link(os.path.relpath(folder / "now" / str(index), target.parent), target)
@@ -146,19 +157,6 @@ class RepositoryChange:
         sync(unfinished)
         os.replace(unfinished, self.staging / JOURNAL)
         sync(self.staging)
-
-
-def _write_numbered(folder: Path, contents: Sequence[bytes]) -> None:
-    """Create a folder of files whose names are their indices."""
-    folder.mkdir(parents=True)
-    for index, content in enumerate(contents):
-        _write_synced(folder / str(index), content)
-    sync(folder)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    sync(path)
 
 
 def undo(root: Path, steps: Sequence[JournalStep]) -> None:

@@ -9,7 +9,6 @@ a model; each version keeps its own, and the served version's applies.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +18,17 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from builder.common.cache.links import clone
 from builder.common.errors import RepositoryError
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
 from builder.repository.locks import sync
 from builder.repository.report.bom import BOM
 from builder.repository.report.page import PAGE
-from builder.repository.report.record import BuildReport, read_report
+from builder.repository.report.record import REPORT, BuildReport, read_object, read_report
 from builder.repository.sharing.hosting import hosted_repositories, note
 from builder.repository.transaction import RepositoryChange, changing
 from builder.runtime.contract import FILE
 
-CONFIG, REPORT = "config.pbtxt", "build.json"
 BESIDE = (REPORT, PAGE, BOM, CONFIG)  # of the served version, copied beside the version folders; the last one switches
 CHANGING = "changing"  # folder in a front while it and an engine switch together
 OVERLAP_S = 1.0  # a server that starts reads the front's configuration, then the engine's
@@ -85,16 +84,14 @@ def newest_first(repository: Path, name: str) -> list[PublishedVersion]:
     require_front(repository, name)
     entry = repository / name
     served = served_number(entry)
-    return [
-        PublishedVersion(
-            number,
-            number == served,
-            (entry / str(number)).stat().st_mtime,
-            sum(_size(repository / part / str(number)) for part in entry_names(repository, name, number)),
-            read_report(entry, str(number)) if _has_config(entry, number) else read_report(repository, name),
-        )
-        for number in reversed(version_numbers(entry))
-    ]
+    versions = []
+    for number in reversed(version_numbers(entry)):
+        folders = [repository / part / str(number) for part in entry_names(repository, name, number)]
+        size = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+        report = read_report(entry, str(number)) if _has_config(entry, number) else read_report(repository, name)
+        published = (entry / str(number)).stat().st_mtime
+        versions.append(PublishedVersion(number, number == served, published, size, report))
+    return versions
 
 
 def entry_names(repository: Path, name: str, number: int) -> list[str]:
@@ -125,7 +122,7 @@ def is_front(entry: Path) -> bool:
 
 def front_of(entry: Path) -> str | None:
     """Return the name that a model was built under: its own, or that of the front that calls it; None if unknown."""
-    name: str | None = _read(entry / REPORT).get("name")
+    name: str | None = read_object(entry / REPORT).get("name")
     return name
 
 
@@ -217,6 +214,16 @@ def one_config(entry: Path, *versions: int | None) -> bool:
     return all(getattr(config, field) == getattr(configs[0], field) for config in configs for field in SHARED)
 
 
+def copy_beside(entry: Path, number: int) -> None:
+    """Copy the files of a staged version beside its folder, and flush the entry's folders to the disk."""
+    for name in BESIDE:
+        if (entry / str(number) / name).is_file():
+            clone(entry / str(number) / name, entry / name)
+            sync(entry / name)
+    for folder in (entry, *(path for path in entry.rglob("*") if path.is_dir())):
+        sync(folder)
+
+
 def adopt(change: RepositoryChange, entry: Path) -> None:
     """Copy the files beside the version folders into the served version, which an earlier build-repo did not."""
     served = served_number(entry)
@@ -284,7 +291,7 @@ def _calls(entry: Path) -> Iterator[str]:
     config = parse((entry / CONFIG).read_text("utf-8"), entry.name)
     yield from (step.model_name for step in config.ensemble_scheduling.step)
     for serving in entry.glob(f"*/{FILE}"):
-        yield str(_read(serving).get("engine"))
+        yield str(read_object(serving).get("engine"))
 
 
 def _has_config(entry: Path, number: int) -> bool:
@@ -295,18 +302,5 @@ def _has_config(entry: Path, number: int) -> bool:
 def _files(entry: Path, number: int) -> Mapping[str, Any]:
     """Return the files of a version by model, for models that exist."""
     own = entry / str(number) / REPORT
-    files: Mapping[str, Any] = _read(own if own.is_file() else entry / REPORT).get("files", {})
+    files: Mapping[str, Any] = read_object(own if own.is_file() else entry / REPORT).get("files", {})
     return {name: files[name] for name in files if (entry.parent / name / str(number)).is_dir()}
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    """Read a JSON object; an empty one if the file does not contain an object."""
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -9,7 +9,7 @@ from typing import Any
 
 from builder.common.cpu import cpu
 from builder.common.machine import available_cores
-from builder.repository.report.provenance import package_versions
+from builder.repository.report.record import package_versions
 
 
 def circumstances() -> dict[str, Any]:

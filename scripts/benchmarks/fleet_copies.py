@@ -17,10 +17,11 @@ from google.protobuf import text_format
 
 from builder.building.pipeline import build
 from builder.options import make_spec
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
+from builder.repository.report.record import REPORT
 from builder.repository.sharing.hosting import MODELS, hosted_model
 from builder.repository.sharing.share import share
-from builder.repository.versions import BESIDE, CONFIG, REPORT, served_number
+from builder.repository.versions import BESIDE, served_number
 from builder.runtime.hosted import HOSTED, dump_hosted
 from tests.tiny_encoders import make_checkpoint
 

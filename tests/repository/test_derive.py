@@ -10,11 +10,11 @@ import pytest
 from builder.common.errors import RepositoryError, SpecError
 from builder.repository import derive
 from builder.repository import publish as publish_module
+from builder.repository.config.render import CONFIG
 from builder.repository.derive import publish_settings
 from builder.repository.publish import publish
-from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import read_report
-from builder.repository.settings import CONFIG, read_settings
+from builder.repository.report.record import file_hashes, read_report
+from builder.repository.settings import read_settings
 from builder.repository.verdict import Unverified
 from builder.repository.versions import loaded_numbers, rollback, version_numbers
 from tests.reports import REPORT

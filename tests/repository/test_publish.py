@@ -27,8 +27,7 @@ from builder.repository import versions as versions_module
 from builder.repository.check import check, pending
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.publish import existing_source, publish
-from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import BuildReport
+from builder.repository.report.record import BuildReport, file_hashes
 from builder.repository.transaction import JournalStep, RepositoryChange, recover
 from builder.repository.verdict import Unverified
 from builder.repository.versions import loaded_numbers, newest_first, remove, rollback, served_number, version_numbers

@@ -27,8 +27,7 @@ from builder.repository.lint import lint
 from builder.repository.lint.rules import provenance
 from builder.repository.report import charts
 from builder.repository.report.page import page
-from builder.repository.report.record import BuildReport, MeasuredVariant, read_report
-from builder.repository.report.summary import summary, with_summary
+from builder.repository.report.record import BuildReport, MeasuredVariant, read_report, summary, with_summary
 from tests.pages import shows_every_text, stands_alone
 from tests.reports import REPORT
 from tests.trained import token_classification

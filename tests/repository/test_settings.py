@@ -11,9 +11,9 @@ import pytest
 from builder.common.errors import RepositoryError, SpecError
 from builder.options import make_spec
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.config.render import render
+from builder.repository.config.render import CONFIG, render
 from builder.repository.layout.encoder import lay_out, serving_document
-from builder.repository.settings import CONFIG, read_settings, with_settings
+from builder.repository.settings import read_settings, with_settings
 from builder.runtime.contract import Arena, EncoderInput, dump
 from builder.runtime.fields import Field
 from tests.golden.repositories import graph

@@ -20,8 +20,7 @@ from builder.common.progress import Stage
 from builder.engines import checkpoint_engine
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.provenance import package_versions, samples_file
-from builder.repository.report.record import BuildReport
+from builder.repository.report.record import BuildReport, package_versions, samples_file
 from builder.repository.verdict import Comparison, Unverified
 
 GRAPHS = "the graphs in fp32, of which the variants are made,"

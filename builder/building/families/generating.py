@@ -36,8 +36,7 @@ from builder.graphs.onnx.operators import CACHED_ATTENTION, FUSED
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import request_limits
-from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import BuildReport, MeasuredVariant
+from builder.repository.report.record import BuildReport, MeasuredVariant, file_hashes
 from builder.repository.verdict import ParityBound
 from builder.runtime.contract import Arena, GenerationServing, Session
 from builder.runtime.fields import Field

@@ -14,8 +14,7 @@ from builder.common.errors import SpecError
 from builder.engines import CheckpointEngine
 from builder.options import BuildSpec
 from builder.repository.config.entries import Config, RepositoryEntry
-from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import BuildReport, MeasuredVariant
+from builder.repository.report.record import BuildReport, MeasuredVariant, file_hashes
 from builder.repository.verdict import Unverified
 
 TASK = "text-generation"

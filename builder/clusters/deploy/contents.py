@@ -11,10 +11,11 @@ from builder.clusters.deploy.deployment import DeployedModel, digest_of_model
 from builder.clusters.deploy.hosting import shared_fronts
 from builder.common.errors import RepositoryError, SpecError
 from builder.common.store_address import split_version
-from builder.repository.report.record import read_report
+from builder.repository.config.render import CONFIG
+from builder.repository.report.record import REPORT, read_report
 from builder.repository.sharing.hosting import config_of
 from builder.repository.stores.store import Store, is_store, open_store
-from builder.repository.versions import CONFIG, REPORT, entry_names, is_front
+from builder.repository.versions import entry_names, is_front
 from builder.runtime.contract import FILE, GenerationServing, load
 from builder.serving.plan.built import plan_built
 from builder.serving.plan.needs import served_version

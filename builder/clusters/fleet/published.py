@@ -6,9 +6,9 @@ from pathlib import Path
 
 from builder.common.errors import RepositoryError
 from builder.options import BuildSpec
-from builder.repository.report.record import BuildReport, parse_report, read_report
+from builder.repository.report.record import REPORT, BuildReport, parse_report, read_report
 from builder.repository.stores.store import open_store
-from builder.repository.versions import REPORT, version_numbers
+from builder.repository.versions import version_numbers
 
 
 def newest_report(spec: BuildSpec) -> BuildReport | None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from builder.repository.config.entries import Config
 
 
+CONFIG = "config.pbtxt"
+
+
 def templates() -> Path:
     """Return the folder of the templates: inside an installed package, or at the top of the checkout."""
     inside = PACKAGE / "templates"

@@ -5,7 +5,6 @@ The repository may come from any tool: what cannot be read is None or empty here
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -21,12 +20,12 @@ from builder.common.engines import DETECTED, ENGINES, EngineFacts
 from builder.common.errors import RepositoryError
 from builder.common.hashing import FileDigests
 from builder.common.releases import RELEASES
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
 from builder.repository.lint.pbtxt import FieldSpan, field_spans
+from builder.repository.report.record import REPORT, read_object
 from builder.runtime.contract import DRAFT, FILE, ContractError, Serving, load
 from builder.runtime.recipe import compile as program
 
-CONFIG = "config.pbtxt"
 CONFIGS = "configs"  # folder of the configurations among which --model-config-name chooses
 BESIDE_VERSIONS = ("warmup", "initial_state", CONFIGS)  # core, model_lifecycle.cc, VersionsToLoad
 ENSEMBLE = "ensemble"
@@ -139,11 +138,7 @@ class RepositoryModel:
     @cached_property
     def recorded(self) -> dict[str, Any]:
         """Content of build.json; empty if it is missing or cannot be read."""
-        try:
-            document = json.loads(read_file(self.path / "build.json"))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return document if isinstance(document, dict) else {}
+        return read_object(self.path / REPORT)
 
     @property
     def release(self) -> str | None:

@@ -1,18 +1,34 @@
-"""Report of a build: its decisions and measurements, as build.json and `--json` have them."""
+"""Report of a build: its decisions and measurements, as build.json and `--json` have them.
+
+A front's configuration has a summary of a few hundred bytes as its parameter `report`, for clients that speak to Triton
+alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from builder.common.engines import ENGINES
 from builder.common.errors import RepositoryError
+from builder.common.hashing import WRITTEN_DIGESTS, sha256_of
 from builder.common.speed import PROCESS_STARTED, Latencies, speed_up
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from builder.repository.config.entries import RepositoryEntry
+
+REPORT = "build.json"
+SUMMARY = "report"  # parameter of a front's configuration
+_ENGINES = tuple(facts.package for facts in ENGINES.values() if facts.is_installed and facts.package)
+PACKAGES = ("torch", "transformers", "tokenizers", "onnx", *_ENGINES, "optimum", "numpy")
 NOT_COMPARED = (
     "no speed-up where the cache has the times of an earlier build: times of different moments are not compared; "
     "BUILD_REPO_CACHE=off measures all of them again"
@@ -147,11 +163,6 @@ class BuildReport:
     """Settings that `build-repo tune` changed after the build, without another one, and why."""
 
     @property
-    def ladder(self) -> tuple[MeasuredVariant, ...]:
-        """The variants, by their name in build.json."""
-        return self.variants
-
-    @property
     def has_times_of_other_builds(self) -> bool:
         """Return True if the cache gave times of a variant or of PyTorch, so that some have no speed-up."""
         return len({variant.timed_in for variant in self.variants if variant.latency_ms}) > 1
@@ -165,11 +176,15 @@ class BuildReport:
         return f"verified: {self.chosen} against PyTorch {self.versions['torch']} on {on}"
 
     def document(self) -> dict[str, Any]:
-        """Return the report as JSON, in which the variants are called `ladder`.
+        """Return the report as an object of JSON, in which the variants are called `ladder`.
 
         It does not name the folder it was published into, because a repository may be moved.
         """
         return {"ladder" if name == "variants" else name: value for name, value in asdict(self).items()}
+
+    def to_json(self) -> str:
+        """Return the text of build.json."""
+        return json.dumps(self.document(), indent=1, ensure_ascii=False)
 
     def table(self) -> Table:
         """Return the table of the variants for the screen."""
@@ -180,14 +195,14 @@ class BuildReport:
 
 def read_report(repository: Path, name: str) -> BuildReport:
     """Return the report of a published model. Raises RepositoryError."""
-    path = repository / name / "build.json"
+    path = repository / name / REPORT
     if path.exists() and not path.is_file():  # the data of a FIFO may never come
         raise RepositoryError(f"{path} is not a file")
     try:
         return parse_report(path.read_bytes(), str(path))
     except FileNotFoundError:
-        known = ", ".join(sorted(p.parent.name for p in repository.glob("*/build.json"))) or "no model"
-        raise RepositoryError(f"{repository} has no build.json of {name}; it has {known} (--repository)") from None
+        known = ", ".join(sorted(p.parent.name for p in repository.glob(f"*/{REPORT}"))) or "no model"
+        raise RepositoryError(f"{repository} has no {REPORT} of {name}; it has {known} (--repository)") from None
     except OSError as error:
         raise RepositoryError(f"{path} cannot be read ({error.strerror})") from error
 
@@ -204,3 +219,71 @@ def parse_report(text: bytes, where: str) -> BuildReport:
         return BuildReport(**{**document, **tuples, "variants": variants, "verified_on": checks})
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RepositoryError(f"{where} is not a report of this version ({error}); build the model again") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, such as build.json; an empty one if it is missing or cannot be read."""
+    try:
+        document = json.loads(path.read_text("utf-8")) if path.is_file() else {}  # the data of a FIFO may never come
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def checkpoint_source(report: Path) -> str | None:
+    """Return the checkpoint that the model of a build.json was built from; None if the file does not say."""
+    checkpoint = read_object(report).get("checkpoint")
+    return str(checkpoint["source"]) if isinstance(checkpoint, dict) and "source" in checkpoint else None
+
+
+def package_versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Return the installed versions of the packages that make graphs."""
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+def samples_file(path: Path | None) -> dict[str, str] | None:
+    """Return the name and hash of the user's file of samples; None if the builder's own samples are used."""
+    return None if path is None else {"name": path.name, "sha256": sha256_of(path)}
+
+
+def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of each file of each entry."""
+    return {
+        entry.name: {
+            name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else WRITTEN_DIGESTS.of(content)
+            for name, content in sorted(entry.files.items())
+        }
+        for entry in entries
+    }
+
+
+def summary(report: BuildReport, day: date) -> dict[str, Any]:
+    """Return the served variant beside PyTorch. Times are medians in milliseconds by shape, sizes in bytes."""
+    pytorch, served = report.variants[0], next(variant for variant in report.variants if variant.name == report.chosen)
+    cells = list(served.latency_ms)
+    shown = dict.fromkeys([*cells[:1], *cells[-1:]])
+    speed = served.speed_up(pytorch)
+    timed = {} if speed is None else {"speed_up": round(speed, 2)}
+    return {
+        "variant": served.name,
+        "engine": report.engine,
+        "target": report.target,
+        "triton": report.triton,
+        "size": served.size,
+        **({} if report.memory is None else {"memory": sum(report.memory.values())}),
+        **timed,
+        "latency_ms": {cell: float(f"{served.latency_ms[cell]:.3g}") for cell in shown},
+        "metric": report.metric,
+        "quality": served.quality,
+        "samples": report.samples,
+        "cpu": report.cpu["model"],
+        "measured": day.isoformat(),
+    }
+
+
+def with_summary(entries: Sequence[RepositoryEntry], report: BuildReport) -> tuple[RepositoryEntry, ...]:
+    """Return `entries`, the front model first, with the summary in the front's configuration."""
+    front, *others = entries
+    document = json.dumps(summary(report, date.today()), ensure_ascii=False, separators=(",", ":"))
+    config = replace(front.config, parameters={**front.config.parameters, SUMMARY: document})
+    return replace(front, config=config), *others

@@ -15,13 +15,13 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2
 
 from builder.common.errors import RepositoryError
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
+from builder.repository.report.record import REPORT
 from builder.repository.transaction import RepositoryChange
 from builder.runtime.contract import ContractError, EncoderServing, load
 from builder.runtime.hosted import HOSTED, Hosted, HostedModel, dump_hosted
 
 MODELS = "models"  # the folder
-CONFIG, REPORT = "config.pbtxt", "build.json"
 FRONT = "encoder/front.py"  # the file of a version that a shared front opens
 NAMES_THE_MODEL, LISTS = "model", "models"  # tensors of a shared front that no task has
 

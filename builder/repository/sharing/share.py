@@ -23,13 +23,12 @@ from builder.options import Serving
 from builder.options.names import misnamed
 from builder.repository.check import check
 from builder.repository.config.entries import Config, RepositoryEntry
-from builder.repository.config.render import parse, render
+from builder.repository.config.render import CONFIG, parse, render
 from builder.repository.layout.emitted import emitted_files
 from builder.repository.locks import locked, sync
 from builder.repository.publish import move_in
 from builder.repository.report.record import read_report
 from builder.repository.sharing.hosting import (
-    CONFIG,
     LISTS,
     MODELS,
     NAMES_THE_MODEL,

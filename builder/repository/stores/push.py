@@ -9,9 +9,10 @@ from pathlib import Path
 
 from builder.common.errors import RepositoryError
 from builder.common.hashing import sha256_of
+from builder.repository.report.record import REPORT
 from builder.repository.stores.manifest import Blob, Manifest
 from builder.repository.stores.store import Store
-from builder.repository.versions import REPORT, entry_names, require_front, served_number, version_numbers
+from builder.repository.versions import entry_names, require_front, served_number, version_numbers
 
 AT_ONCE = 8  # concurrent uploads of blobs
 

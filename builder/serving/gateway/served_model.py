@@ -55,7 +55,7 @@ class ServedModel:
 
     @cached_property
     def report(self) -> dict[str, Any] | None:
-        """Measurements of its build (builder/repository/report/summary.py); None if the model has no report."""
+        """Measurements of its build (builder/repository/report/record.py); None if the model has no report."""
         try:
             report = json.loads(self.parameters["report"])
         except (KeyError, ValueError, RecursionError):

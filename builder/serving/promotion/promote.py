@@ -22,9 +22,10 @@ from rich.table import Table
 
 from builder.checkpoints.distances import PairedNumbers, relative_distance
 from builder.common.errors import ServeError
+from builder.repository.config.render import CONFIG
 from builder.repository.locks import locked
 from builder.repository.transaction import visiting
-from builder.repository.versions import CONFIG, as_candidate, entry_names
+from builder.repository.versions import as_candidate, entry_names
 from builder.serving.client.client import Client
 from builder.serving.server.control import Control
 

@@ -18,9 +18,8 @@ from google.protobuf.json_format import MessageToJson
 from tritonclient.utils import InferenceServerException
 
 from builder.common.errors import ServeError
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
 from builder.repository.versions import (
-    CONFIG,
     entry_names,
     front_of,
     is_front,

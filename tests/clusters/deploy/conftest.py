@@ -12,8 +12,7 @@ from builder.options import Serving
 from builder.repository import versions
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.publish import publish
-from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import MeasuredVariant
+from builder.repository.report.record import MeasuredVariant, file_hashes
 from builder.repository.stores.push import push
 from builder.repository.stores.store import open_store
 from builder.repository.verdict import Unverified

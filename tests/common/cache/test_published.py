@@ -14,7 +14,7 @@ from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.lint import lint
 from builder.repository.lint.fixing import fix
 from builder.repository.publish import publish
-from builder.repository.report.provenance import file_hashes
+from builder.repository.report.record import file_hashes
 from builder.repository.verdict import Unverified
 from builder.repository.versions import remove, rollback
 from tests.reports import REPORT

@@ -8,7 +8,7 @@ from pathlib import Path
 from builder.options import Serving
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.publish import publish
-from builder.repository.report.provenance import file_hashes
+from builder.repository.report.record import file_hashes
 from builder.repository.verdict import Unverified
 from tests.reports import REPORT
 

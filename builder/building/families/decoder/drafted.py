@@ -24,8 +24,7 @@ from builder.engines.decoding import engine_of
 from builder.graphs.export.decoder import cache_shapes
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import BuildReport
+from builder.repository.report.record import BuildReport, file_hashes
 from builder.repository.verdict import Comparison
 from builder.runtime.contract import DRAFT
 from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS

@@ -19,8 +19,7 @@ from builder.graphs.export.experts import cost_of_experts
 from builder.graphs.onnx.operators import FUSED
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.provenance import file_hashes
-from builder.repository.report.record import BuildReport
+from builder.repository.report.record import BuildReport, file_hashes
 from builder.repository.verdict import Comparison, ParityBound
 
 

@@ -38,8 +38,7 @@ from builder.graphs.export.encoder import export, task_graph
 from builder.graphs.export.rows import rows_of
 from builder.options import BuildSpec
 from builder.repository.layout.encoder import lay_out
-from builder.repository.report.provenance import package_versions
-from builder.repository.report.record import MeasuredVariant
+from builder.repository.report.record import MeasuredVariant, package_versions
 
 EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is
 

@@ -6,10 +6,7 @@ Files that belong to one machine: plans of TensorRT, and the arguments of vLLM a
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,6 +18,7 @@ from builder.engines.vllm import engine as vllm
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, RepositoryModel, read_file
 from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.report.record import read_object
 from builder.runtime.recipe import compile as program
 
 
@@ -55,18 +53,9 @@ def belongs_to_its_tensorrt(version: ModelVersion) -> Iterator[Problem]:
     if here and fingerprint.get("gpu") not in [gpu.name for gpu in here]:
         problem = f"its plan was compiled for {fingerprint.get('gpu')} and this machine has {here[0].name}"
         yield Problem(problem, again, file=version.file(version.graph))
-    if _recipe(version.recipe).get("onnx_sha256") != fingerprint.get("onnx_sha256"):
+    if read_object(version.recipe / "recipe.json").get("onnx_sha256") != fingerprint.get("onnx_sha256"):
         problem = "its plan was compiled from another graph than the one beside it"
         yield Problem(problem, again, file=version.file(version.graph))
-
-
-def _recipe(recipe: Path) -> dict[str, Any]:
-    """Return the recipe of a plan; empty if it is missing or cannot be read."""
-    try:
-        document = json.loads(read_file(recipe / "recipe.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 @rule(

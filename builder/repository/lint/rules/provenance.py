@@ -13,9 +13,8 @@ from builder.common.releases import missing_fixes
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import Repository, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.report.record import REPORT
 from builder.repository.signatures import unsigned
-
-REPORT = "build.json"
 
 
 @rule(

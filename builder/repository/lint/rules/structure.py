@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from builder.common.engines import DETECTED
 from builder.common.errors import RepositoryError
+from builder.repository.config.render import CONFIG
 from builder.repository.lint.findings import Edit, Problem
-from builder.repository.lint.repository import CONFIG, PLATFORMS, Repository, RepositoryModel
+from builder.repository.lint.repository import PLATFORMS, Repository, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 CORE = "core, src/model_config_utils.cc"

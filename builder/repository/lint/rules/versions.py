@@ -12,9 +12,9 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2
 
 from builder.common.errors import RepositoryError
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import BESIDE_VERSIONS, CONFIG, FILES, NUMBER, ModelVersion, RepositoryModel
+from builder.repository.lint.repository import BESIDE_VERSIONS, FILES, NUMBER, ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
 
 

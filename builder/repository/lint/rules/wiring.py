@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from builder.repository.config.render import CONFIG
 from builder.repository.lint.calls import read_source
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import CONFIG, ModelVersion
+from builder.repository.lint.repository import ModelVersion
 from builder.repository.lint.rule import ERROR, WARNING, rule
 from builder.runtime.contract import FILE
 

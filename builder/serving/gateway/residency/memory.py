@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 
 from builder.common.processes import read_counter
-from builder.repository.config.render import parse
-from builder.repository.versions import CONFIG, REPORT, entry_names
+from builder.repository.config.render import CONFIG, parse
+from builder.repository.report.record import REPORT
+from builder.repository.versions import entry_names
 from builder.runtime.contract import ContractError, load_shared
 from builder.serving.plan.process import PROCESS
 from builder.serving.server.stubs import Stub, Stubs

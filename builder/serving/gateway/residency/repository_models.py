@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builder.common.errors import RepositoryError
-from builder.repository.config.render import parse
+from builder.repository.config.render import CONFIG, parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories
-from builder.repository.versions import CONFIG, numbers_by_policy, version_numbers
+from builder.repository.versions import numbers_by_policy, version_numbers
 from builder.runtime.hosted import HOSTED
 from builder.serving.gateway.catalogue import model_not_found
 from builder.serving.gateway.errors import ApiError, unavailable
