@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from builder.repository.check import check
     from builder.repository.signatures import sign, unsigned
     from builder.repository.signing_keys import Signer
-    from builder.repository.stores.pull import pull
-    from builder.repository.stores.push import push
     from builder.repository.stores.store import open_store
+    from builder.repository.stores.transfer import pull, push
     from builder.serving.client.client import Client
     from builder.serving.load.measure import load_test
     from builder.serving.load.traffic import Level, Target
@@ -41,8 +40,8 @@ _HOMES = {
     "load_test": "builder.serving.load.measure",
     "make_spec": "builder.options",
     "open_store": "builder.repository.stores.store",
-    "pull": "builder.repository.stores.pull",
-    "push": "builder.repository.stores.push",
+    "pull": "builder.repository.stores.transfer",
+    "push": "builder.repository.stores.transfer",
     "running": "builder.serving.server.triton",
     "sign": "builder.repository.signatures",
     "unsigned": "builder.repository.signatures",

@@ -29,8 +29,8 @@ from builder.repository.locks import refuse_unwritable
 from builder.repository.publish import existing_source, publish
 from builder.repository.report.record import BuildReport, with_summary
 from builder.repository.sharing.hosting import refuse_hosted
-from builder.repository.stores.publish import publish_to, source_in
 from builder.repository.stores.store import Store, open_store
+from builder.repository.stores.transfer import publish_to, source_in
 from builder.repository.transaction import recover
 from builder.repository.verdict import Unverified, Verified
 from builder.repository.versions import front_of, version_numbers

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     with screen.status("loading what checks a repository"):
-        from builder.repository.stores.pull import pull
+        from builder.repository.stores.transfer import pull
     store = open_store(options.store)
     for name, version in map(split_version, options.name):
         with screen.status(f"pulling {name}"):

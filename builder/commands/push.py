@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, screen
-from builder.repository.stores.push import push
 from builder.repository.stores.store import open_store
+from builder.repository.stores.transfer import push
 
 
 def parser() -> argparse.ArgumentParser:

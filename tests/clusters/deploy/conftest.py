@@ -13,8 +13,8 @@ from builder.repository import versions
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.publish import publish
 from builder.repository.report.record import MeasuredVariant, file_hashes
-from builder.repository.stores.push import push
 from builder.repository.stores.store import open_store
+from builder.repository.stores.transfer import push
 from builder.repository.verdict import Unverified
 from builder.runtime.contract import Session, dump
 from builder.runtime.fields import Field

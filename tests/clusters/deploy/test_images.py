@@ -38,7 +38,7 @@ IMAGES = {
     ),
     "pull": (
         "repository/stores",
-        "builder.cli, builder.commands.pull, builder.repository.stores.pull, builder.repository.publish",
+        "builder.cli, builder.commands.pull, builder.repository.stores.transfer, builder.repository.publish",
     ),
 }
 # Prints the packages that the project's own modules import, without those that packages import themselves.

@@ -26,10 +26,8 @@ from builder.options import make_spec
 from builder.repository.signatures import sign, unsigned
 from builder.repository.signing_keys import Signer
 from builder.repository.stores.manifest import Blob, Manifest
-from builder.repository.stores.publish import publish_to
-from builder.repository.stores.pull import pull
-from builder.repository.stores.push import push
 from builder.repository.stores.store import Store, VersionTakenError, open_store
+from builder.repository.stores.transfer import publish_to, pull, push
 from builder.repository.versions import served_number, version_numbers
 from tests.repository.stores.versions import outcome, publish_version
 
@@ -137,7 +135,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from builder.repository.stores import store
-from builder.repository.stores.push import push
+from builder.repository.stores.transfer import push
 store.Store.publish = lambda self, manifest: os.kill(os.getpid(), signal.SIGKILL)
 push(Path(sys.argv[1]), "front", store.open_store(sys.argv[2]))
 """

@@ -1,0 +1,179 @@
+"""Push versions to an object store, pull them from it, and publish builds to it.
+
+A push sends the blobs that the store lacks, then the manifest. A pull fetches a version beside the repository, verifies
+it and publishes it in one change. Triton reads the repository and never the store: its polling would reload models for
+nothing, and can load half of one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.common.cache.links import link
+from builder.common.errors import RepositoryError
+from builder.common.hashing import sha256_of
+from builder.options.choices import KEEP
+from builder.repository.check import check
+from builder.repository.locks import locked, sync
+from builder.repository.publish import move_in, publish, remove_old_versions
+from builder.repository.report.record import REPORT, BuildReport, checkpoint_source
+from builder.repository.sharing.hosting import refuse_hosted
+from builder.repository.signatures import unsigned
+from builder.repository.stores.manifest import Blob, Manifest
+from builder.repository.stores.store import Store, VersionTakenError
+from builder.repository.transaction import changing
+from builder.repository.verdict import Unverified, Verified
+from builder.repository.versions import (
+    activate,
+    copy_beside,
+    entry_names,
+    require_front,
+    served_number,
+    version_numbers,
+)
+
+AT_ONCE = 8  # concurrent transfers of blobs
+PARTS = (".", "warmup")  # folders of an entry that have files of a version: builder/repository/publish.py
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Result of a push. `sent`: bytes of the blobs that the store lacked."""
+
+    manifest: Manifest
+    sent: int
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Result of a pull. `fetched`: bytes that came from the store; the others were already here."""
+
+    manifest: Manifest
+    fetched: int
+
+
+def push(repository: Path, name: str, store: Store, version: int | None = None) -> Pushed:
+    """Push a version of a model, by default the served one. Raises RepositoryError.
+
+    An interrupted push leaves blobs that no manifest names, and the next push continues from them.
+    """
+    require_front(repository, name)
+    number = served_number(repository / name) if version is None else version
+    if number not in version_numbers(repository / name):
+        raise RepositoryError(f"{repository} has no version {number} of {name}; see build-repo versions {name}")
+    entries = [repository / entry for entry in entry_names(repository, name, number)]
+    folders = [entry / part / str(number) for entry in entries for part in PARTS]
+    paths = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
+    files = {file.relative_to(repository).as_posix(): file for file in paths}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        blobs = dict(zip(files, pool.map(_blob_of, files.values()), strict=True))
+        sources = {blob: files[path] for path, blob in blobs.items()}
+        was_sent = pool.map(store.put, sources.values(), sources)
+        sent = sum(blob.size for blob, new in zip(sources, was_sent, strict=True) if new)
+    manifest = Manifest(name, number, checkpoint_source(repository / name / str(number) / REPORT), blobs)
+    store.publish(manifest)
+    return Pushed(manifest, sent)
+
+
+def publish_to(store: Store, outcome: Verified | Unverified, folder: Path) -> BuildReport:
+    """Make `outcome` the next version in `store`; `folder`: temporary layout. Raises RepositoryError."""
+    while True:
+        number = 1 + max(store.versions(outcome.report.name), default=0)
+        repository = folder / f"version_{number}"
+        report = publish(repository, outcome, first=number, workplace=folder)
+        try:
+            push(repository, report.name, store)
+        except VersionTakenError:  # by another process meanwhile: take the next number
+            continue
+        return report
+
+
+def source_in(store: Store, name: str) -> str | None:
+    """Return the checkpoint that the model `name` in `store` was built from; None if there is no such model."""
+    return store.manifest(name).source if store.versions(name) else None
+
+
+def pull(
+    store: Store,
+    name: str,
+    repository: Path,
+    version: int | None = None,
+    keep: int = KEEP,
+    verify_key: Path | None = None,
+) -> Pulled:
+    """Pull a version of a model, by default the newest, into `repository` and make it the served one.
+
+    `keep`: versions that remain there. `verify_key`: key that it must be signed with. Raises RepositoryError; the
+    repository is then unchanged, and fetched files stay beside it for the next pull.
+    """
+    refuse_hosted(repository, name)
+    manifest = store.manifest(name, version)
+    repository.mkdir(parents=True, exist_ok=True)
+    staging = repository.parent / f".{repository.name}.pull"
+    with locked(staging):
+        staging.mkdir(exist_ok=True)
+        sizes = {blob.size for blob in manifest.files.values()}
+        files = [file for entry in manifest.entries() for file in sorted((repository / entry).rglob("*"))]
+        local = {_blob_of(file): file for file in files if file.is_file() and file.stat().st_size in sizes}
+        missing = {blob for blob in manifest.files.values() if blob not in local}
+        to_fetch = {blob for blob in missing if not (staging / blob.sha256).exists()}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for future in [pool.submit(store.get, blob, staging / blob.sha256) for blob in to_fetch]:
+                future.result()
+        fetched = {blob: staging / blob.sha256 for blob in missing}
+        _publish_pulled(manifest, {**local, **fetched}, repository, keep, verify_key)
+        shutil.rmtree(staging)
+    return Pulled(manifest, sum(blob.size for blob in to_fetch))
+
+
+def _publish_pulled(
+    manifest: Manifest, blobs: dict[Blob, Path], repository: Path, keep: int, verify_key: Path | None
+) -> None:
+    number, names = manifest.version, manifest.entries()
+    if number in version_numbers(repository / manifest.name):
+        _refuse_another(manifest, repository)
+    before = served_number(repository / manifest.name)
+    with changing(repository, manifest.name) as change:
+        new = change.staging / "new"
+        for path, blob in manifest.files.items():
+            (new / path).parent.mkdir(parents=True, exist_ok=True)
+            link(blobs[blob], new / path)
+            sync(new / path)
+        for entry in names:
+            copy_beside(new / entry, number)
+        if sorted(entry_names(new, manifest.name, number)) != sorted(names):
+            raise RepositoryError(
+                f"{manifest.name}: its manifest has files of {', '.join(names)}, and its build.json says "
+                f"{', '.join(entry_names(new, manifest.name, number))}; push the version again"
+            )
+        problems = [*check(new), *(unsigned(new, verify_key) if verify_key is not None else ())]
+        if problems:
+            raise RepositoryError(f"what was pulled would not load: {problems[0]}. Nothing was published")
+        if number not in version_numbers(repository / manifest.name):
+            for entry in reversed(names):
+                move_in(change, new / entry, repository / entry, number)
+        activate(change, repository, names, number)
+        change.commit()
+        remove_old_versions(repository, manifest.name, change.staging / "removed", keep, [number, before])
+
+
+def _refuse_another(manifest: Manifest, repository: Path) -> None:
+    """Raise RepositoryError if the repository has a different version with that number."""
+    files = {path: repository / path for path in manifest.files}
+    other = [
+        path
+        for path, blob in manifest.files.items()
+        if not (files[path].is_file() and files[path].stat().st_size == blob.size and _blob_of(files[path]) == blob)
+    ]
+    if other:
+        raise RepositoryError(
+            f"{repository} has another version {manifest.version} of {manifest.name}: {other[0]} is not the file of "
+            f"the store. Pull into another repository, or remove the model first: build-repo remove {manifest.name}"
+        )
+
+
+def _blob_of(file: Path) -> Blob:
+    return Blob(sha256_of(file), file.stat().st_size)
