@@ -10,14 +10,14 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from builder.common.errors import RepositoryError, first_line
 from builder.common.hashing import sha256_of
 from builder.repository.config.render import CONFIG, parse
-from builder.repository.report.record import REPORT
+from builder.repository.report.record import REPORT, read_object
 from builder.repository.sharing.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
 from builder.repository.signing_keys import SIGNATURE, Signer, signing_configuration, verifying_configuration
 from builder.repository.versions import entry_names, loaded_numbers, version_numbers
@@ -100,8 +100,13 @@ def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
 
 def _unsigned(folder: Path, numbers: Sequence[int], configuration: Any, trusted: Path) -> list[str]:
     """Return why versions of one model are not what was signed, or that they cannot be read or are being removed."""
+    problems = []
+    if not numbers:
+        problems.append(f"it has no version that was signed; whoever published it can sign it: {SIGN_COMMAND}")
     try:
-        return [*_unsigned_versions(folder, numbers, configuration, trusted), *_beside(folder, numbers)]
+        for version in [folder / str(number) for number in numbers]:
+            problems += [*_problems(version, configuration, trusted), *_mixed(version)]
+        return [*problems, *_beside(folder, numbers)]
     except (OSError, ValueError) as error:
         return [_unreadable(error)]
 
@@ -110,31 +115,26 @@ def _unreadable(error: Exception) -> str:
     return f"it cannot be verified, for it cannot be read ({first_line(error)}); where it is being changed, try again"
 
 
-def _unsigned_versions(folder: Path, numbers: Sequence[int], configuration: Any, trusted: Path) -> Iterator[str]:
-    if not numbers:
-        yield f"it has no version that was signed; whoever published it can sign it: {SIGN_COMMAND}"
-    for number in numbers:
-        yield from _problems(folder / str(number), configuration, trusted)
-        yield from _mixed(folder / str(number))
-
-
 def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]:
+    """Yield why a version is not what was signed, under its name and number."""
     if not (version / SIGNATURE).is_file():
         missing = f"version {version.name} is not signed (no {version.name}/{SIGNATURE})"
         yield f"{missing}; whoever published it can: {SIGN_COMMAND}"
         return
     try:
         configuration.verify(version, version / SIGNATURE)
-    except ValueError as error:
-        if str(error).startswith("Signature mismatch"):  # the signature itself is good
+    except Exception as error:  # a damaged signature makes the libraries raise many types
+        is_mismatch = isinstance(error, ValueError) and str(error).startswith("Signature mismatch")
+        if is_mismatch:  # the signature itself is good
             yield from (f"{version.name}/{problem}" for problem in _changes(version))
         else:
-            yield _invalid(version, error, trusted)
+            reason = f"the signature of version {version.name} does not hold: {first_line(error)[:200]}"
+            yield f"{reason}; expected one by {trusted.name}"
         return
-    except Exception as error:  # a damaged signature makes the libraries raise many types
-        yield _invalid(version, error, trusted)
-        return
-    yield from _moved(version)
+    number, config = _statement(version)["subject"][0]["name"], version / CONFIG
+    name = parse(config.read_text("utf-8"), version.parent.name).name if config.is_file() else ""
+    if (name, number) != (version.parent.name, version.name):
+        yield f"version {version.name} was signed as version {number} of {name or 'a model without a name'}"
 
 
 def _mixed(version: Path) -> Iterator[str]:
@@ -151,19 +151,8 @@ def _mixed(version: Path) -> Iterator[str]:
 
 def _files(version: Path) -> dict[str, Any]:
     """Return the files of a version's build that its report lists, by model; empty if it has no report."""
-    try:
-        hashes = json.loads((version / REPORT).read_text("utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return hashes if isinstance(hashes, dict) else {}
-
-
-def _moved(version: Path) -> Iterator[str]:
-    """Yield a problem if a version whose signature is good was signed under another name or number."""
-    number, config = _statement(version)["subject"][0]["name"], version / CONFIG
-    name = parse(config.read_text("utf-8"), version.parent.name).name if config.is_file() else ""
-    if (name, number) != (version.parent.name, version.name):
-        yield f"version {version.name} was signed as version {number} of {name or 'a model without a name'}"
+    files = read_object(version / REPORT).get("files")
+    return files if isinstance(files, dict) else {}
 
 
 def _beside(folder: Path, numbers: Sequence[int]) -> Iterator[str]:
@@ -190,11 +179,8 @@ def _is_of(name: Path, path: Path, version: Path) -> bool:
         return _without_policy(own) == _without_policy(path)
     if own.is_file():
         return own.read_bytes() == path.read_bytes()
-    try:
-        listed = json.loads((version / REPORT).read_text("utf-8"))["files"][version.parent.name]
-        return bool(listed[name.as_posix()] == sha256_of(path))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    listed = _files(version).get(version.parent.name)
+    return isinstance(listed, dict) and bool(listed.get(name.as_posix()) == sha256_of(path))
 
 
 def _without_policy(config: Path) -> Any:
@@ -205,11 +191,6 @@ def _without_policy(config: Path) -> Any:
         return None
     parsed.ClearField("version_policy")
     return parsed
-
-
-def _invalid(version: Path, error: Exception, trusted: Path) -> str:
-    reason = first_line(error)[:200]
-    return f"the signature of version {version.name} does not hold: {reason}; expected one by {trusted.name}"
 
 
 def _changes(folder: Path) -> Iterator[str]:
@@ -230,30 +211,24 @@ def _statement(folder: Path) -> Any:
     return json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
 
 
-def _folders(repository: Path) -> dict[str, Path]:
-    """Return the folders of the models: Triton takes every folder for one. Raises RepositoryError if there is none."""
-    folders = {path.name: path for path in sorted(repository.iterdir()) if path.is_dir()} if repository.is_dir() else {}
-    if not folders:
-        raise RepositoryError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
-    return folders
-
-
 def _named_folders(repository: Path, names: Sequence[str], which: VersionSelector = version_numbers) -> dict[str, Path]:
-    """Return the folders of `names` and of their engines; all if none are named."""
+    """Return the folders of `names`, and of the engines that their versions, those of `which`, name.
+
+    All if none are named: Triton takes every folder for a model. Raises RepositoryError if a model is not there.
+    """
     try:
-        folders = _folders(repository)
-        named = dict.fromkeys(entry for name in names for entry in _with_engine(folders, repository, name, which))
+        paths = sorted(repository.iterdir()) if repository.is_dir() else []
+        folders = {path.name: path for path in paths if path.is_dir()}
+        if not folders:
+            raise RepositoryError(
+                f"{repository} holds no model; build one first: build-repo MODEL --output {repository}"
+            )
+        named: dict[str, Path] = {}
+        for name in names:
+            if name not in folders:
+                raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(folders)}")
+            built = [entry for number in which(folders[name]) for entry in entry_names(repository, name, number)]
+            named |= {entry: folders[entry] for entry in (name, *built) if entry in folders}
     except OSError as error:
         raise RepositoryError(f"{repository} cannot be read: {error}") from error
-    return {name: folders[name] for name in named} or folders
-
-
-def _with_engine(folders: Mapping[str, Path], repository: Path, name: str, which: VersionSelector) -> list[str]:
-    """Return the folders of a model: its own, and those of the engines of the versions that `which` selects.
-
-    The signed versions name their engines. Raises RepositoryError if the model is not there.
-    """
-    if name not in folders:
-        raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(folders)}")
-    built = [entry for number in which(folders[name]) for entry in entry_names(repository, name, number)]
-    return [name, *(entry for entry in built if entry in folders)]
+    return named or folders

@@ -187,7 +187,13 @@ def changing(repository: Path, *names: str) -> Iterator[RepositoryChange]:
         try:
             yield change
         except BaseException as cause:
-            _undo(repository, change, cause)
+            try:
+                change.undo()
+            except OSError as error:
+                raise RepositoryError(
+                    f"{repository} could not be written ({cause}), nor what was there put back ({error}): it is kept "
+                    f"in {change.staging}. When the cause is gone, put it back: build-repo check {repository}"
+                ) from error
             raise
         change.commit()
 
@@ -212,16 +218,6 @@ def visiting(repository: Path, guest: str, make: Callable[[Path], None]) -> Iter
         finally:
             with explain_os_errors(repository), hold_lock(repository):
                 change.undo()
-
-
-def _undo(repository: Path, change: RepositoryChange, cause: BaseException) -> None:
-    try:
-        change.undo()
-    except OSError as error:
-        raise RepositoryError(
-            f"{repository} could not be written ({cause}), nor what was there put back ({error}): it is kept in "
-            f"{change.staging}. When the cause is gone, put it back: build-repo check {repository}"
-        ) from error
 
 
 def recover(repository: Path) -> list[str]:

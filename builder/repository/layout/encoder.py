@@ -7,7 +7,7 @@ NAME_model/  the engine, where it is a Triton model of its own
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ import numpy as np
 
 from builder.common.releases import SENDERS_SINCE, version_tuple
 from builder.engines import graph_engine
-from builder.engines.placement import InstanceGroup, Placement, graph_buckets, place
+from builder.engines.placement import InstanceGroup, graph_buckets, place
 from builder.engines.profiles import Calls
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec, RequestLimitOptions
@@ -76,6 +76,7 @@ def lay_out(
     warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
 ) -> tuple[RepositoryEntry, ...]:
     """Return the front model with the engine's own files inside or, for BLS, in an entry of their own beside it."""
+    limits = queue_limits(options)
     front = Config(
         name=options.entry_name,
         backend="python",
@@ -86,12 +87,15 @@ def lay_out(
         serving=options.serving,
         dynamic_batching=True,
         max_queue_delay_us=options.max_queue_delay_us,
-        **_batcher_limits(options),
+        queue_size=0 if limits.by_front else limits.size,
+        queue_timeout_us=0 if limits.by_front else limits.timeout_us,
         response_cache=options.serving.response_cache,
         rate_limited=options.in_process,
         parameters={**_front_parameters(serving), **dict(sorted(options.serving.metadata.items()))},
     )
-    serving = replace(bucketed(serving, graph), **_front_limits(options))
+    serving = bucketed(serving, graph)
+    if limits.by_front:
+        serving = replace(serving, queue=limits.size, queue_timeout_ms=options.serving.queue.waiting_ms)
     if options.in_process:
         serving = in_process(options, serving, graph, warm_up_rows if options.serving.warm_up else ())
     else:
@@ -117,34 +121,16 @@ def queue_limits(options: BuildSpec) -> QueueLimits:
     """Return the limits of the queue, and whether the front or Triton's batcher keeps them.
 
     The front keeps them if it can and the batcher need not. If it cannot, the batcher keeps those that the options
-    name.
+    name. A front cannot that answers every request before execute() returns: the Python backend of the release has no
+    other way, or the front needs resources that Triton's rate limiter takes back then.
     """
     queue = options.serving.queue
+    is_rate_limited = options.in_process and bool(options.serving.rate_limiter)
     if options.serving.batcher_keeps_limits:
         return QueueLimits(False, queue.size, queue.waiting_us)
-    if _answers_at_once(options):
+    if is_rate_limited or version_tuple(options.triton) < version_tuple(SENDERS_SINCE):
         return QueueLimits(False, queue.max_size or 0, queue.timeout_us or 0)
     return QueueLimits(True, queue.size, queue.waiting_us)
-
-
-def _front_limits(options: BuildSpec) -> dict[str, Any]:
-    limits = queue_limits(options)
-    return {"queue": limits.size, "queue_timeout_ms": options.serving.queue.waiting_ms} if limits.by_front else {}
-
-
-def _batcher_limits(options: BuildSpec) -> dict[str, Any]:
-    limits = queue_limits(options)
-    return {} if limits.by_front else {"queue_size": limits.size, "queue_timeout_us": limits.timeout_us}
-
-
-def _answers_at_once(options: BuildSpec) -> bool:
-    """Return True if the front answers every request before execute() returns.
-
-    Either the Python backend of the release has no other way, or the front runs the engine and needs resources for
-    that, which Triton's rate limiter takes back when execute() returns.
-    """
-    limited = options.in_process and bool(options.serving.rate_limiter)
-    return limited or version_tuple(options.triton) < version_tuple(SENDERS_SINCE)
 
 
 def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
@@ -191,12 +177,15 @@ def _engine_entry(
     any_rows = graph_engine(graph.engine).rows_are_an_axis
     rows_dim = (-1,) if any_rows else ()
     placement = place(options, graph, serving.batching.token_budget, serving.max_length)
-    texts = rows if options.serving.warm_up else ()
-    files |= {
-        f"warmup/1/{_warm_up_file(index, name)}": np.asarray(row[name], dtype=np.int64).tobytes()
-        for index, row in enumerate(texts)
-        for name in graph.inputs
-    }
+    warm_ups = []
+    for index, row in enumerate(rows if options.serving.warm_up else ()):
+        inputs = {name: {"length": len(row[name]), "file": f"text_{index}_{name}"} for name in graph.inputs}
+        warm_ups.append(WarmUp(f"text_{index}", 1, inputs))
+        for name in graph.inputs:
+            files[f"warmup/1/text_{index}_{name}"] = np.asarray(row[name], dtype=np.int64).tobytes()
+    for index, shapes in enumerate(placement.warm_ups):  # else a client's first call waits while the engine prepares
+        zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
+        warm_ups.append(WarmUp(f"profile_{index}", max(shape[0] for shape in shapes.values()), zeros))
     config = Config(
         name=options.engine_name,
         backend=graph.engine,
@@ -215,24 +204,6 @@ def _engine_entry(
         accelerators=placement.accelerators,
         cuda_graphs=placement.cuda_graphs,
         parameters=placement.parameters,
-        warm_ups=[*_texts_first(graph.inputs, texts), *_largest_first(placement)],
+        warm_ups=warm_ups,
     )
     return RepositoryEntry(config.name, config, files)
-
-
-def _texts_first(inputs: Sequence[str], rows: Sequence[Mapping[str, Sequence[int]]]) -> Iterator[WarmUp]:
-    """Yield a warm-up call for each of `rows`."""
-    for index, row in enumerate(rows):
-        values = {name: {"length": len(row[name]), "file": _warm_up_file(index, name)} for name in inputs}
-        yield WarmUp(f"text_{index}", 1, values)
-
-
-def _warm_up_file(index: int, name: str) -> str:
-    return f"text_{index}_{name}"
-
-
-def _largest_first(placement: Placement) -> Iterator[WarmUp]:
-    """Yield the calls that an engine prepares itself for, requested or not: else a client's first call would wait."""
-    for index, shapes in enumerate(placement.warm_ups):
-        zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
-        yield WarmUp(f"profile_{index}", max(shape[0] for shape in shapes.values()), zeros)

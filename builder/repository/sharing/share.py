@@ -9,7 +9,7 @@ NAME/            the shared front, all that Triton sees
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from builder.repository.check import check
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.config.render import CONFIG, parse, render
 from builder.repository.layout.emitted import emitted_files
-from builder.repository.locks import locked, sync
+from builder.repository.locks import locked, write_synced
 from builder.repository.publish import move_in
 from builder.repository.report.record import read_report
 from builder.repository.sharing.hosting import (
@@ -92,11 +92,9 @@ def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
     return sorted(entries)
 
 
-@contextlib.contextmanager
-def _locked_models(front: Path) -> Iterator[None]:
+def _locked_models(front: Path) -> contextlib.AbstractContextManager[None]:
     """Lock the models of a shared front against other changes. A new front has none."""
-    with locked(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext():
-        yield
+    return locked(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext()
 
 
 def _hosted_as(repository: Path, front: str, name: str) -> HostedModel:
@@ -155,30 +153,24 @@ def _shared(front: Path) -> SharedServing:
 
 def _config(name: str, task: str, configs: Sequence[Any], batch: int) -> Config:
     """Return a configuration with the inputs of all `configs`, and the outputs of the first, of any size."""
-    inputs = {
-        field.name: replace(_field(field), optional=True) for config in reversed(configs) for field in config.input
-    }
-    outputs = {
-        field.name: replace(_field(field), dims=tuple(size if size == 1 else -1 for size in field.dims))
+    fields = [_field(field) for config in reversed(configs) for field in config.input]
+    inputs = {field.name: replace(field, optional=True) for field in fields if field.name != NAMES_THE_MODEL}
+    outputs = [
+        replace(_field(field), dims=tuple(size if size == 1 else -1 for size in field.dims))
         for field in configs[0].output
-    }
+        if field.name != LISTS
+    ]
     return Config(
         name=name,
         backend="python",
         max_batch_size=batch,
-        inputs=[
-            *({NAMES_THE_MODEL: Field(NAMES_THE_MODEL, "TYPE_STRING")} | _without(inputs, NAMES_THE_MODEL)).values()
-        ],
-        outputs=[*_without(outputs, LISTS).values(), Field(LISTS, "TYPE_STRING")],
+        inputs=[Field(NAMES_THE_MODEL, "TYPE_STRING"), *inputs.values()],
+        outputs=[*outputs, Field(LISTS, "TYPE_STRING")],
         groups=(InstanceGroup(1),),
         serving=Serving(),
         dynamic_batching=True,
         parameters={"task": task, "shared": "true"},
     )
-
-
-def _without(fields: dict[str, Field], name: str) -> dict[str, Field]:
-    return {key: field for key, field in fields.items() if key != name}
 
 
 def _field(entry: Any) -> Field:
@@ -190,11 +182,18 @@ def _serve_as(change: RepositoryChange, repository: Path, entry: RepositoryEntry
     """Serve a shared front as `entry` describes it: as a new version, unless the served version is already the same."""
     front = repository / entry.name
     served = served_number(front) if front.exists() else None
-    if served is not None and _has_files_of(front, entry.at(served)):
-        return
+    if served is not None:
+        files = _contents(entry.at(served))
+        if all((front / path).is_file() and (front / path).read_bytes() == files[path] for path in files):
+            return
     number = 1 + max(version_numbers(front), default=0)
     staged = change.staging / "new" / entry.name
-    _write(staged, entry.at(number), hosts=served is None)
+    files = _contents(entry.at(number))
+    files[f"{number}/{CONFIG}"] = files[CONFIG]
+    if served is None:
+        files[f"{MODELS}/{HOSTED}"] = dump_hosted({}).encode()
+    for path, content in files.items():
+        write_synced(staged / path, content)
     problems = check(staged.parent)
     if problems:
         raise RepositoryError(f"the shared front would not load: {problems[0]}. Nothing was changed")
@@ -202,22 +201,7 @@ def _serve_as(change: RepositoryChange, repository: Path, entry: RepositoryEntry
     activate(change, repository, [entry.name], number)
 
 
-def _has_files_of(front: Path, entry: RepositoryEntry) -> bool:
-    files = {**entry.files, CONFIG: render(entry.config).encode()}
-    return all((front / path).is_file() and (front / path).read_bytes() == _bytes(files[path]) for path in files)
-
-
-def _write(folder: Path, entry: RepositoryEntry, hosts: bool) -> None:
-    """Write the files of the entry and, if it is new, its repository, without models."""
-    config = render(entry.config).encode()
-    files: dict[str, bytes | Path] = {**entry.files, CONFIG: config, f"{entry.config.version}/{CONFIG}": config}
-    if hosts:
-        files[f"{MODELS}/{HOSTED}"] = dump_hosted({}).encode()
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(_bytes(content))
-        sync(folder / name)
-
-
-def _bytes(content: bytes | Path) -> bytes:
-    return content if isinstance(content, bytes) else content.read_bytes()
+def _contents(entry: RepositoryEntry) -> dict[str, bytes]:
+    """Return the contents of the entry's files, its configuration among them."""
+    files = {path: file if isinstance(file, bytes) else file.read_bytes() for path, file in entry.files.items()}
+    return {**files, CONFIG: render(entry.config).encode()}
