@@ -14,8 +14,8 @@ from builder.common.releases import RELEASES
 from builder.repository.check import verdicts
 from builder.repository.lint import lint
 from builder.repository.lint.findings import Finding, Severity
-from builder.repository.lint.fixing import fix
 from builder.repository.lint.formats import FORMATS
+from builder.repository.lint.pbtxt import fix
 from builder.repository.transaction import recover
 
 TEXT = "text"

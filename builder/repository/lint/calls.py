@@ -87,16 +87,11 @@ def _calls(nodes: Iterable[ast.AST]) -> Iterator[BlsCall]:
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "InferenceRequest":
             keywords = {keyword.arg: keyword.value for keyword in node.keywords}
             model = _text(keywords.get("model_name"))
+            names = keywords.get("requested_output_names")
+            outputs = map(_text, names.elts if isinstance(names, ast.List | ast.Tuple) else ())
             if model is not None:
-                yield BlsCall(model, tuple(_texts(keywords.get("requested_output_names"))), node.lineno)
+                yield BlsCall(model, tuple(name for name in outputs if name is not None), node.lineno)
 
 
 def _text(node: ast.expr | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
-
-
-def _texts(node: ast.expr | None) -> Iterator[str]:
-    for element in node.elts if isinstance(node, ast.List | ast.Tuple) else ():
-        text = _text(element)
-        if text is not None:
-            yield text

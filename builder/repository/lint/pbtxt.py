@@ -1,19 +1,24 @@
-"""Locate each field of a config.pbtxt: protobuf's own parser returns values without positions.
+"""Locate each field of a config.pbtxt, and write the edits of findings into it (--fix).
 
-Grammar: protobuf.dev, "Text Format Language Specification". Only texts that protobuf has parsed are read here.
+Protobuf's own parser returns values without positions. Grammar: protobuf.dev, "Text Format Language Specification".
+Only texts that protobuf has parsed are read here.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2
 
 from builder.common.errors import RepositoryError
 from builder.repository.config.render import parse, quote
-from builder.repository.lint.findings import Edit
+from builder.repository.lint.findings import Edit, Finding
+from builder.repository.signing_keys import SIGNATURE
 
 TOKEN = re.compile(
     r"""\s+|\#[^\n]*|(?P<token>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'#]+)"""
@@ -40,12 +45,49 @@ def field_spans(text: str) -> dict[str, FieldSpan]:
 
     The first of a repeated field has no number.
     """
-    return _Reader(text).read()
+    reader = _Reader(text)
+    reader.message("", "")
+    return reader.spans
 
 
 def span_of(field: str, spans: Mapping[str, FieldSpan]) -> FieldSpan | None:
     """Return the span of a field, such as `input[0].dims` or `input.dims`; None if it is not in the text."""
     return spans.get(field.replace("[0]", ""))
+
+
+def fix(repository: Path, findings: Sequence[Finding]) -> list[str]:
+    """Apply the edits of `findings`; return a sentence for each file that was changed or left unchanged.
+
+    A configuration that is a link, is signed, or has a syntax that an edit does not fit, is left unchanged. Raises
+    RepositoryError if a configuration cannot be written.
+    """
+    edits: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if finding.fix is not None:
+            edits.setdefault((finding.model, finding.file), []).append(finding)
+    return [_fix(repository / file, file, model, of_file) for (model, file), of_file in edits.items()]
+
+
+def _fix(path: Path, file: str, model: str, findings: Sequence[Finding]) -> str:
+    codes: dict[Edit, str] = {finding.fix: finding.code for finding in findings if finding.fix is not None}
+    changes = ", ".join(f"{edit} ({code})" for edit, code in codes.items())
+    if path.is_symlink():
+        return f"{file}: left as it is: it is a link. By hand: {changes}"
+    if (path.parent / SIGNATURE).exists():
+        return f"{file}: left as it is: the model is signed. By hand, and then sign it again: {changes}"
+    try:
+        text = edited(path.read_text("utf-8"), list(codes), model)
+        if text is None:
+            return f"{file}: left as it is: it is written in a way that is not understood here. By hand: {changes}"
+        unfinished = path.with_name(f"{path.name}.unfinished")
+        unfinished.write_text(text, "utf-8")
+        unfinished.chmod(path.stat().st_mode)
+        os.replace(unfinished, path)
+    except UnicodeDecodeError:
+        return f"{file}: left as it is: it is not UTF-8. By hand: {changes}"
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be written: {error.strerror or error}") from error
+    return f"{file}: {changes}"
 
 
 def edited(text: str, edits: list[Edit], name: str) -> str | None:
@@ -100,66 +142,51 @@ class _Reader:
         self.position = 0
         self.spans: dict[str, FieldSpan] = {}
 
-    def read(self) -> dict[str, FieldSpan]:
-        self._message("", "")
-        return self.spans
-
-    def _peek(self) -> str:
-        return self.tokens[self.position][0] if self.position < len(self.tokens) else ""
+    def _peek(self, ahead: int = 0) -> str:
+        """Return a token without reading it; empty after the last one."""
+        position = self.position + ahead
+        return self.tokens[position][0] if position < len(self.tokens) else ""
 
     def _next(self) -> tuple[str, int, int]:
         token = self.tokens[self.position]
         self.position += 1
         return token
 
-    def _message(self, path: str, closing: str) -> str | None:
+    def message(self, path: str, closing: str) -> str | None:
         """Read fields up to `closing`; return the text of the field `key`, for entries of a map."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         key = None
-        while self.position < len(self.tokens) and self._peek() != closing:
+        while self._peek() not in (closing, ""):
             name, start, _ = self._next()
             if name in (";", ","):
                 continue
             if self._peek() == ":":
                 self._next()
-            for span, inner in self._values(f"{path}{name}", start, counts, name):
-                self._keep(f"{path}{name}", counts[name], span, inner)
+            if self._peek() == "[" and self._peek(1) in OPEN:  # a list of messages
+                self._next()
+                while self._peek() not in ("]", ""):
+                    if self._peek() == ",":
+                        self._next()
+                        continue
+                    self._field(f"{path}{name}", counts[name], self.tokens[self.position][1], is_standalone=False)
+                    counts[name] += 1
+                self._next()
+            else:
+                self._field(f"{path}{name}", counts[name], start, is_standalone=True)
                 counts[name] += 1
             if name == "key":
                 key = _unquoted(self.text[self.spans[f"{path}key"].value : self.spans[f"{path}key"].end])
-        if closing and self.position < len(self.tokens):
+        if self._peek():
             self._next()
         return key
 
-    def _keep(self, path: str, number: int, span: FieldSpan, key: str | None) -> None:
-        self.spans[f"{path}[{number}]" if number else path] = span
-        if key is not None:
-            self.spans[f"{path}[{key}]"] = span
-
-    def _values(
-        self, path: str, start: int, counts: dict[str, int], name: str
-    ) -> Iterator[tuple[FieldSpan, str | None]]:
-        """Yield the value of a field, or of a list of messages one by one, with the key of an entry of a map."""
-        counts.setdefault(name, 0)
-        messages = (
-            self._peek() == "[" and self.position + 1 < len(self.tokens) and self.tokens[self.position + 1][0] in OPEN
-        )
-        if not messages:
-            yield self._value(_inside(path, counts[name]), start, is_standalone=True)
-            return
-        self._next()
-        while self.position < len(self.tokens) and self._peek() != "]":
-            if self._peek() == ",":
-                self._next()
-                continue
-            yield self._value(_inside(path, counts[name]), self.tokens[self.position][1], is_standalone=False)
-        self._next()
-
-    def _value(self, path: str, start: int, is_standalone: bool) -> tuple[FieldSpan, str | None]:
+    def _field(self, path: str, number: int, start: int, is_standalone: bool) -> None:
+        """Read the value of a field, the one with this number at `path`, and note its span."""
+        numbered = f"{path}[{number}]" if number else path
         key = None
         token, value, _ = self._next()
         if token in OPEN:
-            key = self._message(path, OPEN[token])
+            key = self.message(f"{numbered}.", OPEN[token])
         elif token == "[":
             while self._peek() not in ("]", ""):
                 self._next()
@@ -168,11 +195,10 @@ class _Reader:
             while self._peek()[:1] in ('"', "'") and self._peek():
                 self._next()
         end = self.tokens[self.position - 1][2]
-        return FieldSpan(start, end, value, self.text.count("\n", 0, start) + 1, is_standalone), key
-
-
-def _inside(path: str, number: int) -> str:
-    return f"{path}[{number}]." if number else f"{path}."
+        span = FieldSpan(start, end, value, self.text.count("\n", 0, start) + 1, is_standalone)
+        self.spans[numbered] = span
+        if key is not None:
+            self.spans[f"{path}[{key}]"] = span
 
 
 def _unquoted(literal: str) -> str:

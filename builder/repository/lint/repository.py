@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
-from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from builder.common.engines import DETECTED, ENGINES, EngineFacts
 from builder.common.errors import RepositoryError
@@ -43,36 +45,6 @@ NUMBER = re.compile(r"\s*[+-]?\d+")  # as much of a folder's name as std::stoll 
 
 
 @dataclass(frozen=True)
-class Folder:
-    """Folder that Triton takes for a model; `file`: its configuration, relative to the folder."""
-
-    repository: Repository
-    path: Path
-    file: str
-
-    @cached_property
-    def name(self) -> str:
-        return self.path.name
-
-    @cached_property
-    def text(self) -> str | None:
-        """Text of the configuration; None if there is none. Raises RepositoryError if it cannot be read.
-
-        Bytes that are not UTF-8 are replaced: in a comment Triton ignores them.
-        """
-        path = self.path / self.file
-        try:
-            return path.read_text("utf-8", errors="replace") if path.is_file() else None
-        except OSError as error:
-            raise RepositoryError(f"{self.file} of {self.name} is not a Triton model configuration: {error}") from error
-
-    def config(self) -> Any:
-        """Return the configuration as Triton completes it. Raises RepositoryError if it does not parse."""
-        parsed = parse(self.text or "", self.name)
-        return _completed(parsed, self.path)
-
-
-@dataclass(frozen=True)
 class Repository:
     """Repository of models.
 
@@ -87,23 +59,28 @@ class Repository:
     digests: FileDigests = field(default_factory=FileDigests, compare=False)
 
     @cached_property
-    def folders(self) -> tuple[Folder, ...]:
+    def folders(self) -> tuple[RepositoryModel, ...]:
         """Every folder, once for each of its configurations; hidden ones too: Triton takes them for models."""
-        paths = [path for path in sorted(self.path.iterdir()) if path.is_dir()] if self.path.is_dir() else []
-        return tuple(Folder(self, path, file) for path in paths for file in _configurations(path))
+        folders = []
+        for path in _subfolders(self.path) if self.path.is_dir() else ():
+            others = [f"{CONFIGS}/{file.name}" for file in sorted((path / CONFIGS).glob("*.pbtxt"))]
+            folders += [RepositoryModel(self, path, file) for file in (CONFIG, *others)]
+        return tuple(folders)
 
     @cached_property
     def models(self) -> tuple[RepositoryModel, ...]:
         """Models whose configuration can be read, or whose backend Triton finds without one."""
         models = []
         for folder in self.folders:
-            try:
-                config = folder.config()
-            except RepositoryError:
-                continue
-            if folder.text is not None or config.backend:
-                models.append(RepositoryModel(self, folder.path, folder.file, folder.text or "", config))
+            with suppress(RepositoryError):
+                if folder.config.backend or (folder.path / folder.file).is_file():
+                    models.append(folder)
         return tuple(models)
+
+    @property
+    def versions(self) -> list[ModelVersion]:
+        """Versions of all models that their model's configuration applies to."""
+        return [version for model in self.models for version in model.versions if version.is_checked]
 
     @cached_property
     def by_name(self) -> Mapping[str, RepositoryModel]:
@@ -113,17 +90,42 @@ class Repository:
 
 @dataclass(frozen=True)
 class RepositoryModel:
-    """Model with one of its configurations; `config`: a ModelConfig."""
+    """Folder that Triton takes for a model, with one of its configurations; `file`: relative to the folder."""
 
     repository: Repository
     path: Path
     file: str
-    text: str
-    config: Any
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.path.name
+
+    @cached_property
+    def text(self) -> str:
+        """Text of the configuration; empty if there is none. Raises RepositoryError if it cannot be read.
+
+        Bytes that are not UTF-8 are replaced: in a comment Triton ignores them.
+        """
+        path = self.path / self.file
+        try:
+            return path.read_text("utf-8", errors="replace") if path.is_file() else ""
+        except OSError as error:
+            raise RepositoryError(f"{self.file} of {self.name} is not a Triton model configuration: {error}") from error
+
+    @cached_property
+    def config(self) -> Any:
+        """The ModelConfig as Triton completes it. Raises RepositoryError if it does not parse."""
+        return _completed(parse(self.text, self.name), self.path)
+
+    def entries(self, *fields: str) -> Iterator[tuple[str, Any]]:
+        """Yield the entries of repeated fields of the configuration, each with its place, such as `input[0]`."""
+        for field_name in fields:
+            for number, entry in enumerate(attrgetter(field_name)(self.config)):
+                yield f"{field_name}[{number}]", entry
+
+    def parameter(self, name: str) -> str:
+        """Return a parameter of the configuration; empty if it is missing."""
+        return self.config.parameters[name].string_value if name in self.config.parameters else ""
 
     @cached_property
     def spans(self) -> Mapping[str, FieldSpan]:
@@ -150,6 +152,11 @@ class RepositoryModel:
     def engine(self) -> EngineFacts | None:
         """Facts about the engine of the model's backend; None for a backend that is not a known engine's."""
         return ENGINES.get(self.config.backend)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """True if an instance is declared to run on a GPU."""
+        return any(group.kind == ModelInstanceGroup.KIND_GPU for group in self.config.instance_group)
 
     @property
     def instances(self) -> int:
@@ -251,16 +258,11 @@ def _serving(folder: Path) -> Serving | None:
         return None
 
 
-def _configurations(path: Path) -> list[str]:
-    others = sorted(file.name for file in (path / CONFIGS).glob("*.pbtxt")) if (path / CONFIGS).is_dir() else []
-    return [CONFIG, *(f"{CONFIGS}/{name}" for name in others)]
-
-
 def _subfolders(path: Path) -> list[Path]:
     return [entry for entry in sorted(path.iterdir()) if entry.is_dir()]
 
 
-def _completed(config: model_config_pb2.ModelConfig, path: Path) -> model_config_pb2.ModelConfig:
+def _completed(config: ModelConfig, path: Path) -> ModelConfig:
     """Return the configuration with what Triton fills in without opening the model's file: name, backend, file."""
     if not config.name:
         config.name = path.name
@@ -273,7 +275,7 @@ def _completed(config: model_config_pb2.ModelConfig, path: Path) -> model_config
     return config
 
 
-def _backend_of(config: model_config_pb2.ModelConfig, path: Path) -> str:
+def _backend_of(config: ModelConfig, path: Path) -> str:
     """Return the backend that the file of a model implies; empty if none does."""
     if config.default_model_filename:
         return next((backend for backend, file in FILES.items() if file == config.default_model_filename), "")

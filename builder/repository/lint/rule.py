@@ -21,7 +21,11 @@ from builder.repository.lint.findings import Finding, Problem, Severity
 from builder.repository.lint.pbtxt import span_of
 from builder.repository.lint.repository import ModelVersion, Repository, RepositoryModel
 
-SCOPES = (Repository, RepositoryModel, ModelVersion)
+SCOPES: dict[type, Callable[[Repository], Sequence[Repository | RepositoryModel | ModelVersion]]] = {
+    Repository: lambda repository: [repository],
+    RepositoryModel: lambda repository: repository.models,
+    ModelVersion: lambda repository: repository.versions,
+}
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 Check = Callable[[Any], Iterator[Problem]]
 """Function of a Repository, a RepositoryModel or a ModelVersion, as its annotation says."""
@@ -46,19 +50,18 @@ class Rule:
     check: Check
 
     def findings(self, repository: Repository) -> Iterator[Finding]:
-        for subject in _subjects(self.scope, repository):
-            for problem in self._problems(subject):
+        """Yield the findings; unforeseen damage of one file does not end the check of the others."""
+        for subject in SCOPES[self.scope](repository):
+            try:
+                problems = list(self.check(subject))
+            except BuilderError:
+                raise
+            except Exception as error:
+                found = f"this rule could not be checked ({type(error).__name__}: {first_line(error)})"
+                advice = "a file of the model is damaged; if none is, this is a bug worth reporting"
+                problems = [Problem(found, advice)]
+            for problem in problems:
                 yield _finding(self, subject, problem)
-
-    def _problems(self, subject: Any) -> list[Problem]:
-        """Return the problems found; an unforeseen damage of one file does not end the check of the others."""
-        try:
-            return list(self.check(subject))
-        except BuilderError:
-            raise
-        except Exception as error:
-            problem = f"this rule could not be checked ({type(error).__name__}: {first_line(error)})"
-            return [Problem(problem, "a file of the model is damaged; if none is, this is a bug worth reporting")]
 
 
 RULES: dict[str, Rule] = {}
@@ -84,16 +87,11 @@ def rule(code: str, severity: Severity, *, wrong: str, right: str, source: str =
             names = ", ".join(known.__name__ for known in SCOPES)
             raise ValueError(f"rule {code} does not say what it sees: annotate its argument with one of {names}")
         topic = (inspect.getdoc(inspect.getmodule(check)) or "").split("\n\n")[0]
-        RULES[code] = Rule(
-            code, severity, topic, _line(what), _line(why), wrong.strip(), right.strip(), source, scope, check
-        )
+        what, why = " ".join(what.split()), " ".join(why.split())
+        RULES[code] = Rule(code, severity, topic, what, why, wrong.strip(), right.strip(), source, scope, check)
         return check
 
     return register
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
 
 
 @cache
@@ -102,15 +100,6 @@ def all_rules() -> tuple[Rule, ...]:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     return tuple(RULES[code] for code in sorted(RULES))
-
-
-def _subjects(scope: type, repository: Repository) -> Sequence[Repository | RepositoryModel | ModelVersion]:
-    """Return the subjects of rules of a scope: the repository, its models, or their versions."""
-    if scope is Repository:
-        return [repository]
-    if scope is RepositoryModel:
-        return repository.models
-    return [version for model in repository.models for version in model.versions if version.is_checked]
 
 
 def _finding(rule: Rule, subject: Repository | RepositoryModel | ModelVersion, problem: Problem) -> Finding:

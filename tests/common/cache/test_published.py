@@ -12,7 +12,7 @@ from builder.options import Serving
 from builder.repository import versions
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.lint import lint
-from builder.repository.lint.fixing import fix
+from builder.repository.lint.pbtxt import fix
 from builder.repository.publish import publish
 from builder.repository.report.record import file_hashes
 from builder.repository.verdict import Unverified

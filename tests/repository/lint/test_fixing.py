@@ -10,8 +10,7 @@ from builder.cli import main
 from builder.repository.config.render import parse
 from builder.repository.lint import lint
 from builder.repository.lint.findings import Edit, Severity
-from builder.repository.lint.fixing import fix
-from builder.repository.lint.pbtxt import edited, field_spans
+from builder.repository.lint.pbtxt import edited, field_spans, fix
 from tests.repository.lint.cases import CASES, ENSEMBLE, ON_CPU, PYTHON, WHOLE, parameter
 
 LIST = """# a model

@@ -18,7 +18,6 @@ from builder.repository.lint.rule import ERROR, WARNING, rule
 
 GROUPS = "core, src/model_config_utils.cc, ValidateInstanceGroup"
 Group = model_config_pb2.ModelInstanceGroup
-THREADS = "intra_op_thread_count"
 
 
 @rule(
@@ -33,13 +32,10 @@ def gpus_are_for_gpu_instances(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton refuses GPUs with KIND_CPU and KIND_MODEL.
     """
-    for number, group in enumerate(model.config.instance_group):
+    for field, group in model.entries("instance_group"):
         if group.gpus and group.kind in (Group.KIND_CPU, Group.KIND_MODEL):
-            yield Problem(
-                f"{Group.Kind.Name(group.kind)} with GPUs {', '.join(map(str, group.gpus))}",
-                "write KIND_GPU, or leave gpus out",
-                f"instance_group[{number}].gpus",
-            )
+            problem = f"{Group.Kind.Name(group.kind)} with GPUs {', '.join(map(str, group.gpus))}"
+            yield Problem(problem, "write KIND_GPU, or leave gpus out", f"{field}.gpus")
 
 
 @rule(
@@ -56,12 +52,13 @@ def profiles_are_of_plans(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton refuses them for other backends.
     """
-    for number, group in enumerate(model.config.instance_group):
-        field = f"instance_group[{number}].profile"
+    for field, group in model.entries("instance_group"):
         if group.profile and model.config.backend != tensorrt.BACKEND:
-            yield Problem("profiles on a model that is not a plan of TensorRT", "leave profile out", field)
+            problem = "profiles on a model that is not a plan of TensorRT"
+            yield Problem(problem, "leave profile out", f"{field}.profile")
         elif not all(name.strip().isdigit() for name in group.profile):
-            yield Problem(f"profiles are {', '.join(group.profile)}", 'write numbers, such as "0"', field)
+            problem = f"profiles are {', '.join(group.profile)}"
+            yield Problem(problem, 'write numbers, such as "0"', f"{field}.profile")
 
 
 @rule(
@@ -77,10 +74,9 @@ def gpus_are_here(model: RepositoryModel) -> Iterator[Problem]:
     The check looks at this machine: if another one is to serve, the finding says nothing. Triton refuses the model on a
     machine without them.
     """
-    here = len(gpus()) if any(group.kind == Group.KIND_GPU for group in model.config.instance_group) else 0
-    for number, group in enumerate(model.config.instance_group):
+    here = len(gpus()) if model.is_on_gpu else 0
+    for field, group in model.entries("instance_group"):
         absent = [gpu for gpu in group.gpus if gpu >= here]
-        field = f"instance_group[{number}]"
         if group.kind == Group.KIND_GPU and here == 0:
             yield Problem("runs on a GPU and none is here", "serve it where there is one", field)
         elif group.kind == Group.KIND_GPU and absent:
@@ -105,26 +101,19 @@ def threads_have_cores(version: ModelVersion) -> Iterator[Problem]:
     other: throughput falls and latency doubles.
     """
     model, cores = version.model, available_cores()
-    if not version.is_served or any(group.kind == Group.KIND_GPU for group in model.config.instance_group):
-        return
-    threads = _threads(version, cores)
-    if threads is not None and model.instances * threads > cores and model.instances > 1:
+    threads = 0  # unknown, or shared by the instances
+    if model.config.backend == onnxruntime.BACKEND:
+        count = model.parameter("intra_op_thread_count")
+        threads = (int(count) if count.isdigit() else 0) or cores
+    elif version.serving is not None and version.serving.session is not None:
+        threads = version.serving.session.threads or cores
+    is_on_cpu = version.is_served and not model.is_on_gpu
+    if is_on_cpu and model.instances > 1 and model.instances * threads > cores:
         yield Problem(
             f"{model.instances} instances of {threads} threads each, on {cores} cores",
             f"give each {max(1, cores // model.instances)}, or take fewer instances",
             "instance_group" if model.config.instance_group else "",
         )
-
-
-def _threads(version: ModelVersion, cores: int) -> int | None:
-    """Return the threads of one instance; None if they are unknown, or if instances share them."""
-    config, served = version.model.config, version.serving
-    if config.backend == onnxruntime.BACKEND:
-        count = config.parameters[THREADS].string_value if THREADS in config.parameters else "0"
-        return (int(count) if count.isdigit() else 0) or cores
-    if served is not None and served.session is not None:
-        return served.session.threads or cores
-    return None
 
 
 @rule(
@@ -145,11 +134,8 @@ def resources_are_global_or_of_a_device(repository: Repository) -> Iterator[Prob
     for model in repository.by_name.values():
         for group in model.config.instance_group:
             for resource in group.rate_limiter.resources:
-                if seen.setdefault(resource.name, getattr(resource, "global")) != getattr(resource, "global"):
-                    yield Problem(
-                        f"the resource {resource.name!r} is global here and not elsewhere, or the other way round",
-                        "write global: true everywhere, or nowhere",
-                        "instance_group",
-                        model=model.name,
-                        file=model.file,
-                    )
+                is_global = getattr(resource, "global")
+                if seen.setdefault(resource.name, is_global) != is_global:
+                    problem = f"the resource {resource.name!r} is global here and not elsewhere, or the other way round"
+                    advice = "write global: true everywhere, or nowhere"
+                    yield Problem(problem, advice, "instance_group", model=model.name, file=model.file)

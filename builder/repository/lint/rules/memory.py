@@ -9,17 +9,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tritonclient.grpc import model_config_pb2
-
 from builder.common.machine import total_memory
 from builder.common.memory import BYTES_PER_VALUE
 from builder.engines import onnxruntime, openvino, session_engine
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, Repository
 from builder.repository.lint.rule import WARNING, rule
-from builder.runtime.contract import GenerationServing, Serving
+from builder.runtime.contract import GenerationServing
 
-KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 SHARED_MEMORY = Path("/dev/shm")
 SHM_PER_PROCESS = 1 << 20  # bytes that the Python backend takes for each instance at its start
 DOCKER_SHM = 64 << 20  # bytes of /dev/shm in a container by default (--shm-size)
@@ -53,20 +50,16 @@ def weights_and_caches_have_memory(repository: Repository) -> Iterator[Problem]:
 
 def _bytes(version: ModelVersion) -> int:
     """Return the bytes of memory that a version takes at least; 0 if it is not served or uses a GPU's memory."""
-    model, served = version.model, version.serving
-    if not version.is_served or any(group.kind == KIND_GPU for group in model.config.instance_group):
+    model = version.model
+    if not version.is_served or model.is_on_gpu:
         return 0
-    if served is not None:
-        return model.instances * sum(_loaded(folder, one) for folder, one in version.documents)
+    if version.serving is not None:
+        graphs = sum(_size(folder / served.model) for folder, served in version.documents if served.model is not None)
+        caches = sum(_cache(served) for _, served in version.documents if isinstance(served, GenerationServing))
+        return model.instances * (graphs + caches)
     if model.config.backend == openvino.BACKEND:
         return _size(version.graph)
     return model.instances * _size(version.graph) if model.config.backend == onnxruntime.BACKEND else 0
-
-
-def _loaded(folder: Path, served: Serving) -> int:
-    """Return the bytes of the graph that a process opens, and of its cache."""
-    graph = 0 if served.model is None else _size(folder / served.model)
-    return graph + (_cache(served) if isinstance(served, GenerationServing) else 0)
 
 
 def _size(graph: Path) -> int:

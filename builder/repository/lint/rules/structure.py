@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from builder.common.engines import DETECTED
 from builder.common.errors import RepositoryError
-from builder.repository.config.render import CONFIG
+from builder.repository.config.render import CONFIG, parse
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.repository import PLATFORMS, Repository, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
@@ -20,7 +20,6 @@ OWN_PLATFORM = {  # their backends have platforms of their own in Triton; GetBac
     for backend in {*PLATFORMS.values()} - {"pytorch"}
 }
 COMPLETING = {facts.name for facts in DETECTED}  # their backends complete a configuration by the model's file
-LABELS = "label_filename"
 
 
 @rule(
@@ -60,9 +59,8 @@ def is_a_model(repository: Repository) -> Iterator[Problem]:
     known = {model.path for model in repository.models}
     for folder in repository.folders:
         if folder.file == CONFIG and folder.path not in known and not (folder.path / CONFIG).exists():
-            yield Problem(
-                "has no config.pbtxt", "write one, or move the folder out of the repository", model=folder.name
-            )
+            advice = "write one, or move the folder out of the repository"
+            yield Problem("has no config.pbtxt", advice, model=folder.name)
 
 
 @rule(
@@ -104,7 +102,7 @@ def parses(repository: Repository) -> Iterator[Problem]:
     """
     for folder in repository.folders:
         try:
-            folder.config()
+            parse(folder.text, folder.name)
         except RepositoryError as error:
             yield Problem(str(error), model=folder.name, file=folder.file)
 
@@ -124,12 +122,8 @@ def has_the_name_of_its_folder(model: RepositoryModel) -> Iterator[Problem]:
     Triton compares the two and refuses the model. Leave the name out, or write the folder's.
     """
     if model.config.name != model.name:
-        yield Problem(
-            f"{model.file} names it {model.config.name!r}",
-            f"Triton wants the folder's name, {model.name!r}",
-            "name",
-            fix=Edit("name", model.name),
-        )
+        advice = f"Triton wants the folder's name, {model.name!r}"
+        yield Problem(f"{model.file} names it {model.config.name!r}", advice, "name", fix=Edit("name", model.name))
 
 
 @rule(
@@ -147,11 +141,9 @@ def has_a_backend(model: RepositoryModel) -> Iterator[Problem]:
     if not model.config.backend and not model.is_ensemble:
         known = ", ".join(PLATFORMS)
         problem = f"platform {model.config.platform!r} is not one of {known}, and there is no backend"
-        yield Problem(
-            problem if model.config.platform else f"{model.file} names no backend",
-            'write its backend, such as backend: "onnxruntime" or backend: "python"',
-            "platform",
-        )
+        problem = problem if model.config.platform else f"{model.file} names no backend"
+        advice = 'write its backend, such as backend: "onnxruntime" or backend: "python"'
+        yield Problem(problem, advice, "platform")
 
 
 @rule(
@@ -170,11 +162,8 @@ def has_its_backends_platform(model: RepositoryModel) -> Iterator[Problem]:
     config = model.config
     if config.platform and config.platform not in OWN_PLATFORM.get(config.backend, (config.platform,)):
         fits = ", ".join(sorted(OWN_PLATFORM[config.backend]))
-        yield Problem(
-            f"platform {config.platform!r} does not belong to the backend {config.backend!r}",
-            f"leave platform out, or write {fits}",
-            "platform",
-        )
+        problem = f"platform {config.platform!r} does not belong to the backend {config.backend!r}"
+        yield Problem(problem, f"leave platform out, or write {fits}", "platform")
 
 
 @rule(
@@ -189,16 +178,12 @@ def has_its_files_of_labels(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton reads it when it loads the model, and refuses a path that leads out of the folder.
     """
-    for number, output in enumerate(model.config.output):
+    for field, output in model.entries("output"):
         path = model.path / output.label_filename
-        if not output.label_filename:
-            continue
-        if not path.is_file() or not path.resolve().is_relative_to(model.path.resolve()):
-            yield Problem(
-                f"the labels of {output.name}, {output.label_filename}, are not in its folder",
-                "put the file beside config.pbtxt",
-                f"output[{number}].{LABELS}",
-            )
+        is_inside = path.is_file() and path.resolve().is_relative_to(model.path.resolve())
+        if output.label_filename and not is_inside:
+            problem = f"the labels of {output.name}, {output.label_filename}, are not in its folder"
+            yield Problem(problem, "put the file beside config.pbtxt", f"{field}.label_filename")
 
 
 @rule(

@@ -6,7 +6,6 @@ Inputs and outputs of a configuration, by themselves and against the graph.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
@@ -15,6 +14,11 @@ from builder.repository.lint.findings import Problem
 from builder.repository.lint.graphs import Unreadable, readable, signature_of
 from builder.repository.lint.repository import ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
+
+TENSORS = ("input", "output")
+SHAPE = "core, src/model_config_utils.cc, ValidateIOShape"
+IMAGE = 3  # dims of an image
+BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
 
 
 @rule(
@@ -56,12 +60,13 @@ def has_the_tensors_of_its_graph(version: ModelVersion) -> Iterator[Problem]:
     from.
     """
     signature = readable(version)
-    config = version.model.config
-    whole = all(tensor.name and tensor.data_type and tensor.dims for _, tensor in _tensors(version.model))
-    if signature is None or not whole or not (config.input or config.output):
+    tensors = list(version.model.entries(*TENSORS))
+    whole = all(tensor.name and tensor.data_type and tensor.dims for _, tensor in tensors)
+    if signature is None or not whole or not tensors:
         return  # TR204 and TR103 report it
     for text in stock.mismatches(version.model.document, signature):
-        yield Problem(text, field=_field(version, text))
+        named = [field for field, tensor in tensors if f" {tensor.name}," in text or f" {tensor.name} as " in text]
+        yield Problem(text, field=named[0] if named else "input")
 
 
 @rule(
@@ -86,19 +91,6 @@ def runs_calls_of_one_row(version: ModelVersion) -> Iterator[Problem]:
         yield Problem(wrong, field="max_batch_size")
 
 
-def _field(version: ModelVersion, text: str) -> str:
-    """Return the tensor that a mismatch names."""
-    config = version.model.config
-    for kind, tensors in (("input", config.input), ("output", config.output)):
-        for number, tensor in enumerate(tensors):
-            if f" {tensor.name}," in text or f" {tensor.name} as " in text:
-                return f"{kind}[{number}]"
-    return "input"
-
-
-SHAPE = "core, src/model_config_utils.cc, ValidateIOShape"
-
-
 @rule(
     "TR204",
     ERROR,
@@ -111,16 +103,14 @@ def tensors_have_name_type_and_dims(model: RepositoryModel) -> Iterator[Problem]
 
     A scalar has dims: [ 1 ]. Triton refuses a tensor without them, and sizes of 0.
     """
-    for field, tensor in _tensors(model):
+    for field, tensor in model.entries(*TENSORS):
         lacks = [name for name in ("name", "data_type", "dims") if not getattr(tensor, name)]
         if lacks:
             yield Problem(f"the {field} has no {lacks[0]}", f"write its {lacks[0]}", field)
-        sizes = [*tensor.dims, *tensor.reshape.shape]
-        wrong = [size for size in sizes if size < 1 and size != -1]
+        wrong = [size for size in (*tensor.dims, *tensor.reshape.shape) if size < 1 and size != -1]
         if wrong:
-            yield Problem(
-                f"{tensor.name} has a size of {wrong[0]}", "write sizes of at least 1, or -1 for any", f"{field}.dims"
-            )
+            advice = "write sizes of at least 1, or -1 for any"
+            yield Problem(f"{tensor.name} has a size of {wrong[0]}", advice, f"{field}.dims")
 
 
 @rule(
@@ -136,7 +126,7 @@ def reshapes_keep_every_element(model: RepositoryModel) -> Iterator[Problem]:
     Between two sizes of -1 the elements are counted on both sides. An empty reshape is for one element, of a model
     that batches.
     """
-    for field, tensor in _tensors(model):
+    for field, tensor in model.entries(*TENSORS):
         if not tensor.HasField("reshape"):
             continue
         dims, shape = list(tensor.dims), list(tensor.reshape.shape)
@@ -171,11 +161,12 @@ def names_of_tensors_are_different(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton checks requests against the first of them and counts both as required: no request is ever complete.
     """
-    for kind, tensors in (("input", model.config.input), ("output", model.config.output)):
-        names = [tensor.name for tensor in tensors]
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                yield Problem(f"two {kind}s are called {name!r}", "rename one", f"{kind}[{number}]")
+    for kind in TENSORS:
+        seen: set[str] = set()
+        for field, tensor in model.entries(kind):
+            if tensor.name in seen:
+                yield Problem(f"two {kind}s are called {tensor.name!r}", "rename one", field)
+            seen.add(tensor.name)
 
 
 @rule(
@@ -191,16 +182,13 @@ def formats_fit(model: RepositoryModel) -> Iterator[Problem]:
     Triton refuses the others.
     """
     on_tensorrt = model.config.platform == tensorrt.PLATFORM or model.config.backend == tensorrt.BACKEND
-    for field, tensor in _tensors(model):
+    for field, tensor in model.entries(*TENSORS):
         if getattr(tensor, "format", 0) and len(tensor.dims) != IMAGE:
             problem = f"{tensor.name} is an image of {len(tensor.dims)} dims"
             yield Problem(problem, "write three, or leave format out", f"{field}.format")
         if not on_tensorrt and (tensor.is_shape_tensor or tensor.is_non_linear_format_io):
             name = "is_shape_tensor" if tensor.is_shape_tensor else "is_non_linear_format_io"
             yield Problem(f"{tensor.name} has {name}, which is for TensorRT", "leave it out", f"{field}.{name}")
-
-
-IMAGE = 3  # dims of an image
 
 
 @rule(
@@ -217,9 +205,8 @@ def batch_tensors_have_sources(model: RepositoryModel) -> Iterator[Problem]:
     """
     inputs = {tensor.name for tensor in model.config.input}
     outputs = {tensor.name for tensor in model.config.output}
-    for kind, entries in (("batch_input", model.config.batch_input), ("batch_output", model.config.batch_output)):
-        for number, entry in enumerate(entries):
-            field = f"{kind}[{number}]"
+    for kind in ("batch_input", "batch_output"):
+        for field, entry in model.entries(kind):
             if len(entry.source_input) != 1:
                 yield Problem(f"the {kind} has {len(entry.source_input)} sources", "write one source_input", field)
             for name in set(entry.source_input) - inputs:
@@ -230,13 +217,3 @@ def batch_tensors_have_sources(model: RepositoryModel) -> Iterator[Problem]:
             for name in sorted({name for name in targets if name not in outputs or targets.count(name) > 1}):
                 problem = f"the batch_output has the target {name!r}, which is not an output, or twice"
                 yield Problem(problem, "name an output once", field)
-
-
-BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
-
-
-def _tensors(model: RepositoryModel) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a configuration, each with its field."""
-    for kind, tensors in (("input", model.config.input), ("output", model.config.output)):
-        for number, tensor in enumerate(tensors):
-            yield f"{kind}[{number}]", tensor
