@@ -30,9 +30,9 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from builder.building.families.encoder import stages as encoder
+from builder.building.families import encoder
 from builder.building.pipeline import build
-from builder.building.variants import evaluator, steps
+from builder.building.variants import evaluator, timing
 from builder.checkpoints.libraries import quiet_libraries
 from builder.checkpoints.model import position_limit
 from builder.checkpoints.tasks import find_task
@@ -125,8 +125,8 @@ def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, f
     )
     with ExitStack() as untimed:
         for module, name in (
-            (steps, "pytorch_decoder_latencies"),
-            (steps, "decoder_latencies"),
+            (timing, "pytorch_decoder_latencies"),
+            (timing, "decoder_latencies"),
             (encoder, "pytorch_latencies"),
             (evaluator, "engine_latencies"),
         ):

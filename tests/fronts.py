@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.building.verify.batching_constraint import batching_constraint
+from builder.building.verify.parity import batching_constraint
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tokenizer import tokenizer_json

@@ -11,7 +11,7 @@ import pytest
 
 from builder.building import pipeline
 from builder.building.families import Family, begin
-from builder.building.families.encoder.outputs import VerifiedEncoder
+from builder.building.families.encoder.results import VerifiedEncoder
 from builder.building.pipeline import build
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import resolve

@@ -1,4 +1,4 @@
-"""Key of all that a build depends on: the checkpoint's files, options, this package, libraries and processor.
+"""Keys of all that a build and each of its stages depend on: the checkpoint's files, options, code and machine.
 
 Needs no torch: to find out that nothing changed takes milliseconds.
 """
@@ -9,13 +9,15 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from builder.checkpoints.untrusted import refuse_files
 from builder.common.cache.digests import digest_of
+from builder.common.cache.entries import CacheEntries
+from builder.common.cache.folder import cache_home, is_cache_disabled
 from builder.common.cpu import cpu
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.folders import PACKAGE
@@ -27,6 +29,32 @@ TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # in a checko
 LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
 # Files beside a checkpoint that the build does not read: weights of other frameworks.
 UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".tflite", ".gguf", ".onnx"})
+
+ORDER = ("export", "reference", "fuse", "verify", "select")
+EXPORT = ("task", "max_length", "pooling", "beams", "max_answer")
+REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
+EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
+ANY_ENGINE = (*EXACT, "cache", "cache_gb", "slots")  # decide which engines can be chosen: some refuse these
+# Options that stages before the layout do not read: the queue, and the front's settings in config.pbtxt.
+LAID_OUT = ("name", "max_batch_size", "max_queue_delay_us")
+SERVING_LAID_OUT = (
+    "preferred_batch_sizes",
+    "queue",
+    "priority_levels",
+    "default_priority",
+    "front_instances",
+    "warm_up",
+    "response_cache",
+    "rate_limiter",
+    "rate_limiter_priority",
+    "optimization_level",
+    "prefill_tokens",
+    "prefix_cache",
+    "tool_parser",
+    "batch_dimension",
+    "metadata",
+)
+MEASURED_AS_SERVED = ("prefill_tokens",)  # also by the choice of an engine, which measures the emitted loop
 
 
 def build_key(spec: BuildSpec) -> str:
@@ -44,6 +72,41 @@ def build_key(spec: BuildSpec) -> str:
             **checkpoint_facts(spec.source),
         }
     )
+
+
+def stage_keys(spec: BuildSpec) -> dict[str, str]:
+    """Return the key of each stage of `spec`. Raises CheckpointError and SpecError."""
+    options = spec.facts
+    laid_out = [name for name in SERVING_LAID_OUT if spec.engine != "auto" or name not in MEASURED_AS_SERVED]
+    options["serving"] = {name: v for name, v in options["serving"].items() if name not in laid_out}
+    around, files = surroundings(), own_files(spec.samples, spec.graph)
+    exported = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}
+    measured = {**exported, **around, "samples": files["samples"]}
+    exact = {**measured, "options": _some(options, EXACT if spec.engine != "auto" else ANY_ENGINE), "fits": spec.fits}
+    every = {name: value for name, value in options.items() if name not in LAID_OUT}
+    facts = {
+        "export": {**exported, "options": _some(options, EXPORT)},
+        "reference": {**measured, "options": _some(options, REFERENCE)},
+        "fuse": exact,
+        "verify": {**exact, "precision is chosen": spec.precision == "auto"},  # then timed for longer
+        "select": {**measured, "options": every, "graph": files["graph"]},
+    }
+    return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}
+
+
+def _some(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names}
+
+
+def furthest_kept(spec: BuildSpec) -> str | None:
+    """Return the last stage of `spec` that the cache has, so that a build begins after it; None if it has none.
+
+    Raises CheckpointError and SpecError.
+    """
+    if is_cache_disabled():
+        return None
+    entries, keys = CacheEntries(cache_home()), stage_keys(spec)
+    return next((stage for stage in reversed(ORDER) if entries.find(keys[stage]) is not None), None)
 
 
 def key_of(facts: Mapping[str, Any]) -> str:

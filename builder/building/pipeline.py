@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.building.families import BuiltModel, Family, begin, hand_over
+from builder.building.families import BuiltModel, Family, begin
+from builder.building.families.whole_checkpoint import hand_over
 from builder.building.keys import build_key
 from builder.building.stages import Context, StageCache
 from builder.building.verify.runtimes import verify_where_it_runs

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedModel
 
-from builder.building.stage_keys import stage_keys
+from builder.building.keys import stage_keys
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import TaskGraph
 from builder.common.cache.entries import CacheEntries

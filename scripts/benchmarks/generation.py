@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoTokenizer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.building.pipeline import build
-from builder.building.variants.measurements import measurements_of
+from builder.building.variants.encoder import measurements_of
 from builder.checkpoints.libraries import quiet_libraries
 from builder.common.machine import available_cores
 from builder.common.samples import TEXTS

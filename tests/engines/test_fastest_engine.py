@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +90,8 @@ def test_auto_reports_the_reason_of_every_engine_that_failed(
     """The error is not of a type that belongs to only one of them."""
     results = dict(zip(["onnxruntime", "openvino"][-len(errors) :], errors, strict=True))
 
-    def failing(engine: str) -> Callable[[BuilderError], None]:
-        def step(error: BuilderError) -> None:
-            raise error
-
-        return step
+    def failing(engine: str, error: BuilderError) -> None:
+        raise error
 
     text = r"no engine can serve this model with these options: ONNX Runtime \(one\), OpenVINO \(other\)"
     with pytest.raises(kind, match=text) as raised:

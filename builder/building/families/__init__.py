@@ -1,7 +1,7 @@
 """Families of graphs, one module each: how their checkpoints are exported, verified, measured and laid out.
 
 The folder is the registry: a task names its family, and `begin` in the family's module returns its stages. vLLM and
-TensorRT-LLM run the checkpoint as it is, whatever its task: `hand_over` in the module of that name returns their entry.
+TensorRT-LLM run the checkpoint as it is, whatever its task: whole_checkpoint.py returns their entry.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from builder.building.families.whole_checkpoint import checkpoint_entry, refuse_options, unverified
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.common.cpu import cpu
 from builder.common.progress import Stage
-from builder.engines import checkpoint_engine
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.report.record import BuildReport, package_versions, samples_file
-from builder.repository.verdict import Comparison, Unverified
+from builder.repository.verdict import Comparison
 
 GRAPHS = "the graphs in fp32, of which the variants are made,"
 UNTIMED = "answers were judged on this machine's CPU; speed was not measured, for a GPU is to serve it"
@@ -97,14 +95,6 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     module = importlib.import_module(f"{__name__}.{checkpoint.task.family}")
     family: Family = module.begin(spec, checkpoint, folder, stage)
     return family
-
-
-def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
-    """Return the entry of an engine that runs the whole checkpoint. Raises SpecError."""
-    engine = checkpoint_engine(str(spec.engine))
-    refuse_options(spec, checkpoint, engine)
-    entry = checkpoint_entry(spec, checkpoint, engine)
-    return unverified(built_from(spec, checkpoint), spec, checkpoint, engine, entry)
 
 
 def code_not_run(checkpoint: CheckpointFiles) -> str | None:

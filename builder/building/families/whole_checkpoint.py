@@ -5,13 +5,12 @@ For models that are too large for one GPU, or for this machine: their weights ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from builder.building.families import built_from
 from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.common.errors import SpecError
-from builder.engines import CheckpointEngine
+from builder.engines import CheckpointEngine, checkpoint_engine
 from builder.options import BuildSpec
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.report.record import BuildReport, MeasuredVariant, file_hashes
@@ -20,18 +19,34 @@ from builder.repository.verdict import Unverified
 TASK = "text-generation"
 
 
-def _placed(name: str, models_folder: str, checkpoint: CheckpointFiles) -> tuple[str, dict[str, bytes | Path]]:
-    """Return the path where the engine finds the checkpoint, and the files copied for that from a local folder."""
-    if checkpoint.revision is not None:  # a Hub id and its commit identify the weights; a local folder does not
-        return checkpoint.source, {}
-    copied = (".json", ".safetensors", ".txt", ".model", ".jinja")
-    files: dict[str, bytes | Path] = {
-        f"1/checkpoint/{file.name}": file for file in sorted(checkpoint.folder.iterdir()) if file.suffix in copied
-    }
-    return f"{models_folder.rstrip('/')}/{name}/1/checkpoint", files
+def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
+    """Return the entry of an engine that runs the whole checkpoint, with unverified answers. Raises SpecError."""
+    engine = checkpoint_engine(str(spec.engine))
+    _refuse_options(spec, checkpoint, engine)
+    entry = _entry(spec, checkpoint, engine)
+    name = f"{engine.dtypes[spec.precision]} {engine.facts.title}"
+    measured = MeasuredVariant(name, sum(file.stat().st_size for file in checkpoint.weights), {})
+    report = BuildReport(
+        **built_from(spec, checkpoint),
+        attention={"fused": 0, "layers": 0},
+        operators={},
+        quantised=None,
+        variants=(measured,),
+        metric=checkpoint.task.metric,
+        threshold=0.0,
+        samples=0,
+        padding=0.0,
+        warnings=(
+            f"nothing was run: {engine.name} serves the checkpoint as it is; its answers were compared with nothing",
+        ),
+        files=file_hashes([entry]),
+        chosen=measured.name,
+        engine=engine.name,
+    )
+    return Unverified((entry,), report)
 
 
-def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: CheckpointEngine) -> None:
+def _refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: CheckpointEngine) -> None:
     """Raise SpecError for a task or an option that an engine which runs the whole checkpoint does not have."""
     flag = f"--engine {spec.engine}"
     if checkpoint.task.name != TASK:
@@ -62,7 +77,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Checkpo
         raise SpecError(f"{', '.join(unusable)} cannot be used with {flag}, which runs the checkpoint as it is")
 
 
-def checkpoint_entry(spec: BuildSpec, checkpoint: CheckpointFiles, engine: CheckpointEngine) -> RepositoryEntry:
+def _entry(spec: BuildSpec, checkpoint: CheckpointFiles, engine: CheckpointEngine) -> RepositoryEntry:
     """Return the one model of the repository, which streams; its engine batches by itself. Raises SpecError.
 
     With max_batch_size 0 the backends of vLLM and TensorRT-LLM accept a dynamic batcher: both are Python models, whose
@@ -86,34 +101,12 @@ def checkpoint_entry(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Check
     return RepositoryEntry(name, config, files)
 
 
-def unverified(
-    about: Mapping[str, Any],
-    spec: BuildSpec,
-    checkpoint: CheckpointFiles,
-    engine: CheckpointEngine,
-    entry: RepositoryEntry,
-) -> Unverified:
-    """Return the entry with its report, which says that its answers were not verified.
-
-    `about`: the fields that every report begins with.
-    """
-    name = f"{engine.dtypes[spec.precision]} {engine.facts.title}"
-    measured = MeasuredVariant(name, sum(file.stat().st_size for file in checkpoint.weights), {})
-    report = BuildReport(
-        **about,
-        attention={"fused": 0, "layers": 0},
-        operators={},
-        quantised=None,
-        variants=(measured,),
-        metric=checkpoint.task.metric,
-        threshold=0.0,
-        samples=0,
-        padding=0.0,
-        warnings=(
-            f"nothing was run: {engine.name} serves the checkpoint as it is; its answers were compared with nothing",
-        ),
-        files=file_hashes([entry]),
-        chosen=measured.name,
-        engine=engine.name,
-    )
-    return Unverified((entry,), report)
+def _placed(name: str, models_folder: str, checkpoint: CheckpointFiles) -> tuple[str, dict[str, bytes | Path]]:
+    """Return the path where the engine finds the checkpoint, and the files copied for that from a local folder."""
+    if checkpoint.revision is not None:  # a Hub id and its commit identify the weights; a local folder does not
+        return checkpoint.source, {}
+    copied = (".json", ".safetensors", ".txt", ".model", ".jinja")
+    files: dict[str, bytes | Path] = {
+        f"1/checkpoint/{file.name}": file for file in sorted(checkpoint.folder.iterdir()) if file.suffix in copied
+    }
+    return f"{models_folder.rstrip('/')}/{name}/1/checkpoint", files

@@ -1,25 +1,61 @@
 """Variants of an encoder: forms of one graph, timed over a grid of shapes, judged by the front's own answers.
 
-Times and qualities are remembered, for the next build of the same checkpoint on the same machine.
+Times and qualities are stored for the next build of the same checkpoint on the same machine, one file per key in the
+user's cache folder. The key covers all that a measurement depends on; losing a file costs only the time to measure.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
+from builder.building.keys import code, key_of
 from builder.building.variants.candidates import VariantMaker
 from builder.building.variants.evaluator import Evaluator
-from builder.building.variants.measurements import Measurements
 from builder.building.variants.selection import Candidate
 from builder.building.variants.traffic import Rates
 from builder.building.verify.quality import Quality
+from builder.common.cache.digests import write_atomically
+from builder.common.cache.folder import cache_home
 from builder.common.speed import Latencies, speed_up
 from builder.engines.encoding import Variant
 from builder.engines.optimise import Quantised
 from builder.repository.report.record import MeasuredVariant
 
 ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
+
+
+class Measurements:
+    """Measured variants by name. Without a `path` they are not stored."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.variants: dict[str, MeasuredVariant] = {}
+        if path is not None and path.is_file():
+            with suppress(OSError, ValueError, TypeError):  # a damaged file counts as missing
+                self.variants = {
+                    name: MeasuredVariant(**measured) for name, measured in json.loads(path.read_text("utf-8")).items()
+                }
+
+    def recall(self, name: str) -> MeasuredVariant | None:
+        return self.variants.get(name)
+
+    def remember(self, measured: MeasuredVariant) -> None:
+        self.variants[measured.name] = measured
+        if self.path is None:
+            return
+        with suppress(OSError):  # a full or read-only disk
+            document = {name: asdict(known) for name, known in self.variants.items()}
+            write_atomically(self.path, json.dumps(document).encode())
+
+
+def measurements_of(facts: Mapping[str, Any]) -> Measurements:
+    """Return the stored measurements that depend on `facts` (JSON) and on the builder's code."""
+    return Measurements(cache_home() / "measured" / f"{key_of({'facts': facts, 'code': code()})[:32]}.json")
 
 
 @dataclass

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from builder.building.variants.latency import engine_latencies
+from builder.building.variants.timing import engine_latencies
 from builder.building.variants.traffic import Rates, measure
-from builder.building.verify.batching_constraint import batching_constraint
-from builder.building.verify.parity import BatchReference, error_at, usual_references
+from builder.building.verify.parity import BatchReference, batching_constraint, error_at, usual_references
 from builder.building.verify.quality import Quality, served_quality
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, encoder_task, one_pipeline

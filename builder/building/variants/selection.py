@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from builder.building.variants import contention
-from builder.building.variants.contention import CpuWaitMeter
+from builder.building.variants.timing import BUSY_SHARE, CpuWaitMeter
 from builder.building.variants.traffic import Rates, fastest, in_words, remark_on_noise
 from builder.common.errors import ExportError, VerificationError
 from builder.common.progress import Stage
@@ -217,7 +216,7 @@ class _Selector(Generic[Option]):
         if self.impossible:
             words += "; not possible: "
             words += ", ".join(f"{name} ({reason})" for name, reason in self.impossible.items())
-        if self.waited > contention.BUSY_SHARE:
+        if self.waited > BUSY_SHARE:
             words += (
                 f"; other programs had the cores: threads waited for one {self.waited:.0%} of the time, so that times "
                 "near each other say nothing; build again while nothing else runs"

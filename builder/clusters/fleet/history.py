@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from builder.building.stage_keys import ORDER
+from builder.building.keys import ORDER
 from builder.clusters.fleet.executor import BuildOutcome
 from builder.common.cache.folder import cache_home
 from builder.options import BuildSpec

@@ -10,8 +10,7 @@ from functools import cached_property
 from itertools import count
 from typing import Literal
 
-from builder.building.keys import build_key
-from builder.building.stage_keys import furthest_kept
+from builder.building.keys import build_key, furthest_kept
 from builder.clusters.fleet.executor import BuildJob
 from builder.clusters.fleet.history import BuildEstimate, History, work_of
 from builder.clusters.fleet.published import newest_report

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builder.building.families.encoder.result import _batching_remark
+from builder.building.families.encoder.results import _batching_remark
 from builder.runtime.contract import Alike, Batching
 
 

@@ -46,9 +46,9 @@ from builder.clusters.fleet.memory import peak_memory, reset_peak_memory
 from builder.engines.optimise.fusion import fuse
 from builder.building.pipeline import build
 from builder.options import make_spec
-from builder.building.variants import steps
+from builder.building.variants import timing
 
-steps.warm_ms = steps.median_ms = lambda call, share=0.0: [call(), 1.0][1]  # run once: times do not matter here
+timing.warm_ms = timing.median_ms = lambda call, share=0.0: [call(), 1.0][1]  # run once: times do not matter here
 tiny, wide, output, samples = sys.argv[1:]
 options = {"quality": 0.0, "perplexity": 1e9, "slots": 1, "max_length": 64, "samples": samples, "output": output}
 model = resolve(make_spec(model=tiny, name="tiny", **options)).model

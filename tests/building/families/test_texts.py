@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from transformers import MBartTokenizer, PreTrainedConfig
 
 from builder.building.families import begin
-from builder.building.families.seq2seq.settings import Settings, read_settings, source_of
-from builder.building.families.seq2seq.texts import verified_beginning
+from builder.building.families.seq2seq.settings import Settings, read_settings, source_of, verified_beginning
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.translation import TASK as TRANSLATION

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper, numpy_helper
 from transformers import PreTrainedTokenizerBase
 
-from builder.building.families.encoder.stages import Encoder
+from builder.building.families.encoder import Encoder
 from builder.building.variants.candidates import VariantMaker, requested_variants
 from builder.checkpoints.resolve import resolve
 from builder.common.cpu import cpu

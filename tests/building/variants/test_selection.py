@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from builder.building.variants import contention
+from builder.building.variants import timing
 from builder.building.variants.candidates import VariantMaker
-from builder.building.variants.encoder import EncoderCandidates
+from builder.building.variants.encoder import EncoderCandidates, Measurements
 from builder.building.variants.evaluator import Evaluator
 from builder.building.variants.generating import PrecisionCandidates, Required
-from builder.building.variants.measurements import Measurements
 from builder.building.variants.selection import Selection, select
 from builder.building.variants.traffic import Rates
 from builder.building.verify.parity import BatchReference
@@ -341,7 +340,7 @@ def test_choice_mentions_that_other_programs_used_the_cores(
     (tmp_path / "1").mkdir()
     counted = tmp_path / "1" / "schedstat"
     counted.write_text("100 100 7\n")
-    monkeypatch.setattr(contention, "TASKS", tmp_path)
+    monkeypatch.setattr(timing, "TASKS", tmp_path)
 
     class Slowed(FakeEvaluator):
         def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
@@ -354,5 +353,5 @@ def test_choice_mentions_that_other_programs_used_the_cores(
 
 
 def test_choice_without_cpu_wait_counters_mentions_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contention, "TASKS", tmp_path / "none")
-    assert contention.CpuWaitMeter().share == 0.0
+    monkeypatch.setattr(timing, "TASKS", tmp_path / "none")
+    assert timing.CpuWaitMeter().share == 0.0

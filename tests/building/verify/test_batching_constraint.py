@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from builder.building.verify.batching_constraint import batching_constraint, first_row_distance
-from builder.building.verify.parity import TOLERANCE, reference
+from builder.building.verify.parity import TOLERANCE, batching_constraint, first_row_distance, reference
 from builder.checkpoints.answers import difference
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import TaskGraph, encoder_task

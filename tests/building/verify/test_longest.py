@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from builder.building.pipeline import build
-from builder.building.verify.causes import BUG, cause
-from builder.building.verify.parity import TOLERANCE, error_at, long_references
+from builder.building.verify.parity import BUG, TOLERANCE, cause, error_at, long_references
 from builder.checkpoints.resolve import resolve
 from builder.common.errors import ExportError, VerificationError
 from builder.engines import infer_with

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from builder.building import keys
-from builder.building.families import begin
-from builder.building.families.encoder import result, stages
+from builder.building.families import begin, encoder
+from builder.building.families.encoder import results
+from builder.building.keys import EXACT, EXPORT, LAID_OUT, REFERENCE, SERVING_LAID_OUT, stage_keys
 from builder.building.pipeline import build
-from builder.building.stage_keys import EXACT, EXPORT, LAID_OUT, REFERENCE, SERVING_LAID_OUT, stage_keys
 from builder.building.stages import Reader
 from builder.checkpoints.resolve import resolve
 from builder.common.cache.entries import CacheEntries
@@ -50,7 +50,7 @@ def again(first: Path, checkpoint: Callable[[str], Path], tmp_path: Path, monkey
     monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     done: list[str] = []
     for stage in STAGES:
-        monkeypatch.setattr(stages.Encoder, stage, _noting(done, stage, getattr(stages.Encoder, stage)))
+        monkeypatch.setattr(encoder.Encoder, stage, _noting(done, stage, getattr(encoder.Encoder, stage)))
 
     def run(model: Path | None = None, **options: Any) -> tuple[BuildReport, list[str]]:
         done.clear()
@@ -155,7 +155,7 @@ def test_damaged_stage_is_run_again(again: Counted, tmp_path: Path) -> None:
 
 def test_reused_stage_is_compared_again(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict of an earlier build does not suffice to publish."""
-    monkeypatch.setattr(result, "TOLERANCE", -1.0)
+    monkeypatch.setattr(results, "TOLERANCE", -1.0)
     with pytest.raises(VerificationError, match="the error of the fused graph"):
         again()
 

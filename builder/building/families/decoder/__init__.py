@@ -70,7 +70,7 @@ def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, fold
     for name in engines:
         (folder / name).mkdir()
     decoders = of_each(
-        PerEngine(engines), lambda name: lambda engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
+        PerEngine(engines), lambda name, engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
     )
     return FastestEngine(decoders.by_engine, decoders.refused)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Generic, TypeVar
 
 from builder.building.families import Result
@@ -72,14 +71,14 @@ class FastestEngine:
 
     def fuse(self, exported: DecoderExport) -> PerEngine[FusedDecoder]:
         each = PerEngine(dict.fromkeys(self.decoders, exported), self.refused)
-        return of_each(each, lambda engine: self.decoders[engine].fuse, UNABLE)
+        return of_each(each, lambda engine, one: self.decoders[engine].fuse(one), UNABLE)
 
     def verify(self, fused: PerEngine[FusedDecoder], reference: PyTorchDecoder) -> PerEngine[VerifiedDecoder]:
-        return of_each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
+        return of_each(fused, lambda engine, one: self.decoders[engine].verify(one, reference), UNABLE)
 
     def select(self, exact: PerEngine[VerifiedDecoder], stage: Stage) -> SelectedEngine:
         """Choose the precision that each engine would serve, then the engine that generates most tokens a second."""
-        chosen = of_each(exact, lambda engine: partial(self._select, engine, stage=stage), (*UNABLE, VerificationError))
+        chosen = of_each(exact, lambda engine, one: self._select(engine, one, stage), (*UNABLE, VerificationError))
         rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
         engine = fastest(rates) if rates else next(iter(chosen.by_engine))
         others = [measured for one in chosen.by_engine.values() for measured in one.variants[1:]]
@@ -135,7 +134,7 @@ class FastestEngine:
 
 def of_each(
     before: PerEngine[Before],
-    step: Callable[[str], Callable[[Before], After]],
+    step: Callable[[str, Before], After],
     unable: tuple[type[BuilderError], ...],
 ) -> PerEngine[After]:
     """Run `step` for each engine and leave out those that raise an error of the types `unable`.
@@ -148,7 +147,7 @@ def of_each(
     kinds: list[type[BuilderError]] = []
     for engine, one in before.by_engine.items():
         try:
-            results[engine] = step(engine)(one)
+            results[engine] = step(engine, one)
         except unable as error:
             refused[engine] = str(error)
             kinds.append(type(error))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecoder
-from builder.building.variants import steps
+from builder.building.variants import timing
 from builder.building.verify.generation import (
     EXACT,
     TOKEN_BY_TOKEN,
@@ -93,6 +93,6 @@ class DecoderJudge:
         if not self.engine.timed:
             return {}
         executors, caches = executors or self._open(lowered), self.fused.exported.caches
-        return steps.decoder_latencies(
+        return timing.decoder_latencies(
             executors, caches, self.vocabulary, lowered.cache, self.engine.spec.chooses_by_time
         )

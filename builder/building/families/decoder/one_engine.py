@@ -13,8 +13,8 @@ from builder.building.families import GRAPHS, UNTIMED, Result, code_not_run
 from builder.building.families.as_served import MAPPED, Fp32Judging
 from builder.building.families.decoder.judging import FP32, DecoderJudge
 from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecoder, SelectedDecoder, VerifiedDecoder
-from builder.building.families.decoder.serving import decoder_serving
 from builder.building.families.generating import (
+    generation_serving,
     larger_than_stored,
     measured_pytorch,
     parity_bounds,
@@ -23,7 +23,7 @@ from builder.building.families.generating import (
     report_of,
     vocabulary_of,
 )
-from builder.building.variants import steps
+from builder.building.variants import timing
 from builder.building.variants.generating import PrecisionCandidates, Required
 from builder.building.variants.selection import select
 from builder.building.verify.generation import (
@@ -36,8 +36,12 @@ from builder.building.verify.generation import (
 from builder.building.verify.long_rows import ask_long_row, unreached
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, past_the_window
 from builder.building.verify.runtimes import Replay
+from builder.checkpoints.chat_template import chat_template, part_roles, tool_template
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.generation_config import total_length
+from builder.checkpoints.thinking import thinking
 from builder.checkpoints.tokenizer import tokenizer_json
+from builder.checkpoints.tool_parser import tool_parser
 from builder.common.errors import VerificationError
 from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage
@@ -45,12 +49,13 @@ from builder.common.workplace import require_disk_space
 from builder.engines.decoding import DecodingEngine, Lowered, free_executors, is_mapped, opened
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.export.experts import cost_of_experts
+from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.generating import lay_out_generating
 from builder.repository.report.record import BuildReport
 from builder.repository.verdict import Comparison, ParityBound
-from builder.runtime.contract import LayerShape
+from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 
@@ -76,7 +81,7 @@ class Decoder:
         """Return teacher-forced probabilities, those of a long row, and the time of a step."""
         model = self.checkpoint.model
         answers, long = make_reference(model, self.rows), ask_long_row(model, self.checkpoint.max_length)
-        latency = steps.pytorch_decoder_latencies(model, self.spec.build_threads) if self.engine.timed else {}
+        latency = timing.pytorch_decoder_latencies(model, self.spec.build_threads) if self.engine.timed else {}
         return PyTorchDecoder(answers, long, measured_pytorch(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: DecoderExport) -> FusedDecoder:
@@ -132,7 +137,7 @@ class Decoder:
         """Return the decode loop with its graph inside or, for BLS, beside it."""
         checkpoint, caches, graph = self.checkpoint, choice.exact.fused.exported.caches, choice.graph
         graphs = [graph, *self.engine.beside(graph, caches, self.folder)]
-        serving = decoder_serving(checkpoint, self.engine, self.memory, graph, caches)
+        serving = _serving(checkpoint, self.engine, self.memory, graph, caches)
         tokenizer, fields = tokenizer_json(checkpoint.tokenizer), checkpoint.task.fields({})
         inputs = self.engine.step_fields(graph, caches)
         entries = lay_out_generating(self.spec, serving, tokenizer, graphs, fields, inputs)
@@ -217,3 +222,39 @@ class Decoder:
         drive(executor, prompts, long)
         graph = self.engine.replayed(choice.own, choice.graph)
         return recorder.case(graph.path.name, [graph], spec.build_threads, remote=not self._in_process)
+
+
+def _serving(
+    checkpoint: Checkpoint, engine: DecodingEngine, memory: ReservedMemory, graph: Graph, caches: Sequence[LayerShape]
+) -> GenerationServing:
+    """Return the settings, for serving.json, of the emitted loop over `graph`."""
+    spec, config = engine.spec, checkpoint.model.generation_config
+    in_process, template = spec.executor == "in-process", chat_template(checkpoint.tokenizer)
+    return generation_serving(
+        spec,
+        checkpoint,
+        config,
+        Arena(spec.slots, checkpoint.max_length, engine.cache_type, caches, engine.blocks(caches, memory)),
+        engine.session(),
+        spec.beams or spec.slots,
+        checkpoint.task.fields({})[0],
+        executor=spec.executor,
+        prefill_tokens=spec.serving.prefill_tokens,
+        model=graph.path.name if in_process else None,
+        copier=engine.copier,
+        engine=None if in_process else spec.engine_name,
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        total_length=total_length(config),
+        prefix_cache=spec.serving.prefix_cache,
+        chat=None if template is None else _chat(template, checkpoint, spec.serving.tool_parser),
+        fill=getattr(checkpoint.tokenizer, "fill_token", None),
+    )
+
+
+def _chat(template: str, checkpoint: Checkpoint, notation: str | None) -> Chat:
+    """Return how messages become a prompt. `notation`: of calls of tools, if it was given."""
+    tokenizer = checkpoint.tokenizer
+    chat = Chat(template, dict(tokenizer.special_tokens_map), tool_template(tokenizer))
+    marks = thinking(chat, tokenizer.all_special_tokens)
+    return replace(chat, tool_parser=notation or tool_parser(chat), part_roles=part_roles(chat), thinking=marks)

@@ -1,16 +1,51 @@
-"""Encoders: one graph, one call a batch, and a search over variants of it."""
+"""Encoders: one graph, one call a batch, and a search over variants of it; their stages, from the export on."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from builder.building.families.encoder.stages import Encoder
-from builder.building.variants.candidates import requested_variants
+from builder.building.families import GRAPHS, Result
+from builder.building.families.as_served import Fp32Judging
+from builder.building.families.encoder.results import (
+    ExportedEncoder,
+    FusedEncoder,
+    SelectedEncoder,
+    VerifiedEncoder,
+    comparison_of,
+    report_of,
+)
+from builder.building.keys import own_files
+from builder.building.variants.candidates import VariantMaker, requested_variants
+from builder.building.variants.encoder import EncoderCandidates, Measurements, measurements_of
+from builder.building.variants.evaluator import Evaluator, make_evaluator
+from builder.building.variants.selection import select
+from builder.building.variants.timing import pytorch_latencies
+from builder.building.verify.parity import TOLERANCE, cause, long_references
+from builder.building.verify.quality import SERVED_TOLERANCE
+from builder.building.verify.recording import graph_case
+from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.common.cpu import cpu
-from builder.common.errors import CheckpointError, SpecError
+from builder.common.errors import CheckpointError, SpecError, VerificationError
+from builder.common.memory import weights_bytes
 from builder.common.progress import Stage
+from builder.common.workplace import require_disk_space
+from builder.engines import stays_in_file
+from builder.engines.encoding import Variant, encoding_engine
+from builder.engines.gpu import refuse_size
+from builder.engines.onnxruntime import BACKEND
+from builder.engines.optimise.compaction import compact
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.pruning import prune
+from builder.graphs.export.encoder import export, task_graph
+from builder.graphs.export.rows import rows_of
 from builder.options import BuildSpec
+from builder.repository.layout.encoder import lay_out
+from builder.repository.report.record import package_versions
+from builder.repository.report.record import MeasuredVariant
+
+EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is
 
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Encoder:
@@ -58,3 +93,165 @@ def _refuse_composed(checkpoint: Checkpoint) -> None:
             f"{missing[0]}. Models of several parts (an image or audio encoder beside the text's) and models of bytes "
             "are not supported; a checkpoint of the text part alone may be"
         )
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Stages of an encoder; `variants`: those that its options allow."""
+
+    spec: BuildSpec
+    checkpoint: Checkpoint
+    folder: Path
+    variants: tuple[Variant, ...]
+
+    def export(self) -> ExportedEncoder:
+        """Export the graph, after the model has answered the long rows, which must be its first.
+
+        Raises RepositoryError if the disk is too full for the graph.
+        """
+        checkpoint = self.checkpoint
+        require_disk_space(weights_bytes(checkpoint.model), GRAPHS)
+        long = long_references(task_graph(checkpoint), rows_of(checkpoint), checkpoint.max_length)
+        return ExportedEncoder(export(checkpoint, self.folder), long)
+
+    def reference(self, exported: ExportedEncoder) -> MeasuredVariant:
+        """Measure PyTorch; its answers to the samples come once the front that reads them exists."""
+        latency, checkpoint = {}, self.checkpoint
+        if self.spec.target == "cpu":
+            module, rows = exported.export.module, rows_of(checkpoint)
+            latency = pytorch_latencies(module, rows, checkpoint.max_length, self.spec.build_threads)
+        return MeasuredVariant("PyTorch fp32", weights_bytes(checkpoint.model), latency, 0.0, 1.0, 1.0, 1.0)
+
+    def fuse(self, exported: ExportedEncoder) -> FusedEncoder:
+        """Compact the graph, then fuse it at the highest level that leaves every value as it is."""
+        graph, empty = compact(exported.export.graph, self.folder)
+        return FusedEncoder(exported, graph, fuse(graph, self.folder, min(self.spec.level, EXACT_LEVEL)), empty)
+
+    def verify(self, fused: FusedEncoder, reference: MeasuredVariant) -> VerifiedEncoder:
+        """Compare number by number, then the served answers.
+
+        Raises VerificationError with the cause, if one is known.
+        """
+        spec, exported = self.spec, fused.exported
+        evaluator = make_evaluator(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)
+        level = f"{spec.level} " if spec.level < EXACT_LEVEL else ""
+        name = f"{level}{'' if fused.empty is None else 'compacted '}fp32"
+        return _judged(name, fused, evaluator, reference, self._fp32.is_mapped(fused.graph))
+
+    def select(self, exact: VerifiedEncoder, stage: Stage) -> SelectedEncoder:
+        """Choose, from PyTorch and the exact graph on, the fastest variant that keeps the requested quality."""
+        exact = self._judged_on_more(self._judged_as_served(self._with_front(exact), stage), stage)
+        spec, evaluator, fused = self.spec, exact.evaluator, exact.fused
+        graph, pruned = fused.compacted, None
+        if spec.prune is not None:
+            with stage("prune"):
+                graph, pruned = prune(graph, fused.exported.export.module, spec.prune, evaluator.feeds, self.folder)
+        pytorch = replace(exact.pytorch, scores=dict(evaluator.reference_scores))
+        as_verified = fused.graph if pruned is None and spec.level <= EXACT_LEVEL else None
+        maker = VariantMaker(spec, graph, self.folder, evaluator.feeds, as_verified)
+        threshold = self.checkpoint.task.required(spec.quality)
+        known = measurements_of(self._facts(evaluator)) if len(self.variants) > 1 else Measurements()
+        verified = (exact.measured, exact.quality)
+        candidates = EncoderCandidates(
+            evaluator, maker, pytorch, verified, threshold, known, self._prefix(exact.measured)
+        )
+        selection = select(candidates, self.variants, stage)
+        chosen = selection.chosen
+        quantised = candidates.variant(chosen.option, chosen.left_alone)
+        if spec.target != "cpu":
+            weights = f"the weights of {spec.instances} instances"
+            refuse_size(spec.gpu, quantised.graph.size * spec.instances, weights, "use fewer --instances")
+        variants = (pytorch, exact.measured, *(one for one in selection.tried if one.name != exact.measured.name))
+        quality, is_cacheable = candidates.qualities[chosen.measured.name], self._fp32.is_final(exact.mapped)
+        return SelectedEncoder(exact, selection, quantised, quality, variants, threshold, pruned, is_cacheable)
+
+    def _prefix(self, exact: MeasuredVariant) -> str:
+        """Return the prefix of the names of all variants."""
+        prefix = f"{self.spec.level} " if self.spec.level > EXACT_LEVEL else ""
+        pruned = "" if self.spec.prune is None else f"pruned {self.spec.prune:.0%} "
+        return prefix + exact.name.removesuffix("fp32") + pruned
+
+    def _facts(self, evaluator: Evaluator) -> dict[str, object]:
+        """Return all that a measurement of a variant depends on."""
+        spec = self.spec
+        apart = {"name", "output", "store", "precision", "engine", "quality", "load"}
+        return {
+            "checkpoint": self.checkpoint.identity(),
+            "spec": spec.model_dump(mode="json", exclude=apart),
+            "graph": own_files(spec.samples, spec.graph)["graph"],
+            "samples": [evaluator.samples, evaluator.labels],
+            "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],
+            "versions": package_versions(),
+            "cpu": cpu(),
+        }
+
+    def replay(self, chosen: SelectedEncoder) -> Replay:
+        """Return the engine's calls on the samples."""
+        graph, feeds, threads = chosen.graph, chosen.exact.evaluator.feeds, self.spec.build_threads
+        return Replay(graph.engine, self.spec.in_process, lambda: [graph_case(graph, feeds, threads)])
+
+    def result(self, choice: SelectedEncoder, stage: Stage) -> Result:
+        """Return the front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
+        evaluator, graph, options = self._with_front(choice.exact).evaluator, choice.graph, self.spec
+        engine = encoding_engine(graph.engine)
+        files = engine.files(graph, options, evaluator.serving, evaluator.feeds, self.folder, stage)
+        entries = lay_out(
+            options,
+            evaluator.serving,
+            evaluator.tokenizer,
+            graph,
+            files,
+            evaluator.fields,
+            evaluator.warm_up_rows(),
+        )
+        return Result(entries, comparison_of(choice), report_of(self.spec, self.checkpoint, choice, entries))
+
+    def _with_front(self, exact: VerifiedEncoder) -> VerifiedEncoder:
+        """Return `exact` with the front of this specification, if an earlier one's verified the graph."""
+        return replace(exact, evaluator=exact.evaluator.serving_as(self.spec, exact.fused.graph))
+
+    def _judged_as_served(self, exact: VerifiedEncoder, stage: Stage) -> VerifiedEncoder:
+        """Judge and time `exact` anew as served, if this build can and an earlier one judged it from its file."""
+        if not self._fp32.is_outdated(exact.mapped, exact.fused.graph):
+            return exact
+        with stage(f"judge {exact.measured.name} as served"):
+            return _judged(exact.measured.name, exact.fused, exact.evaluator, exact.pytorch, mapped=False)
+
+    def _judged_on_more(self, exact: VerifiedEncoder, stage: Stage) -> VerifiedEncoder:
+        """Return `exact`, judged on further samples if a variant that rounds may be served."""
+        evaluator = exact.evaluator
+        if all(variant.precision == "fp32" for variant in self.variants) and self.spec.prune is None:
+            return exact
+        with stage("answers to more samples"):
+            evaluator = evaluator.on_more_samples()
+            if evaluator is exact.evaluator:
+                return exact
+            graph = exact.fused.graph
+            measured, quality = evaluator.judged(exact.measured, graph, evaluator.opened(graph, exact.mapped))
+        return replace(exact, evaluator=evaluator, measured=measured, quality=quality)
+
+    @property
+    def _fp32(self) -> Fp32Judging:
+        return Fp32Judging(
+            any(variant.precision == "fp32" and variant.engine == BACKEND for variant in self.variants),
+            self.spec.chooses_by_time,
+            lambda graph, is_served: stays_in_file(graph.size, is_served),
+        )
+
+
+def _judged(
+    name: str, fused: FusedEncoder, evaluator: Evaluator, pytorch: MeasuredVariant, mapped: bool
+) -> VerifiedEncoder:
+    """Measure the fused graph in every way. Raises VerificationError if it answers differently from PyTorch."""
+    measured, quality = evaluator.measure(name, fused.graph, fused.exported.long, mapped)
+    exact = VerifiedEncoder(fused, evaluator, pytorch, measured, quality, mapped)
+    if exact.error > TOLERANCE:
+        problem = (
+            f"the fused graph is off by {exact.error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is right"
+        )
+    elif quality.error > SERVED_TOLERANCE:
+        problem = f"the served answer is not transformers' answer ({quality.where}, off by {quality.error:.1e})"
+    else:
+        return exact
+    why = cause(fused.graph, evaluator.module, evaluator.rows, evaluator.checkpoint, evaluator.spec.build_threads)
+    raise VerificationError(f"{problem}. Nothing was published: {why}")

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from builder.building.families.generating import refuse_options
-from builder.building.families.seq2seq.settings import Settings, read_settings, source_of
+from builder.building.families.seq2seq.settings import Settings, read_settings, source_of, texts_to_judge
 from builder.building.families.seq2seq.stages import Seq2Seq
-from builder.building.families.seq2seq.texts import texts_to_judge
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import refuse_other_text
 from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots, weights_bytes

@@ -19,12 +19,10 @@ from builder.building.families.generating import (
     report_of,
     vocabulary_of,
 )
-from builder.building.families.seq2seq.outputs import FusedSeq2Seq, PyTorchSeq2Seq, SelectedSeq2Seq, VerifiedSeq2Seq
-from builder.building.families.seq2seq.settings import Settings
-from builder.building.families.seq2seq.texts import token_rows, verified_beginning
-from builder.building.variants import steps
+from builder.building.families.seq2seq.settings import Settings, token_rows, verified_beginning
+from builder.building.variants import timing
 from builder.building.variants.generating import PrecisionCandidates, Required
-from builder.building.variants.selection import select
+from builder.building.variants.selection import Selection, select
 from builder.building.verify.runtimes import Replay
 from builder.building.verify.seq2seq import (
     Graphs,
@@ -64,6 +62,43 @@ VERIFIED_BEAMS = 4  # more beams take longer to verify, and show no more
 
 
 @dataclass(frozen=True)
+class PyTorchSeq2Seq:
+    """PyTorch's answers to the samples, and its measurements."""
+
+    answers: Seq2SeqReference
+    measured: MeasuredVariant
+
+
+@dataclass(frozen=True)
+class FusedSeq2Seq:
+    """Export with its fused graphs."""
+
+    exported: Seq2SeqExport
+    graphs: Graphs
+
+
+@dataclass(frozen=True)
+class VerifiedSeq2Seq:
+    """Fused graphs, verified against PyTorch."""
+
+    fused: FusedSeq2Seq
+    pytorch: PyTorchSeq2Seq
+    measured: MeasuredVariant
+
+
+@dataclass(frozen=True)
+class SelectedSeq2Seq:
+    """Graphs that are served, of those that were measured."""
+
+    exact: VerifiedSeq2Seq
+    graphs: Graphs
+    quantised: tuple[Quantised, ...]
+    variants: tuple[MeasuredVariant, ...]
+    selection: Selection[str]
+    is_cacheable: bool = True  # the graphs are always judged as they are served
+
+
+@dataclass(frozen=True)
 class Seq2Seq:
     """Stages of an encoder-decoder, judged on `samples`; `source` says how their texts are read."""
 
@@ -87,7 +122,7 @@ class Seq2Seq:
         rows = token_rows(self.samples, self.checkpoint, self.source)
         ends = end_ids(self.settings.config, self.checkpoint.tokenizer, vocabulary_of(model))
         answers = make_reference(model, rows, *verified_beginning(self.source), ends, beams)
-        latency = steps.pytorch_seq2seq_latencies(model, self.spec.build_threads)
+        latency = timing.pytorch_seq2seq_latencies(model, self.spec.build_threads)
         return PyTorchSeq2Seq(answers, measured_pytorch(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: Seq2SeqExport) -> FusedSeq2Seq:
@@ -222,7 +257,7 @@ class Seq2Seq:
     def _timed(self, name: str, graphs: Graphs) -> MeasuredVariant:
         """Return their size, and the time of a text and of a token."""
         return MeasuredVariant(
-            name, graphs.size, steps.seq2seq_latencies(graphs, self.spec.build_threads, self.spec.chooses_by_time)
+            name, graphs.size, timing.seq2seq_latencies(graphs, self.spec.build_threads, self.spec.chooses_by_time)
         )
 
     def _judged(

@@ -1,26 +1,87 @@
-"""Comparison and report of an encoder whose variant is selected."""
+"""Results of the stages of an encoder, and the comparison and report of the last one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from builder.building.families import UNTIMED, built_from, code_not_run
 from builder.building.families.as_served import MAPPED
-from builder.building.families.encoder.outputs import SelectedEncoder
 from builder.building.variants.encoder import ROUNDING
 from builder.building.variants.evaluator import Evaluator
-from builder.building.verify.parity import TOLERANCE
-from builder.building.verify.quality import SERVED_TOLERANCE
+from builder.building.variants.selection import Selection
+from builder.building.verify.parity import TOLERANCE, BatchReference
+from builder.building.verify.quality import SERVED_TOLERANCE, Quality
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.common.cpu import cpu
+from builder.engines.encoding import Variant
 from builder.engines.optimise import Quantised
+from builder.engines.optimise.compaction import Removed
+from builder.graphs.export.encoder import Export
 from builder.graphs.export.experts import cost_of_experts
+from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.operators import FUSED
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.record import BuildReport, file_hashes
+from builder.repository.report.record import BuildReport, MeasuredVariant, file_hashes
 from builder.repository.verdict import Comparison, ParityBound
+
+
+@dataclass(frozen=True)
+class ExportedEncoder:
+    """Export, with PyTorch's answers to long rows from before it."""
+
+    export: Export
+    long: tuple[BatchReference, ...]
+
+
+@dataclass(frozen=True)
+class FusedEncoder:
+    """Graph without operators that do nothing, and its fused form."""
+
+    exported: ExportedEncoder
+    compacted: Graph
+    graph: Graph
+    empty: Removed | None
+
+
+@dataclass(frozen=True)
+class VerifiedEncoder:
+    """Fused graph whose answers equal the reference's.
+
+    `mapped`: the graph was judged and timed with its weights left in their file, unlike the served one.
+    """
+
+    fused: FusedEncoder
+    evaluator: Evaluator
+    pytorch: MeasuredVariant
+    measured: MeasuredVariant
+    quality: Quality
+    mapped: bool
+
+    @property
+    def error(self) -> float:
+        """Largest relative error against PyTorch."""
+        return math.inf if self.measured.error is None else self.measured.error
+
+
+@dataclass(frozen=True)
+class SelectedEncoder:
+    """Variant that is served, of those that were measured."""
+
+    exact: VerifiedEncoder
+    selection: Selection[Variant]
+    quantised: Quantised
+    quality: Quality
+    variants: tuple[MeasuredVariant, ...]
+    threshold: float
+    pruned: Removed | None
+    is_cacheable: bool
+
+    @property
+    def graph(self) -> Graph:
+        return self.quantised.graph
 
 
 def comparison_of(chosen: SelectedEncoder) -> Comparison:
