@@ -163,18 +163,13 @@ def checkpoint_facts(source: Source) -> dict[str, Any]:
 
 
 def _contents(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the files of each folder with their digests; weights, which are large, share one."""
-    for inside in _folders(folder):
-        weights = [file for file in inside if file.suffix == ".safetensors"]
-        yield from ((str(file.relative_to(folder)), digest_of([file])) for file in inside if file not in weights)
-        if weights:
-            names = " ".join(f"{file.relative_to(folder)} {file.stat().st_size}" for file in weights)
-            yield names, digest_of(weights)
-
-
-def _folders(folder: Path) -> Iterator[list[Path]]:
-    """Yield the files that a build may read, folder by folder."""
+    """Yield the files that a build may read with their digests; the weights of a folder, which are large, share one."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
-        yield [file for file in files if file.suffix not in UNREAD and file.is_file()]
+        inside = [file for file in files if file.suffix not in UNREAD and file.is_file()]
+        weights = [file for file in inside if file.suffix == ".safetensors"]
+        yield from ((str(file.relative_to(folder)), digest_of([file])) for file in inside if file not in weights)
+        if weights:
+            sizes = " ".join(f"{file.relative_to(folder)} {file.stat().st_size}" for file in weights)
+            yield sizes, digest_of(weights)

@@ -136,7 +136,9 @@ class Writer(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> str | None:
         if isinstance(value, Path) and value.is_relative_to(self.folder):
-            self.files.update(str(file.relative_to(self.folder)) for file in _files(value))
+            # The files of a folder, or those of a graph: its own and those of its weights.
+            files = value.rglob("*") if value.is_dir() else value.parent.glob(f"{value.stem}.*")
+            self.files.update(str(file.relative_to(self.folder)) for file in files if file.is_file())
             return f"file:{value.relative_to(self.folder)}"
         kinds = {BuildSpec: "spec", Checkpoint: "checkpoint", TaskGraph: "module", PreTrainedModel: "model"}
         return next((name for kind, name in kinds.items() if isinstance(value, kind)), None)
@@ -156,12 +158,3 @@ class Reader(pickle.Unpickler):
         if module.startswith(READABLE) or (module, name) in (("builtins", "set"), ("builtins", "frozenset")):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"a stage is not kept as {module}.{name}")
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the files of a graph: its own and those of its weights; of a folder, all files."""
-    return (
-        [file for file in path.rglob("*") if file.is_file()]
-        if path.is_dir()
-        else list(path.parent.glob(f"{path.stem}.*"))
-    )

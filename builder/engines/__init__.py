@@ -190,10 +190,6 @@ def session_engine(session: Session) -> GraphEngine:
     return graph_engine(session.engine if session.device == "cpu" else session.device)
 
 
-def checkpoint_engines() -> list[CheckpointEngine]:
-    return [checkpoint_engine(name) for name, facts in ENGINES.items() if facts.runs_checkpoint]
-
-
 def graph_engines() -> list[GraphEngine]:
     """Return the engines that run graphs, the preferred one first."""
     return [graph_engine(name) for name, facts in ENGINES.items() if not facts.runs_checkpoint]

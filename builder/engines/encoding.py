@@ -5,11 +5,10 @@ Knows graphs and precisions; knows no model and no task.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,24 +37,7 @@ class Variant:
         return f"{self.precision} {encoding_engine(self.engine).titles[self.target]}".strip()
 
 
-class Encoders(Protocol):
-    """One encoder in fp32, in the two forms that engines start from. Their own forms go into `folder`."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def fused(self) -> Graph:
-        """Graph with the fused operators of ONNX Runtime."""
-        ...
-
-    @property
-    def plain(self) -> Graph:
-        """Graph with standard operators only, for engines that fuse by themselves."""
-        ...
-
-
-class EncodingEngine(ABC):
+class EncodingEngine:
     """How one engine runs encoders."""
 
     name: ClassVar[str]
@@ -65,9 +47,13 @@ class EncodingEngine(ABC):
     converts_to_half: ClassVar[bool] = False  # True if it converts a graph in fp32 to fp16 and bf16 itself
     runs_rest_in_half: ClassVar[bool] = False  # True if on a GPU the unquantised part runs in fp16
 
-    @abstractmethod
-    def source(self, encoders: Encoders, target: str) -> Graph:
-        """Return the graph in fp32 that it reads for `target`. Raises ExportError."""
+    def reads_fused(self, target: str) -> bool:
+        """Return True if it starts from the graph with ONNX Runtime's operators, not from one of standard operators."""
+        return False
+
+    def source(self, graph: Graph, target: str, folder: Path) -> Graph:
+        """Return the graph in fp32 that it reads for `target`, written into `folder`. Raises ExportError."""
+        return graph
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
         """Return `quantised` in the form that it opens, at or beside `path`. Raises ExportError."""

@@ -66,9 +66,5 @@ def gpus() -> tuple[GpuModel, ...]:
         lines = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(GpuModel(name, capability, int(float(memory))) for name, capability, memory in map(_fields, lines))
-
-
-def _fields(line: str) -> tuple[str, str, str]:
-    name, capability, memory = (part.strip() for part in line.rsplit(",", 2))
-    return name, capability, memory
+    fields = [[part.strip() for part in line.rsplit(",", 2)] for line in lines]
+    return tuple(GpuModel(name, capability, int(float(memory))) for name, capability, memory in fields)

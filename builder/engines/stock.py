@@ -88,7 +88,7 @@ def refusals(config: Config, release: str | None) -> Iterator[str]:
     for name, value in parameters(config).items():
         rule = read.get(name)
         if rule is not None and rule.values is not None and not re.fullmatch(rule.values, value.lower()):
-            takes = _readable(rule.values)
+            takes = rule.values.upper().replace(r"[+-]?\D.*", "a number").replace(r"\D+", "a number").replace("|", ", ")
             yield f"the parameter {name} is {value!r}; Triton's {config['backend']} backend takes {takes}"
     backend = _backend_of(config)
     if not backend.runs_on_gpus and "KIND_GPU" in _kinds(config):
@@ -130,7 +130,9 @@ def mismatches(config: Config, graph: Signature) -> Iterator[str]:
                 if tensor.shape != (-1,):
                     yield f"config.pbtxt declares {entry['name']} as ragged, the graph has {list(tensor.shape)}"
                 continue
-            dims = _dims(config, entry)
+            dims = tuple(int(size) for size in entry.get("reshape", {}).get("shape", entry["dims"]))
+            if max_batch_size(config):
+                dims = (-1, *dims)
             if not _same(dims, tensor.shape, exact=kind == "output" and backend.compares_outputs_exactly):
                 yield f"config.pbtxt declares {entry['name']} as {list(dims)}, the graph has {list(tensor.shape)}"
 
@@ -224,11 +226,6 @@ def _expected_inputs(config: Config) -> int:
     return sum(map(len, (required, config.get("batch_input", ()), controls, sequence.get("state", ()))))
 
 
-def _dims(config: Config, entry: Mapping[str, Any]) -> tuple[int, ...]:
-    own = tuple(int(size) for size in entry.get("reshape", {}).get("shape", entry["dims"]))
-    return (-1, *own) if max_batch_size(config) else own
-
-
 def _same(dims: Sequence[int], shape: Sequence[int], exact: bool) -> bool:
     """Return True if a declared shape is the graph's; unless `exact`, any size may stand for the graph's -1."""
     if not shape:  # a scalar
@@ -238,8 +235,3 @@ def _same(dims: Sequence[int], shape: Sequence[int], exact: bool) -> bool:
 
 def _names(tensors: Mapping[str, Tensor]) -> str:
     return f"{len(tensors)} ({', '.join(tensors)})"
-
-
-def _readable(values: str) -> str:
-    """Describe a pattern of values for a message."""
-    return values.upper().replace(r"[+-]?\D.*", "a number").replace(r"\D+", "a number").replace("|", ", ")

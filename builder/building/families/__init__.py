@@ -7,7 +7,7 @@ TensorRT-LLM run the checkpoint as it is, whatever its task: whole_checkpoint.py
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,8 @@ from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.common.cpu import cpu
 from builder.common.progress import Stage
+from builder.engines import refuse_to_choose
+from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.report.record import BuildReport, package_versions, samples_file
@@ -23,6 +25,11 @@ from builder.repository.verdict import Comparison
 
 GRAPHS = "the graphs in fp32, of which the variants are made,"
 UNTIMED = "answers were judged on this machine's CPU; speed was not measured, for a GPU is to serve it"
+
+MAPPED = (
+    "fp32 was judged and timed with its weights left in their file, which takes less memory: it was not opened as it "
+    "is served, and the served model is faster than these numbers"
+)
 
 
 class Choice(Protocol):
@@ -40,6 +47,41 @@ class Result:
     entries: tuple[RepositoryEntry, ...]
     comparison: Comparison
     report: BuildReport
+
+
+@dataclass(frozen=True)
+class Fp32Judging:
+    """How a build opens the fp32 graph to judge it: as it is served, or with its weights left in their file.
+
+    The second takes less memory and is slower. It is for a large graph that is not served itself, or for which this
+    machine lacks memory now; a later build that serves the graph and has the memory judges it again.
+
+    `is_served`: fp32 may be served; `chooses_by_time`: its time as served is compared with other variants'.
+
+    `leaves_in_file`: returns True for a graph that an engine opens over its file, given whether it is served.
+    """
+
+    is_served: bool
+    chooses_by_time: bool
+    leaves_in_file: Callable[[Graph, bool], bool]
+
+    def is_mapped(self, graph: Graph) -> bool:
+        """Return True if `graph` is judged with its weights left in their file.
+
+        Raises BuilderError if it is to be chosen by its time as served.
+        """
+        mapped = self.leaves_in_file(graph, self.is_served)
+        if mapped and self.is_served and self.chooses_by_time:
+            refuse_to_choose(graph.size)
+        return mapped
+
+    def is_outdated(self, was_mapped: bool, graph: Graph) -> bool:
+        """Return True if an earlier build judged `graph` from its file, but this one can open it as served."""
+        return was_mapped and self.is_served and not self.is_mapped(graph)
+
+    def is_final(self, was_mapped: bool) -> bool:
+        """Return True if a later build with more memory would judge the graph in the same way."""
+        return not (was_mapped and self.is_served)
 
 
 class Family(Protocol):

@@ -72,16 +72,6 @@ def _on_gpu(target: str, requested: str | None, precision: str, triton: str) -> 
     raise SpecError(f"{engine} has no {precision} for --target {target}; it has {known}")
 
 
-def _whole(graph: Graph) -> onnx.ModelProto:
-    """Read a user's graph whole, with weights in other files too.
-
-    onnx's reader knows the weights of other exporters, but refuses a file with several names (hard links), as a
-    published version has: the cache has it too.
-    """
-    several = any(file.stat().st_nlink > 1 for file in graph.files)
-    return load_whole(graph.path) if several else onnx.load(str(graph.path))
-
-
 @dataclass(frozen=True)
 class VariantMaker:
     """Maker of the variants of one exported graph. `feeds`: the engine's inputs, to calibrate on.
@@ -119,7 +109,10 @@ class VariantMaker:
         assert path is not None
         try:
             graph = read_graph(path)
-            model = _whole(graph)
+            # onnx's reader knows the weights of other exporters, but refuses a file with several names (hard links), as
+            # a published version has: the cache has it too.
+            several = any(file.stat().st_nlink > 1 for file in graph.files)
+            model = load_whole(graph.path) if several else onnx.load(str(graph.path))
         except (OSError, DecodeError, onnx.checker.ValidationError) as error:
             raise SpecError(f"--graph {path} cannot be read as ONNX: {error}") from error
         wrong = [name for name in graph.inputs if name not in self.exported.inputs]
@@ -184,5 +177,7 @@ class VariantMaker:
             return self.own_graph
         key = (variant.engine, variant.target)
         if key not in self._sources:
-            self._sources[key] = encoding_engine(variant.engine).source(self, variant.target)
+            engine = encoding_engine(variant.engine)
+            graph = self.fused if engine.reads_fused(variant.target) else self.plain
+            self._sources[key] = engine.source(graph, variant.target, self.folder)
         return self._sources[key]

@@ -222,8 +222,15 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
         )
     labelled = samples if set(task.labels) & set(samples[0]) else ()
     samples = tuple({k: value for k, value in sample.items() if k not in task.labels} for sample in samples)
-    fitted, judged = _split(samples) if spec.fits else (samples, samples)
-    labels = labelled[1::2] if spec.fits else labelled
+    fitted = judged = samples
+    labels = labelled
+    if spec.fits:  # quality on samples that were fitted to looks too good
+        if len(samples) < MIN_SAMPLES:
+            raise SpecError(
+                f"calibration and pruning use half of the samples and are judged on the other half: {len(samples)} are "
+                f"too few, at least {MIN_SAMPLES} are needed. Give more with --samples"
+            )
+        fitted, judged, labels = samples[::2], samples[1::2], labelled[1::2]
     feeds = _engine_feeds(front, fields, fitted)
     with one_pipeline():
         expected = tuple(task.reference(checkpoint, sample) for sample in judged)
@@ -238,16 +245,6 @@ def _serving(
     return serving_document(spec, module, graph, checkpoint.max_length, pad, parameters, constraint, side)
 
 
-def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-    """Split into samples to fit to, and others to judge on: quality on fitted samples looks too good."""
-    if len(samples) < MIN_SAMPLES:
-        raise SpecError(
-            f"calibration and pruning use half of the samples and are judged on the other half: {len(samples)} are too "
-            f"few, at least {MIN_SAMPLES} are needed. Give more with --samples"
-        )
-    return samples[::2], samples[1::2]
-
-
 def _engine_feeds(
     front: Path, fields: tuple[Sequence[Field], Sequence[Field]], samples: Sequence[Sample]
 ) -> tuple[dict[str, np.ndarray], ...]:
@@ -256,23 +253,19 @@ def _engine_feeds(
     Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either. An error of
     that code itself is raised as it is.
     """
-    feeds, answers = Pipeline(front, _no_engine).feeds(_tensors(samples, fields[0]))
+    tensors = []
+    for number, sample in enumerate(samples, 1):
+        try:
+            tensors.append(to_tensors(sample, fields[0]))
+        except SpecError as error:
+            raise SpecError(f"sample {number}: {error}") from error
+    feeds, answers = Pipeline(front, _no_engine).feeds(tensors)
     for index, answer in sorted(answers.items()):
         if isinstance(answer, InputError):
             raise SpecError(f"sample {index + 1} is refused by the model itself: {answer}")
         if isinstance(answer, Exception):
             raise answer
     return tuple(feeds)
-
-
-def _tensors(samples: Sequence[Sample], fields: Sequence[Field]) -> list[dict[str, np.ndarray]]:
-    tensors = []
-    for number, sample in enumerate(samples, 1):
-        try:
-            tensors.append(to_tensors(sample, fields))
-        except SpecError as error:
-            raise SpecError(f"sample {number}: {error}") from error
-    return tensors
 
 
 def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

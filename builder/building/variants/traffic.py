@@ -26,14 +26,6 @@ LOSING_SHARE, LOSING_ROUNDS = 1 - BUSY_SPREAD, 2  # an engine below this share i
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Size of the load: `requests` in each round, for each number of `clients`."""
-
-    clients: tuple[int, ...] = CLIENTS
-    requests: int = REQUESTS
-
-
-@dataclass(frozen=True)
 class Rates:
     """Requests a second of one engine by the number of clients, one figure per round."""
 
@@ -71,28 +63,29 @@ class Rates:
 def measure(
     fronts: Mapping[str, Callable[[Sequence[Request]], object]],
     requests: Sequence[Request],
-    traffic: Traffic = Traffic(),
+    clients: Sequence[int] = CLIENTS,
+    count: int = REQUESTS,
 ) -> dict[str, Rates]:
     """Return the rates of each of `fronts` over `requests`, by name. A front answers a list of requests as one batch.
 
-    A front that is clearly slower has fewer rounds than the others.
+    Each round sends `count` requests for each number of `clients`. A front that is clearly slower has fewer rounds.
     """
-    count = traffic.requests
-    measured: dict[str, dict[int, list[float]]] = {
-        name: {clients: [] for clients in traffic.clients} for name in fronts
-    }
+    measured: dict[str, dict[int, list[float]]] = {name: {number: [] for number in clients} for name in fronts}
     for front in fronts.values():
         front(requests[:count])
     start, running = time.perf_counter(), dict(fronts)
-    for number in range(MAX_ROUNDS):
-        if number >= MIN_ROUNDS and (time.perf_counter() - start > MAX_MEASURED_S or settled(_rates(measured))):
+    for finished in range(MAX_ROUNDS):
+        if finished >= MIN_ROUNDS and (time.perf_counter() - start > MAX_MEASURED_S or settled(_rates(measured))):
             break
-        for clients in traffic.clients:
-            drawn = np.random.default_rng([number, clients]).integers(len(requests), size=count)
-            batches = [[requests[i] for i in drawn[at : at + clients]] for at in range(0, count, clients)]
+        for number in clients:
+            drawn = np.random.default_rng([finished, number]).integers(len(requests), size=count)
+            batches = [[requests[i] for i in drawn[at : at + number]] for at in range(0, count, number)]
             for name, front in running.items():
-                measured[name][clients].append(count / _seconds(front, batches))
-        if number + 1 >= LOSING_ROUNDS:
+                began = time.perf_counter()
+                for batch in batches:
+                    front(batch)
+                measured[name][number].append(count / (time.perf_counter() - began))
+        if finished + 1 >= LOSING_ROUNDS:
             dropped = losing(_rates(measured))
             running = {name: front for name, front in running.items() if name not in dropped}
         if len(running) == 1:
@@ -136,10 +129,3 @@ def settled(rates: Mapping[str, Rates]) -> bool:
 
 def _rates(measured: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Rates]:
     return {name: Rates({clients: tuple(rates) for clients, rates in by.items()}) for name, by in measured.items()}
-
-
-def _seconds(front: Callable[[Sequence[Request]], object], batches: Sequence[Sequence[Request]]) -> float:
-    start = time.perf_counter()
-    for batch in batches:
-        front(batch)
-    return time.perf_counter() - start

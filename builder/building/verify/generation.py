@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,15 +170,20 @@ def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[t
 
 def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
     """Run `model.generate` with nothing of the checkpoint's generation_config: no sampling, no end before `count`."""
-    ids = torch.tensor([list(prompt)])
-    before = model.generation_config
+    result = generate_with(model, prompt, max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=0)
+    return [int(token) for token in result[0, len(prompt) :]]
+
+
+def generate_with(model: PreTrainedModel, tokens: Sequence[int], **settings: Any) -> torch.Tensor:
+    """Run `model.generate` on one row with `settings` in place of its generation_config."""
+    ids, before = torch.tensor([list(tokens)]), model.generation_config
     try:
-        model.generation_config = type(before)(max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=0)
+        model.generation_config = type(before)(**settings)
         with torch.no_grad():
-            result = model.generate(ids, attention_mask=torch.ones_like(ids))
+            result: torch.Tensor = model.generate(ids, attention_mask=torch.ones_like(ids))
     finally:
         model.generation_config = before
-    return [int(token) for token in result[0, len(prompt) :]]
+    return result
 
 
 def geometry_of(
@@ -230,11 +236,11 @@ def measure(
     )
 
 
-def refuse_wrong_probabilities(agreement: DecoderAgreement) -> None:
-    """Raise VerificationError if a token's log-probability in fp32 differs from PyTorch's."""
-    if not agreement.error <= TOLERANCE:
+def refuse_wrong_probabilities(error: float) -> None:
+    """Raise VerificationError if the largest `error` of a token's log-probability in fp32 is too large."""
+    if not error <= TOLERANCE:  # NaN is wrong too
         raise VerificationError(
-            f"the fused graph's log-probabilities are off by {agreement.error:.1e} of PyTorch's; at most "
+            f"the fused graph's log-probabilities are off by {error:.1e} of PyTorch's; at most "
             f"{TOLERANCE:.0e} is right. Nothing was published: this is a bug worth reporting, with the model's name"
         )
 

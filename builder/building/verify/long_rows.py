@@ -132,11 +132,8 @@ def long_row_errors(executor: Executor, answers: LongAnswers) -> np.ndarray:
         piece, logits_positions = np.array([row.tokens[held:cut]], np.int64), np.array(compared) - held - 1
         for logits in executor.run(0, piece, np.array([held], np.int64), logits_positions):
             best, known = next(left)
-            errors.append(np.abs(_logprobs(logits.astype(np.float64))[best] - known).max())
+            shifted = logits.astype(np.float64) - logits.max()
+            logprobs = shifted - np.log(np.exp(shifted).sum())
+            errors.append(np.abs(logprobs[best] - known).max())
         held = cut
     return np.array(errors)
-
-
-def _logprobs(logits: np.ndarray) -> np.ndarray:
-    shifted: np.ndarray = logits - logits.max()
-    return shifted - np.log(np.exp(shifted).sum())

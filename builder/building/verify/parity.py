@@ -54,21 +54,18 @@ def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Bat
     works in blocks), and half as many. Raises VerificationError if PyTorch's model has no answer itself.
     """
     lengths = sorted({max_length, max_length - 1, max_length // 2 + 1}, reverse=True)
-    return tuple(_answered(module, rows, length) for length in lengths if length > USUAL or length == max_length)
-
-
-def _answered(module: TaskGraph, rows: Rows, length: int) -> BatchReference:
-    """Return the answer to one row of `length` tokens. Raises VerificationError if the model has none.
-
-    Some models cannot use all their positions: BigBird's sparse attention pads a text to whole blocks.
-    """
-    try:
-        return reference(module, rows, [length])
-    except Exception as error:  # whatever the model's own code raises
-        raise VerificationError(
-            f"PyTorch's own {module.model.config.model_type} does not answer a text of {length} tokens: "
-            f"{reason(error)}. Nothing was published: use a smaller --max-length where the length is the cause"
-        ) from error
+    answers = []
+    for length in lengths:
+        if length <= USUAL and length != max_length:
+            continue
+        try:
+            answers.append(reference(module, rows, [length]))
+        except Exception as error:  # whatever the model's own code raises: BigBird cannot use all its positions
+            raise VerificationError(
+                f"PyTorch's own {module.model.config.model_type} does not answer a text of {length} tokens: "
+                f"{reason(error)}. Nothing was published: use a smaller --max-length where the length is the cause"
+            ) from error
+    return tuple(answers)
 
 
 def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[BatchReference, ...]:

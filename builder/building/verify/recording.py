@@ -88,7 +88,9 @@ class Recorder:
 
     def _recording(self, name: str, method: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            self.calls.append((name, copy.deepcopy(tuple(map(_plain, arguments)))))
+            # The process that repeats the calls knows no class of the builder.
+            plain = (tuple(value) if isinstance(value, CallPart) else value for value in arguments)
+            self.calls.append((name, copy.deepcopy(tuple(plain))))
             answer = method(*arguments)
             self.answers.append(kept(name, answer, self.executor.geometry.vocabulary))
             return answer
@@ -117,11 +119,6 @@ class Recorder:
             "calls": self.calls,
         }
         return Case(name, job, self.answers, max(map(tolerance, graphs)))
-
-
-def _plain(argument: Any) -> Any:
-    """Return a part as a tuple: the process that repeats the calls knows no class of the builder."""
-    return tuple(argument) if isinstance(argument, CallPart) else argument
 
 
 def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[int]) -> None:

@@ -29,6 +29,7 @@ from builder.repository.report.record import EngineCheck
 
 INSTALLING_S = 300
 RUNNING_S = 1800
+PYTHON = ".".join(map(str, sys.version_info[:2]))
 
 
 class EngineUnavailable(Exception):
@@ -48,18 +49,12 @@ class Replay:
 
 
 def environment(engine: str, version: str) -> Path:
-    """Return the folder of `engine` in `version`, installed at its first use. Raises EngineUnavailable."""
+    """Return the folder of `engine` in `version`, installed whole at its first use. Raises EngineUnavailable."""
     folder = fetched_folder(ENGINES, f"{engine}-{version}")
     if folder.is_dir():
         return folder
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         raise EngineUnavailable("offline")
-    return install(engine, version)
-
-
-def install(engine: str, version: str) -> Path:
-    """Install `engine` in `version` into the cache; whole, or not at all. Raises EngineUnavailable."""
-    folder = fetched_folder(ENGINES, f"{engine}-{version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -128,7 +123,7 @@ def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[
     """
     check = EngineCheck(engine, version, where, False)
     if version == installed(engine):
-        return replace(check, verified=True, python=_python(), note="this build's own version")
+        return replace(check, verified=True, python=PYTHON, note="this build's own version")
     try:
         folder = environment(engine, version)
     except EngineUnavailable as reason:
@@ -151,11 +146,7 @@ def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[
             )
         errors.append(error)
         count += len(case.answers)
-    return replace(check, verified=True, calls=count, error=max(errors), python=_python())
-
-
-def _python() -> str:
-    return ".".join(map(str, sys.version_info[:2]))
+    return replace(check, verified=True, calls=count, error=max(errors), python=PYTHON)
 
 
 def verify_where_it_runs(triton: str, replay: Replay, stage: Stage) -> tuple[EngineCheck, ...]:

@@ -16,7 +16,7 @@ from sacrebleu.metrics.chrf import CHRF
 from transformers import PreTrainedModel
 
 from builder.building.verify.emitted import ForcedRow, PromptedRequest, answer, perplexity, teacher_forced
-from builder.building.verify.generation import MAX_TIE_GAP, ROWS, TOLERANCE
+from builder.building.verify.generation import MAX_TIE_GAP, ROWS, generate_with, refuse_wrong_probabilities
 from builder.building.verify.recording import Case, Recorder
 from builder.common.errors import VerificationError, first_line
 from builder.graphs.onnx.graph import Graph
@@ -128,7 +128,6 @@ def pytorch_answer(
     model: PreTrainedModel, source: Sequence[int], start: int, ends: Sequence[int], count: int, **options: Any
 ) -> list[tuple[int, ...]]:
     """Run `model.generate` with `options` alone, none of the checkpoint's: new tokens of each returned sequence."""
-    ids = torch.tensor([list(source)])
     settings = {
         "do_sample": False,
         "num_beams": 1,
@@ -148,14 +147,7 @@ def pytorch_answer(
         "pad_token_id": 0,
         **options,
     }
-    before = model.generation_config
-    try:
-        model.generation_config = type(before)(**settings)
-        with torch.no_grad():
-            result = model.generate(ids, attention_mask=torch.ones_like(ids))
-    finally:
-        model.generation_config = before
-    return [cut(row[1:].tolist(), ends, count) for row in result]
+    return [cut(row[1:].tolist(), ends, count) for row in generate_with(model, source, **settings)]
 
 
 def cut(tokens: Sequence[int], ends: Sequence[int], count: int) -> tuple[int, ...]:
@@ -168,8 +160,17 @@ def measure(graphs: Graphs, reference: Seq2SeqReference, threads: int) -> Seq2Se
     """Run the emitted engine over the reference's texts, together and alone. Raises VerificationError."""
     longest = max(map(len, reference.sources))
     executor = graphs.executor(ROWS, NEW_TOKENS + 1, longest, threads)
+
+    def attach(group: Sequence[int]) -> None:
+        """Let rows 0, 1, ... attend to the texts of `group`."""
+        for row in range(executor.geometry.slots):
+            executor.assign(row, -1, 0)
+        for row, encoded in enumerate(executor.encode([reference.sources[index] for index in group])):
+            executor.attach(row, encoded)
+            executor.assign(row, row, 0)
+
     try:
-        forced = teacher_forced(executor, reference.taught, lambda group: _attach(executor, reference, group))
+        forced = teacher_forced(executor, reference.taught, attach)
     except RUN_ERRORS as error:  # for example, an attention that was exported for one shape alone
         raise VerificationError(
             f"the exported graphs do not run on the samples ({first_line(error)[:200]}). Nothing was "
@@ -194,15 +195,6 @@ def measure(graphs: Graphs, reference: Seq2SeqReference, threads: int) -> Seq2Se
         searched=tuple(searched),
         alone=float(np.mean([a == b for a, b in zip(alone, together, strict=True)])),
     )
-
-
-def _attach(executor: CrossAttending, reference: Seq2SeqReference, group: Sequence[int]) -> None:
-    """Let rows 0, 1, ... attend to the texts of `group`."""
-    for row in range(executor.geometry.slots):
-        executor.assign(row, -1, 0)
-    for row, encoded in enumerate(executor.encode([reference.sources[index] for index in group])):
-        executor.attach(row, encoded)
-        executor.assign(row, row, 0)
 
 
 def recorded(graphs: Graphs, reference: Seq2SeqReference, threads: int) -> Case:
@@ -239,11 +231,7 @@ def text_agreement(
 
 def refuse_wrong_answers(model: PreTrainedModel, reference: Seq2SeqReference, agreement: Seq2SeqAgreement) -> None:
     """Raise VerificationError if probabilities are off, or an answer differs from PyTorch's without a tie."""
-    if agreement.error > TOLERANCE:
-        raise VerificationError(
-            f"the fused graphs' log-probabilities are off by {agreement.error:.1e} of PyTorch's; at most "
-            f"{TOLERANCE:.0e} is right. Nothing was published: this is a bug worth reporting, with the model's name"
-        )
+    refuse_wrong_probabilities(agreement.error)
     kinds = (
         ("greedy", reference.sources, reference.greedy, agreement.greedy),
         ("searched", reference.searched_sources, reference.searched, agreement.searched),

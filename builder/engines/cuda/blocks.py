@@ -61,7 +61,11 @@ METADATA = 16  # the place of attention_metadata among the operator's inputs
 def page_attention(graph: Graph, folder: Path) -> Graph:
     """Write `graph` with its attention over blocks into `folder`. Raises SpecError and ExportError for others."""
     model = load_graph(graph.path)
-    past = {value.name: _layer(value) for value in model.graph.input if value.name.startswith("past_")}
+    past = {}
+    for value in model.graph.input:
+        if value.name.startswith("past_"):
+            dims = value.type.tensor_type.shape.dim
+            past[value.name] = LayerShape(dims[1].dim_value, dims[3].dim_value)
     block = block_tokens(Geometry.pairs([*past.values()]))
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -82,11 +86,6 @@ def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
     """Return the bytes of one block in all layers."""
     tokens = block_tokens(Geometry.pairs(layers))
     return sum(2 * shape.heads * tokens * shape.size * BYTES_PER_VALUE[cache] for shape in layers)
-
-
-def _layer(value: onnx.ValueInfoProto) -> LayerShape:
-    dims = value.type.tensor_type.shape.dim
-    return LayerShape(dims[1].dim_value, dims[3].dim_value)
 
 
 def _cache(name: str, after: str = "") -> str:

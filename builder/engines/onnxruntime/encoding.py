@@ -11,7 +11,7 @@ from onnx import helper
 
 from builder.common.errors import ExportError
 from builder.engines.cuda import without_kernel
-from builder.engines.encoding import VNNI, Encoders, EncodingEngine, Variant
+from builder.engines.encoding import VNNI, EncodingEngine, Variant
 from builder.engines.onnxruntime import BACKEND
 from builder.engines.tensorrt import refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
@@ -36,10 +36,13 @@ class OnnxRuntimeEncoding(EncodingEngine):
         *(Variant(precision, BACKEND, target="tensorrt") for precision in ("fp32", "fp16", "int8-static")),
     )
 
-    def source(self, encoders: Encoders, target: str) -> Graph:
+    def reads_fused(self, target: str) -> bool:
+        return target != "tensorrt"
+
+    def source(self, graph: Graph, target: str, folder: Path) -> Graph:
         if target == "tensorrt":
-            return for_tensorrt(encoders.plain, encoders.folder)
-        return _count_keys(encoders.fused, encoders.folder) if target == "cuda" else encoders.fused
+            return for_tensorrt(graph, folder)
+        return _count_keys(graph, folder) if target == "cuda" else graph
 
     def refuse_release(self, target: str, triton: str) -> None:
         if target == "tensorrt":

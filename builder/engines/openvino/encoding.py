@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from builder.common.cpu import cpu
-from builder.engines.encoding import VNNI, Encoders, EncodingEngine, Variant
+from builder.engines.encoding import VNNI, EncodingEngine, Variant
 from builder.engines.openvino import BACKEND, BF16, MODEL_FILE, arithmetic_on, convert
 from builder.engines.optimise import Quantised
-from builder.graphs.onnx.graph import Graph, remove_graph
+from builder.graphs.onnx.graph import remove_graph
 
 
 class OpenVinoEncoding(EncodingEngine):
@@ -25,9 +25,6 @@ class OpenVinoEncoding(EncodingEngine):
         Variant("fp16", BACKEND),
         Variant("int8-static", BACKEND, VNNI),  # it reads dynamic int8 wrongly
     )
-
-    def source(self, encoders: Encoders, target: str) -> Graph:
-        return encoders.plain
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
         """Convert the graph: real constants are halves except in fp32; products are in the CPU's fastest type.

@@ -51,7 +51,10 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
     model = load_graph(graph.path)
     slopes = _slopes(model)
     past = {value.name: value for value in model.graph.input if value.name.startswith("past_")}
-    renamed = {name: _cache_name(name) for name in past}
+    renamed = {}
+    for name in past:
+        _, kind, layer = name.split("_")
+        renamed[name] = f"{kind}_cache.{layer}"
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if node.op_type == CACHED_ATTENTION:
@@ -80,11 +83,6 @@ def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
     if cache != "uint8":
         return sum(2 * shape.heads * BLOCK * shape.size * BYTES_PER_VALUE[cache] for shape in layers)
     return sum(shape.heads * ((BLOCK + 8) * shape.size + BLOCK * (shape.size + 8)) for shape in layers)
-
-
-def _cache_name(past: str) -> str:
-    _, kind, layer = past.split("_")
-    return f"{kind}_cache.{layer}"
 
 
 def _make_paged(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str, str], size: int) -> None:

@@ -162,7 +162,8 @@ def _outputs(
 
     Each is (tokens, outputs).
     """
-    products = {structure: _product(model, structure) for structure in structures}
+    makers = {node.input[1]: str(node.output[0]) for node in model.graph.node if node.op_type == "MatMul"}
+    products = {structure: makers[structure.weight] for structure in structures}
     by_structure: dict[Structure, list[np.ndarray]] = {structure: [] for structure in structures}
     for values, feed in zip(watch(model, list(products.values()), feeds), feeds, strict=True):
         for structure, name in products.items():
@@ -224,11 +225,6 @@ class _Normal:
     def error(self, change: np.ndarray) -> float:
         """Return the squared error after `change`, less that of no change: below zero where it helps."""
         return float(np.sum(change * (self.gram @ change - 2 * self.wanted)))
-
-
-def _product(model: onnx.ModelProto, structure: Structure) -> str:
-    """Return the tensor that the product after `structure` makes."""
-    return next(str(n.output[0]) for n in model.graph.node if n.op_type == "MatMul" and structure.weight in n.input)
 
 
 def _of_tokens(values: np.ndarray, feed: Feeds) -> np.ndarray:

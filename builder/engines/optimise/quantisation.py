@@ -22,7 +22,7 @@ from builder.engines.optimise.activations import Feeds, watch
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, constant_products, eight_bit_scales, eight_bits, replace_nodes
-from builder.graphs.onnx.weights import Rows, computed, computing, rows_of, values_of
+from builder.graphs.onnx.weights import computed, computing, rows_of, values_of
 
 EMBEDDING_BYTES = 1 << 20  # smaller tables save no memory worth an extra operator
 PRODUCT, LOOKUP = "MatMul", "Gather"
@@ -73,7 +73,9 @@ class _Dynamic:
             self.rounded.add(source)
             outputs = [f"{source}_quantized", f"{source}_scale", f"{source}_zero_point"]
             yield helper.make_node("DynamicQuantizeLinear", [source], outputs, f"{source}_QuantizeLinear")
-        self._store_matrix(weight)
+        if weight not in self.rounded:
+            self.rounded.add(weight)
+            store_matrix(self.graph, self.weights[weight])
         name, scales = f"{node.name}_quant", f"{node.name}_quant_scales_mul"
         inputs = [f"{source}_quantized", f"{weight}_quantized", f"{source}_zero_point", f"{weight}_zero_point"]
         whole, real = f"{output}_output_quantized", f"{output}_output_quantized_cast_output"
@@ -91,16 +93,6 @@ class _Dynamic:
         inputs = [node.output[0], f"{table}_scale", f"{table}_zero_point"]
         yield helper.make_node("DequantizeLinear", inputs, [output], f"{output}_DequantizeLinear")
 
-    def _store_matrix(self, name: str) -> None:
-        if name in self.rounded:
-            return
-        self.rounded.add(name)
-        tensor = self.weights[name]
-        rows, scales = rows_of(tensor), eight_bit_scales(values_of(tensor), axis=0)
-        self._store(name, TensorProto.INT8, lambda some: eight_bits(rows(some), scales))
-        add_constant(self.graph, f"{name}_scale", scales[0])
-        add_constant(self.graph, f"{name}_zero_point", np.zeros(scales.shape[1], np.int8))
-
     def _store_table(self, name: str) -> None:
         if name in self.rounded:
             return
@@ -109,16 +101,32 @@ class _Dynamic:
         low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
         step = (high - low) / 255 or 1.0
         scale, zero = np.float32(step), np.uint8(np.round(-low / step))
-        self._store(name, TensorProto.UINT8, lambda some: _bytes(rows(some), scale, zero))
-        add_constant(self.graph, f"{name}_scale", np.array(scale))
-        add_constant(self.graph, f"{name}_zero_point", np.array(zero))
 
-    def _store(self, name: str, kind: int, rows: Rows) -> None:
-        self.graph.initializer.append(computed(f"{name}_quantized", kind, self.weights[name].dims, rows))
+        def in_bytes(some: slice) -> np.ndarray:
+            return np.asarray(np.clip(np.round(rows(some) / scale) + np.float32(zero), 0, 255).astype(np.uint8))
+
+        integers = computed(f"{name}_quantized", TensorProto.UINT8, self.weights[name].dims, in_bytes)
+        self.graph.initializer.append(integers)
+        store_steps(self.graph, name, np.array(scale), np.array(zero))
 
 
-def _bytes(values: np.ndarray, scale: np.float32, zero: np.uint8) -> np.ndarray:
-    return np.asarray(np.clip(np.round(values / scale) + np.float32(zero), 0, 255).astype(np.uint8))
+def store_matrix(graph: onnx.GraphProto, matrix: TensorProto, per_channel: bool = True) -> tuple[str, str]:
+    """Store `matrix` in int8 as NAME_quantized, with a scale per column or one for all; return their names.
+
+    The names are those of `store_steps`.
+    """
+    rows, scales = rows_of(matrix), eight_bit_scales(values_of(matrix), axis=0 if per_channel else None)
+    name, flat = matrix.name, scales.reshape(-1 if per_channel else ())
+    integers = computed(f"{name}_quantized", TensorProto.INT8, matrix.dims, lambda some: eight_bits(rows(some), scales))
+    graph.initializer.append(integers)
+    return store_steps(graph, name, flat, np.zeros(flat.shape, np.int8))
+
+
+def store_steps(graph: onnx.GraphProto, name: str, scale: np.ndarray, zero: np.ndarray) -> tuple[str, str]:
+    """Store the scales and zero points of the tensor `name`, and return their names."""
+    add_constant(graph, f"{name}_scale", scale)
+    add_constant(graph, f"{name}_zero_point", zero)
+    return f"{name}_scale", f"{name}_zero_point"
 
 
 def candidates(graph: Graph) -> dict[str, str]:

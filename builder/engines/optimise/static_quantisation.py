@@ -4,33 +4,48 @@ At run time nothing has to look for the largest value, and an answer does not de
 with constant matrices are quantised, inputs per tensor and weights per output channel; attention, normalisation and
 what is left alone stay real. Nodes and numbers are those of ONNX Runtime's own quantiser (`quantize_static` of
 onnxruntime.quantization), which rounds column by column and reads and writes the whole graph several times; here some
-rows are rounded at once, as they are written. Both engines read the result. Knows graphs; knows nothing about quality.
+rows are rounded at once, as they are written. Both engines read the result.
+
+fp8 is the same with floats of 8 bits, E4M3, in place of integers: their steps are finer near zero. Knows graphs; knows
+nothing about quality.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 
 from builder.common.errors import VerificationError
+from builder.common.workplace import temporary_folder
+from builder.engines.onnxruntime import open_as_it_is
 from builder.engines.optimise import Quantised
-from builder.engines.optimise.activations import Feeds
-from builder.engines.optimise.eight_bit_floats import to_float8
-from builder.engines.optimise.quantisation import LOOKUP, candidates
-from builder.engines.optimise.ranges import Range, ranges
+from builder.engines.optimise.activations import Feeds, watch
+from builder.engines.optimise.quantisation import LOOKUP, candidates, store_matrix, store_steps
 from builder.engines.optimise.smoothing import smooth
 from builder.graphs.onnx.cleanup import drop_unused
-from builder.graphs.onnx.graph import Graph, load_graph, save_graph
-from builder.graphs.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, eight_bits, replace_nodes
-from builder.graphs.onnx.weights import computed, computing, rows_of, values_of
+from builder.graphs.onnx.graph import MODEL_FILE, Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import eight_bit_lookup, replace_nodes
+from builder.graphs.onnx.weights import computing, values_of
 from builder.options import Calibration
 
 UNSIGNED, SIGNED = (np.uint8(0), np.uint8(255)), (np.int8(-127), np.int8(127))  # the steps of an activation
+LARGEST_FLOAT8 = 448.0  # of E4M3: "FP8 Formats for Deep Learning", Micikevicius et al. 2022
+QUANTISED = "_quantized"  # suffix that ONNX Runtime's quantiser appends to the name of a weight
+METHODS = {
+    "min-max": CalibrationMethod.MinMax,
+    "entropy": CalibrationMethod.Entropy,
+    "percentile": CalibrationMethod.Percentile,
+}
+OBSERVER = "Shape"  # its output is integers, which calibrators ignore
+
+Range = tuple[np.ndarray, np.ndarray]  # the lowest and the highest value, fp32, of one element each
 
 
 def quantise_statically(
@@ -60,10 +75,10 @@ def quantise_statically(
         _eight_bit_lookups(model.graph, tables)
         drop_unused(model.graph)
         sources = list(dict.fromkeys(node.input[0] for node in model.graph.node if node.name in chosen))
-        steps = _Steps(model.graph, calibration, ranges(model, sources, calibration.method, feeds))
+        steps = _Steps(model.graph, calibration, _ranges(model, sources, calibration.method, feeds))
         steps.put_before(chosen)
         if floats:
-            to_float8(model.graph, steps.weights)
+            _to_float8(model.graph, steps.weights)
         drop_unused(model.graph)
         done = _quantised(model.graph, chosen)
         if done != len(chosen):
@@ -118,36 +133,85 @@ class _Steps:
         replace_nodes(self.graph, nodes)
 
     def _of_source(self, name: str) -> Iterator[onnx.NodeProto]:
-        steps = self._store_range(name)
+        symmetric = self.calibration.symmetric
+        zero, scale = compute_scale_zp(*self.ranges[name], *(SIGNED if symmetric else UNSIGNED), symmetric)
+        steps = store_steps(self.graph, name, scale.reshape(()), zero.reshape(()))
         integers = f"{name}_QuantizeLinear_Output"
         yield helper.make_node("QuantizeLinear", [name, *steps], [integers], f"{name}_QuantizeLinear")
         yield self._real(name, integers, steps)
 
     def _of_matrix(self, name: str) -> Iterator[onnx.NodeProto]:
-        axis = 1 if self.calibration.per_channel else None
-        yield self._real(name, f"{name}_quantized", self._store_matrix(name), axis)
+        per_channel = self.calibration.per_channel
+        steps = store_matrix(self.graph, self.weights[name], per_channel)
+        yield self._real(name, f"{name}_quantized", steps, 1 if per_channel else None)
 
     def _real(self, name: str, integers: str, steps: Sequence[str], axis: int | None = None) -> onnx.NodeProto:
         self.rounded[name] = f"{name}_DequantizeLinear_Output"
         inputs, outputs = [integers, *steps], [self.rounded[name]]
         return helper.make_node("DequantizeLinear", inputs, outputs, f"{name}_DequantizeLinear", axis=axis)
 
-    def _store_range(self, name: str) -> tuple[str, str]:
-        symmetric = self.calibration.symmetric
-        zero, scale = compute_scale_zp(*self.ranges[name], *(SIGNED if symmetric else UNSIGNED), symmetric)
-        return self._store(name, scale.reshape(()), zero.reshape(()))
 
-    def _store_matrix(self, name: str) -> tuple[str, str]:
-        tensor, per_channel = self.weights[name], self.calibration.per_channel
-        rows, scales = rows_of(tensor), eight_bit_scales(values_of(tensor), axis=0 if per_channel else None)
-        integers = computed(
-            f"{name}_quantized", TensorProto.INT8, tensor.dims, lambda some: eight_bits(rows(some), scales)
-        )
-        self.graph.initializer.append(integers)
-        flat = scales.reshape(-1 if per_channel else ())
-        return self._store(name, flat, np.zeros(flat.shape, np.int8))
+def _ranges(model: onnx.ModelProto, names: Sequence[str], method: str, feeds: Sequence[Feeds]) -> dict[str, Range]:
+    """Return the range of each of the tensors `names` of `model` on `feeds`, by one of METHODS.
 
-    def _store(self, name: str, scale: np.ndarray, zero: np.ndarray) -> tuple[str, str]:
-        add_constant(self.graph, f"{name}_scale", scale)
-        add_constant(self.graph, f"{name}_zero_point", zero)
-        return f"{name}_scale", f"{name}_zero_point"
+    ONNX Runtime's own calibrators find them. They read a model file; theirs here has the activations as inputs, so that
+    none of them loads the weights.
+    """
+    with temporary_folder() as folder:
+        path = folder / MODEL_FILE
+        onnx.save(_observed(model, names), path)
+        calibrator = create_calibrator(path, [OBSERVER], str(folder / "augmented.onnx"), METHODS[method])
+        for values in watch(model, names, feeds, open_as_it_is):
+            calibrator.collect_data(_Call(values))
+        found = calibrator.compute_data()
+    return {name: found[name].range_value for name in names}
+
+
+def _observed(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a model with the tensors `names` of `model` as inputs of any shape; it computes nothing of them."""
+    nodes = [helper.make_node(OBSERVER, [name], [f"{name}.shape"]) for name in names]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    outputs = [helper.make_tensor_value_info(f"{name}.shape", TensorProto.INT64, None) for name in names]
+    graph = helper.make_graph(nodes, "observed", inputs, outputs)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+class _Call(CalibrationDataReader):  # type: ignore[misc]  # the calibrator's own interface
+    """Reader that gives one call: calibrators do not merge calls of unequal lengths."""
+
+    def __init__(self, values: dict[str, np.ndarray]) -> None:
+        self.pending = iter([values])
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self.pending, None)
+
+
+def _to_float8(graph: onnx.GraphProto, weights: Mapping[str, TensorProto]) -> None:
+    """Make every symmetric int8 pair of `graph` one of fp8; `weights`: the matrices before they were rounded.
+
+    The ranges are those measured for int8: the largest value, 127 steps, becomes the largest of E4M3.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    rescaled: set[str] = set()
+    for node in graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        values, scale, zero = node.input
+        if scale not in rescaled:
+            rescaled.add(scale)
+            steps = numpy_helper.to_array(tensors[scale]) * np.float32(127 / LARGEST_FLOAT8)
+            tensors[scale].CopyFrom(numpy_helper.from_array(steps, scale))
+            shape = tuple(tensors[zero].dims)
+            tensors[zero].CopyFrom(_float8(np.zeros(shape, np.float32), zero))
+        if values in tensors:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+            steps = numpy_helper.to_array(tensors[scale])
+            steps = np.expand_dims(steps, 1 - axis) if steps.ndim else steps
+            tensors[values].CopyFrom(_float8(values_of(weights[values.removesuffix(QUANTISED)]) / steps, values))
+
+
+def _float8(values: np.ndarray, name: str) -> TensorProto:
+    """Return `values` rounded to E4M3, cut at its largest."""
+    dtype = helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)
+    content = np.clip(values, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(dtype).tobytes()
+    return helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, content, raw=True)

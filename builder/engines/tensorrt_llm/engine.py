@@ -8,7 +8,7 @@ does not run here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import yaml
 
@@ -59,38 +59,28 @@ class TensorRtLlm(CheckpointEngine):
     def files(
         self, options: TensorRTLLM, whole: WholeCheckpoint, model: str, revision: str | None
     ) -> dict[str, bytes | Path]:
-        document = model_document(options, whole, model, revision)
+        """Return its model, and model.yaml: arguments of tensorrt_llm.LLM, and Triton's own.
+
+        Raises SpecError for an older release.
+        """
+        if version_tuple(whole.triton) < version_tuple(SINCE):
+            raise SpecError(
+                f"--engine {NAME} needs --triton {SINCE} or later: before, TensorRT-LLM had no Triton model that takes "
+                "a checkpoint as it is"
+            )
+        optional = {"revision": revision, "max_seq_len": whole.max_length, "max_batch_size": whole.slots}
+        document = {
+            "model": model,
+            "backend": "pytorch",
+            "dtype": DTYPES[whole.precision],
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "pipeline_parallel_size": options.pipeline_parallel_size,
+            "kv_cache_config": {"free_gpu_memory_fraction": options.free_gpu_memory_fraction},
+            **{name: value for name, value in optional.items() if value is not None},
+            "triton_config": {"max_batch_size": 0, "decoupled": True},
+        }
         arguments = yaml.safe_dump(document, sort_keys=False).encode()
         return {f"1/{MODEL_FILE}": arguments, "1/model.py": RUNTIME / "tensorrt_llm_model.py"}
-
-
-def model_document(
-    options: TensorRTLLM, checkpoint: WholeCheckpoint, model: str, revision: str | None
-) -> dict[str, Any]:
-    """Return the content of model.yaml: arguments of tensorrt_llm.LLM, and Triton's own.
-
-    Raises SpecError for an older release.
-    """
-    if version_tuple(checkpoint.triton) < version_tuple(SINCE):
-        raise SpecError(
-            f"--engine {NAME} needs --triton {SINCE} or later: before, TensorRT-LLM had no Triton model that takes a "
-            "checkpoint as it is"
-        )
-    optional = {
-        "revision": revision,
-        "max_seq_len": checkpoint.max_length,
-        "max_batch_size": checkpoint.slots,
-    }
-    return {
-        "model": model,
-        "backend": "pytorch",
-        "dtype": DTYPES[checkpoint.precision],
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "pipeline_parallel_size": options.pipeline_parallel_size,
-        "kv_cache_config": {"free_gpu_memory_fraction": options.free_gpu_memory_fraction},
-        **{name: value for name, value in optional.items() if value is not None},
-        "triton_config": {"max_batch_size": 0, "decoupled": True},
-    }
 
 
 ENGINE = TensorRtLlm()

@@ -44,32 +44,25 @@ class Vllm(CheckpointEngine):
     outputs: ClassVar = OUTPUTS
 
     def files(self, options: VLLM, whole: WholeCheckpoint, model: str, revision: str | None) -> dict[str, bytes | Path]:
-        arguments = engine_arguments(options, whole, model, revision)
-        return {f"1/{MODEL_FILE}": json.dumps(arguments, indent=1).encode()}
-
-
-def engine_arguments(options: VLLM, checkpoint: WholeCheckpoint, model: str, revision: str | None) -> dict[str, Any]:
-    """Return the content of model.json. Raises SpecError for an argument that the vLLM of the release does not have.
-
-    `checkpoint.slots`: max_num_seqs; None lets vLLM choose it by the card's memory.
-    """
-    _refuse_unknown(options.arguments, checkpoint.triton)
-    arguments: dict[str, Any] = {
-        "model": model,
-        "dtype": DTYPES[checkpoint.precision],
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "pipeline_parallel_size": options.pipeline_parallel_size,
-        "gpu_memory_utilization": options.gpu_memory_utilization,
-    }
-    optional = {
-        "max_num_seqs": checkpoint.slots,
-        "revision": revision,
-        "tokenizer_revision": revision,
-        "max_model_len": checkpoint.max_length,
-        "quantization": "fp8" if checkpoint.precision == "fp8" else None,
-    }
-    arguments.update({name: value for name, value in optional.items() if value is not None})
-    return {**arguments, **options.arguments}
+        """Return model.json. Raises SpecError for an argument that the vLLM of the release does not have."""
+        _refuse_unknown(options.arguments, whole.triton)
+        arguments: dict[str, Any] = {
+            "model": model,
+            "dtype": DTYPES[whole.precision],
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "pipeline_parallel_size": options.pipeline_parallel_size,
+            "gpu_memory_utilization": options.gpu_memory_utilization,
+        }
+        optional = {
+            "max_num_seqs": whole.slots,  # None lets vLLM choose it by the card's memory
+            "revision": revision,
+            "tokenizer_revision": revision,
+            "max_model_len": whole.max_length,
+            "quantization": "fp8" if whole.precision == "fp8" else None,
+        }
+        arguments.update({name: value for name, value in optional.items() if value is not None})
+        document = json.dumps({**arguments, **options.arguments}, indent=1)
+        return {f"1/{MODEL_FILE}": document.encode()}
 
 
 def fields_of(version: str) -> set[str]:

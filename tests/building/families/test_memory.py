@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.building.families.as_served import MAPPED
+from builder.building.families import MAPPED
 from builder.building.pipeline import build
 from builder.common.errors import BuilderError
 from builder.engines.onnxruntime import MAPPED as LEFT_IN_FILE

@@ -100,9 +100,9 @@ def test_decoder_text_that_ends_early_is_refused(
 
 @pytest.mark.parametrize("error", [0.01, float("nan")])
 def test_decoder_with_wrong_probabilities_is_refused(right: DecoderAgreement, error: float) -> None:
-    refuse_wrong_probabilities(right)
+    refuse_wrong_probabilities(right.error)
     with pytest.raises(VerificationError, match="log-probabilities are off by"):
-        refuse_wrong_probabilities(replace(right, error=error))
+        refuse_wrong_probabilities(error)
 
 
 class ByPyTorch(Executor):
@@ -191,7 +191,7 @@ def test_decoder_on_a_faulty_engine_is_refused(
 
     def verify() -> None:
         agreement = measure(lambda geometry: kind(geometry, said), CACHES, VOCABULARY, reference, order=EXACT)
-        refuse_wrong_probabilities(agreement)
+        refuse_wrong_probabilities(agreement.error)
         refuse_wrong_text(model, reference, agreement)
 
     if kind is ByPyTorch:

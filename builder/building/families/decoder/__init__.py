@@ -6,10 +6,7 @@ A decoder is built for one engine (one_engine.py), or for each that this machine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-
-from transformers import GenerationConfig
 
 from builder.building.families import Family
 from builder.building.families.decoder.drafted import refuse_draft
@@ -36,24 +33,25 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
     refuse_draft(spec)
     file = generation_file(checkpoint.folder)
-    refuse_unserved(checkpoint.model.generation_config, is_decoder=True, file=file)
-    _refuse_narrow_search(spec, checkpoint.model.generation_config, file)
+    config = checkpoint.model.generation_config
+    refuse_unserved(config, is_decoder=True, file=file)
+    if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
+        raise SpecError(
+            f"the checkpoint's {file} searches with {config.num_beams} beams, which need as many slots; "
+            f"--slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
+        )
     chat_template(checkpoint.tokenizer)  # raises for one that cannot be served
     refuse_other_text(checkpoint.tokenizer)
     with stage("plan memory"):
         if spec.engine != "auto":
             return _on_one(engine_of(spec), checkpoint, folder)
         engines = {name: engine_of(spec.model_copy(update={"engine": name})) for name in measurable()}
-        return _on_each(engines, checkpoint, folder)
-
-
-def _refuse_narrow_search(spec: BuildSpec, config: GenerationConfig, file: str) -> None:
-    """Raise SpecError if the checkpoint searches with more beams than there are slots and --beams is not given."""
-    if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
-        raise SpecError(
-            f"the checkpoint's {file} searches with {config.num_beams} beams, which need as many slots; "
-            f"--slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
+        for name in engines:
+            (folder / name).mkdir()  # for its graphs
+        decoders = of_each(
+            PerEngine(engines), lambda name, engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
         )
+        return FastestEngine(decoders.by_engine, decoders.refused)
 
 
 def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Decoder:
@@ -63,16 +61,6 @@ def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Dec
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)
     rows = tuple(map(tuple, sample_rows(spec.samples, checkpoint)))
     return Decoder(spec, checkpoint, folder, engine, memory, layers, rows)
-
-
-def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, folder: Path) -> FastestEngine:
-    """Build the decoder of each engine, with its graphs in a folder of its own."""
-    for name in engines:
-        (folder / name).mkdir()
-    decoders = of_each(
-        PerEngine(engines), lambda name, engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
-    )
-    return FastestEngine(decoders.by_engine, decoders.refused)
 
 
 def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:

@@ -23,8 +23,7 @@ from builder.common.progress import Stage
 from builder.engines.decoding import engine_of
 from builder.graphs.export.decoder import cache_shapes
 from builder.options import BuildSpec
-from builder.repository.config.entries import RepositoryEntry
-from builder.repository.report.record import BuildReport, file_hashes
+from builder.repository.report.record import file_hashes
 from builder.repository.verdict import Comparison
 from builder.runtime.contract import DRAFT
 from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS
@@ -99,26 +98,21 @@ class DraftedModel:
         """Return the target's entry with the draft's own files in a folder of it, and all that was measured of both."""
         target, draft = self.target.result(stage), self.draft.result(stage)
         (entry,), (draft_entry,) = target.entries, draft.entries
-        own = {path: content for path, content in draft_entry.files.items() if not _is_shared(path, content)}
-        files = {f"1/{DRAFT}/{path.removeprefix('1/')}": content for path, content in own.items()}
-        entry = replace(entry, files={**entry.files, **files})
+        own = {
+            f"1/{DRAFT}/{path.removeprefix('1/')}": content
+            for path, content in draft_entry.files.items()
+            if path != "1/tokenizer.json" and not (isinstance(content, Path) and content.is_relative_to(RUNTIME))
+        }
+        entry = replace(entry, files={**entry.files, **own})
         bounds = (replace(bound, name=f"of the draft, {bound.name}") for bound in draft.comparison.bounds)
         comparison = Comparison((*target.comparison.bounds, *bounds))
-        return Result((entry,), comparison, _report(target.report, draft.report, entry))
-
-
-def _is_shared(path: str, content: bytes | Path) -> bool:
-    """Return True for a file of the version folder that a draft has in common with its target."""
-    return path == "1/tokenizer.json" or (isinstance(content, Path) and content.is_relative_to(RUNTIME))
-
-
-def _report(target: BuildReport, draft: BuildReport, entry: RepositoryEntry) -> BuildReport:
-    """Return the report of `entry`: the target's, with the facts about its draft."""
-    served = next(variant for variant in draft.variants if variant.name == draft.chosen)
-    return replace(
-        target,
-        files=file_hashes([entry]),
-        draft={"checkpoint": draft.checkpoint, "served": asdict(served), "kept": draft.kept},
-        memory={**(target.memory or {}), "draft": sum((draft.memory or {}).values())},
-        warnings=(*target.warnings, *(f"the draft: {warning}" for warning in draft.warnings)),
-    )
+        about, report = draft.report, target.report
+        served = next(variant for variant in about.variants if variant.name == about.chosen)
+        report = replace(
+            report,
+            files=file_hashes([entry]),
+            draft={"checkpoint": about.checkpoint, "served": asdict(served), "kept": about.kept},
+            memory={**(report.memory or {}), "draft": sum((about.memory or {}).values())},
+            warnings=(*report.warnings, *(f"the draft: {warning}" for warning in about.warnings)),
+        )
+        return Result((entry,), comparison, report)

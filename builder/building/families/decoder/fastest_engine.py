@@ -16,7 +16,7 @@ from builder.building.families import Result
 from builder.building.families.decoder.one_engine import Decoder
 from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecoder, SelectedDecoder, VerifiedDecoder
 from builder.building.families.generating import vocabulary_of
-from builder.building.variants.traffic import Rates, Traffic, fastest, in_words, measure, remark_on_noise
+from builder.building.variants.traffic import Rates, fastest, in_words, measure, remark_on_noise
 from builder.building.verify.emitted import generate
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.runtimes import Replay
@@ -25,10 +25,9 @@ from builder.common.errors import BuilderError, ExportError, SpecError, Verifica
 from builder.common.progress import Stage
 from builder.engines.decoding import opened
 from builder.graphs.export.decoder import DecoderExport
-from builder.repository.report.record import MeasuredVariant
 
 ANSWER = 16  # tokens
-TRAFFIC = Traffic(clients=(1, 8), requests=16)
+CLIENTS, REQUESTS = (1, 8), 16
 UNABLE = (SpecError, ExportError)  # raised by an engine that cannot serve a model
 
 Before = TypeVar("Before")
@@ -79,7 +78,11 @@ class FastestEngine:
     def select(self, exact: PerEngine[VerifiedDecoder], stage: Stage) -> SelectedEngine:
         """Choose the precision that each engine would serve, then the engine that generates most tokens a second."""
         chosen = of_each(exact, lambda engine, one: self._select(engine, one, stage), (*UNABLE, VerificationError))
-        rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
+        rates: dict[str, Rates] = {}
+        if len(chosen.by_engine) > 1:
+            with stage("measure as served"):
+                loops = {engine: self._loop(engine, one) for engine, one in chosen.by_engine.items()}
+                rates = measure(loops, self._first.rows, CLIENTS, REQUESTS)
         engine = fastest(rates) if rates else next(iter(chosen.by_engine))
         others = [measured for one in chosen.by_engine.values() for measured in one.variants[1:]]
         fastest_decoder = chosen.by_engine[engine]
@@ -102,7 +105,7 @@ class FastestEngine:
         """Return the choice of `engine`, with the engine's name in its variants."""
         chosen = self.decoders[engine].select(exact, stage)
         named = {
-            id(measured): _named(measured, engine)
+            id(measured): replace(measured, name=f"{measured.name} {ENGINES[engine].title}")
             for measured in (*chosen.variants[1:], chosen.exact.measured, chosen.measured)
         }
         return replace(
@@ -112,18 +115,13 @@ class FastestEngine:
             measured=named[id(chosen.measured)],
         )
 
-    def _rates(self, chosen: Mapping[str, SelectedDecoder], stage: Stage) -> dict[str, Rates]:
-        with stage("measure as served"):
-            loops = {engine: self._loop(engine, one) for engine, one in chosen.items()}
-            return measure(loops, self._first.rows, TRAFFIC)
-
     def _loop(self, engine: str, chosen: SelectedDecoder) -> Callable[[Sequence[Sequence[int]]], object]:
         """Return the emitted loop over the choice of `engine`: a function that answers several rows, greedily."""
         decoder = self.decoders[engine]
         length, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
         geometry = geometry_of(
             chosen.exact.fused.exported.caches,
-            max(TRAFFIC.clients),
+            max(CLIENTS),
             length,
             vocabulary_of(decoder.checkpoint.model),
             decoder.engine.cache_type,
@@ -168,7 +166,3 @@ def _choice(fastest: str, rates: Mapping[str, Rates], chosen: PerEngine[Selected
 
 def _reasons(refused: Mapping[str, str]) -> str:
     return ", ".join(f"{ENGINES[engine].title} ({reason})" for engine, reason in refused.items())
-
-
-def _named(measured: MeasuredVariant, engine: str) -> MeasuredVariant:
-    return replace(measured, name=f"{measured.name} {ENGINES[engine].title}")

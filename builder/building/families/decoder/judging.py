@@ -44,7 +44,7 @@ class DecoderJudge:
         long, caches = self.pytorch.long, self.fused.exported.caches
         executors = opened(self.fused.graph, self.engine.spec.build_threads, mapped)
         measured, agreement = self.measure(FP32, self.fused.exact, executors)
-        refuse_wrong_probabilities(agreement)
+        refuse_wrong_probabilities(agreement.error)
         geometry = geometry_of(caches, 1, len(long.row.tokens), self.vocabulary)
         return measured, agreement, refuse_wrong_long_row(long, executors(geometry))
 

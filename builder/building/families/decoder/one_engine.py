@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from builder.building.families import GRAPHS, UNTIMED, Result, code_not_run
-from builder.building.families.as_served import MAPPED, Fp32Judging
+from builder.building.families import GRAPHS, MAPPED, UNTIMED, Fp32Judging, Result, code_not_run
 from builder.building.families.decoder.judging import FP32, DecoderJudge
 from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecoder, SelectedDecoder, VerifiedDecoder
 from builder.building.families.generating import (
@@ -141,13 +140,14 @@ class Decoder:
         tokenizer, fields = tokenizer_json(checkpoint.tokenizer), checkpoint.task.fields({})
         inputs = self.engine.step_fields(graph, caches)
         entries = lay_out_generating(self.spec, serving, tokenizer, graphs, fields, inputs)
-        return Result(entries, self._comparison(choice), self._report(choice, entries))
-
-    def _comparison(self, choice: SelectedDecoder) -> Comparison:
-        """Compare log-probabilities of the fused graph, on a long row too, and what quantising kept."""
-        exact, metric = choice.exact, self.checkpoint.task.metric
-        bounds = parity_bounds(self._required, exact.measured, choice.measured, exact.pytorch.measured, metric)
-        return Comparison((*bounds, ParityBound("the same on a long row", exact.long_error, at_most=TOLERANCE)))
+        exact = choice.exact
+        bounds = (
+            *parity_bounds(
+                self._required, exact.measured, choice.measured, exact.pytorch.measured, checkpoint.task.metric
+            ),
+            ParityBound("the same on a long row", exact.long_error, at_most=TOLERANCE),
+        )
+        return Result(entries, Comparison(bounds), self._report(choice, entries))
 
     def _report(self, choice: SelectedDecoder, entries: Sequence[RepositoryEntry]) -> BuildReport:
         exported, checkpoint, operators = choice.exact.fused.exported, self.checkpoint, choice.graph.operators
@@ -206,7 +206,7 @@ class Decoder:
             return exact
         with stage(f"judge {FP32} as served"):
             measured, agreement = self._judge(exact.fused, exact.pytorch).measure(FP32, exact.fused.exact)
-        refuse_wrong_probabilities(agreement)
+        refuse_wrong_probabilities(agreement.error)
         return replace(exact, measured=measured, mapped=False)
 
     def _case(self, choice: SelectedDecoder) -> Case:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from builder.building.families import GRAPHS, Result
-from builder.building.families.as_served import Fp32Judging
+from builder.building.families import GRAPHS, Fp32Judging, Result
 from builder.building.families.encoder.results import (
     ExportedEncoder,
     FusedEncoder,
@@ -42,8 +41,7 @@ from builder.graphs.export.encoder import export, task_graph
 from builder.graphs.export.rows import rows_of
 from builder.options import BuildSpec
 from builder.repository.layout.encoder import lay_out
-from builder.repository.report.record import package_versions
-from builder.repository.report.record import MeasuredVariant
+from builder.repository.report.record import MeasuredVariant, package_versions
 
 EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from builder.building.families import UNTIMED, built_from, code_not_run
-from builder.building.families.as_served import MAPPED
+from builder.building.families import MAPPED, UNTIMED, built_from, code_not_run
 from builder.building.variants.encoder import ROUNDING
 from builder.building.variants.evaluator import Evaluator
 from builder.building.variants.selection import Selection
@@ -103,6 +102,11 @@ def report_of(
     """Return the report of everything that was decided and measured."""
     exact, selection = chosen.exact, chosen.selection
     exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
+    parts = {
+        "matmuls": chosen.quantised.matmuls,
+        "embeddings": chosen.quantised.embeddings,
+        "left_alone": list(chosen.quantised.left_alone),
+    }
     untimed = None if spec.target == "cpu" else UNTIMED
     mapped = MAPPED if exact.mapped and untimed is None else None
     own, cost = code_not_run(checkpoint), cost_of_experts(checkpoint.model)
@@ -112,7 +116,7 @@ def report_of(
         **built_from(spec, checkpoint),
         attention={"fused": exported.attentions, "layers": exported.layers},
         operators={name: operators[name] for name in FUSED if operators[name]},
-        quantised=_quantised(chosen.quantised),
+        quantised=parts if chosen.quantised.matmuls else None,
         removed={name: asdict(units) for name, units in removed.items() if units is not None},
         variants=chosen.variants,
         metric=checkpoint.task.metric,
@@ -138,13 +142,3 @@ def _batching_remark(evaluator: Evaluator) -> str | None:
     if constraint != "length":
         common = f"in which the token {constraint} is equally frequent"
     return f"only texts {common} share an engine call: this model's answers depend on the rest of a batch otherwise"
-
-
-def _quantised(quantised: Quantised) -> dict[str, object] | None:
-    if not quantised.matmuls:
-        return None
-    return {
-        "matmuls": quantised.matmuls,
-        "embeddings": quantised.embeddings,
-        "left_alone": list(quantised.left_alone),
-    }

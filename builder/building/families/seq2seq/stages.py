@@ -142,7 +142,9 @@ class Seq2Seq:
         reference = replace(
             reference, measured=replace(reference.measured, scores=self._scores(reference.answers.greedy))
         )
-        measured, agreement = self._measure("fp32", fused.graphs, reference.answers)
+        graphs = fused.graphs
+        measured, agreement = self._judged(MeasuredVariant("fp32", graphs.size, {}), graphs, reference.answers)
+        measured = replace(measured, latency_ms=self._timed("fp32", graphs).latency_ms)
         refuse_wrong_answers(self.checkpoint.model, reference.answers, agreement)
         return VerifiedSeq2Seq(fused, reference, measured)
 
@@ -180,7 +182,9 @@ class Seq2Seq:
         serving, tokenizer = self._serving(graphs, fields[0]), tokenizer_json(checkpoint.tokenizer)
         served = with_shared_tables([graphs.decoder, graphs.encoder], self.folder / "served")
         entries = lay_out_generating(self.spec, serving, tokenizer, served, fields)
-        return Result(entries, self._comparison(choice), self._report(choice, entries))
+        measured, exact, metric = choice.selection.chosen.measured, choice.exact, checkpoint.task.metric
+        bounds = parity_bounds(self._required, exact.measured, measured, exact.pytorch.measured, metric)
+        return Result(entries, Comparison(bounds), self._report(choice, entries))
 
     def _serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:
         """Return the settings, for serving.json, of the emitted loop over `graphs`, whose requests have `fields`."""
@@ -200,17 +204,17 @@ class Seq2Seq:
             source=replace(self.source, encoder=graphs.encoder.path.name),
         )
 
-    def _comparison(self, chosen: SelectedSeq2Seq) -> Comparison:
-        """Compare log-probabilities of the fused graphs, and what quantising kept."""
-        exact, metric = chosen.exact, self.checkpoint.task.metric
-        served = chosen.selection.chosen.measured
-        return Comparison(parity_bounds(self._required, exact.measured, served, exact.pytorch.measured, metric))
-
     def _report(self, chosen: SelectedSeq2Seq, entries: Sequence[RepositoryEntry]) -> BuildReport:
         graphs, selection = chosen.graphs, chosen.selection
         operators = operators_of_a_call(graphs.encoder) + operators_of_a_call(graphs.decoder)
         encoder_attentions = chosen.exact.fused.exported.encoder_attentions
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
+        unfused = None
+        if encoder_attentions < encoder_layers:
+            unfused = (
+                f"{encoder_attentions} of {encoder_layers} attentions of the encoder are fused; the others run as "
+                "separate operators, which is right but slower and takes memory quadratic in the length"
+            )
         return report_of(
             self.spec,
             self.checkpoint,
@@ -224,10 +228,7 @@ class Seq2Seq:
             quantised=quantised_parts(selection.chosen.option, chosen.quantised),
             variants=chosen.variants,
             samples=len(chosen.exact.pytorch.answers.sources),
-            warnings=(
-                *filter(None, [code_not_run(self.checkpoint)]),
-                *_unfused(encoder_attentions, encoder_layers),
-            ),
+            warnings=tuple(filter(None, [code_not_run(self.checkpoint), unfused])),
             choice=selection.choice,
             chosen=selection.chosen.measured.name,
         )
@@ -244,15 +245,6 @@ class Seq2Seq:
         labels = self.checkpoint.task.labels
         targets = [str(sample[key]) for sample in self.samples for key in labels if key in sample]
         return score_texts(targets, [self._decode(answer) for answer in answers]) if targets else {}
-
-    def _measure(
-        self, name: str, graphs: Graphs, reference: Seq2SeqReference
-    ) -> tuple[MeasuredVariant, Seq2SeqAgreement]:
-        """Measure `graphs` in every way."""
-        judged, agreement = self._judged(
-            MeasuredVariant(name, graphs.size, {}), graphs, reference
-        )  # raises if it does not run
-        return replace(judged, latency_ms=self._timed(name, graphs).latency_ms), agreement
 
     def _timed(self, name: str, graphs: Graphs) -> MeasuredVariant:
         """Return their size, and the time of a text and of a token."""
@@ -280,20 +272,10 @@ class Seq2Seq:
         return judged, agreement
 
     def _quantised(self, graphs: Graphs, precision: str) -> tuple[Quantised, ...]:
-        both, options = (graphs.encoder, graphs.decoder), self.spec.weight_options
-        grids = self.checkpoint.grids
+        options, grids = self.spec.weight_options, self.checkpoint.grids
+        both = (graphs.encoder, graphs.decoder)
         return tuple(quantise_weights(graph, precision, options, self.folder, grids) for graph in both)
 
 
 def _with(graphs: Graphs, quantised: tuple[Quantised, ...]) -> Graphs:
     return replace(graphs, encoder=quantised[0].graph, decoder=quantised[1].graph) if quantised else graphs
-
-
-def _unfused(fused: int, layers: int) -> tuple[str, ...]:
-    """Return a warning if the encoder has attentions of separate operators."""
-    if fused >= layers:
-        return ()
-    return (
-        f"{fused} of {layers} attentions of the encoder are fused; the others run as separate operators, which is "
-        "right but slower and takes memory quadratic in the length",
-    )

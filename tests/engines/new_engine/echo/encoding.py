@@ -6,18 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from builder.engines.encoding import Encoders, EncodingEngine, Variant
+from builder.engines.encoding import EncodingEngine, Variant
 from builder.engines.optimise import Quantised
-from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.graph import load_graph, save_graph
 
 
 class EchoEncoding(EncodingEngine):
     name = "echo"
     titles: ClassVar = {"cpu": "Echo"}
     variants = (Variant("fp32", "echo"),)
-
-    def source(self, encoders: Encoders, target: str) -> Graph:
-        return encoders.plain
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
         saved = save_graph(load_graph(quantised.graph.path), path.with_name("model.echo"))
