@@ -98,7 +98,7 @@ def _some(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: options[name] for name in names}
 
 
-def furthest_kept(spec: BuildSpec) -> str | None:
+def last_cached_stage(spec: BuildSpec) -> str | None:
     """Return the last stage of `spec` that the cache has, so that a build begins after it; None if it has none.
 
     Raises CheckpointError and SpecError.

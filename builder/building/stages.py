@@ -157,4 +157,4 @@ class Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith(READABLE) or (module, name) in (("builtins", "set"), ("builtins", "frozenset")):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"a stage is not kept as {module}.{name}")
+        raise pickle.UnpicklingError(f"a stage is not stored as {module}.{name}")

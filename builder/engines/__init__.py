@@ -20,6 +20,7 @@ import numpy as np
 from builder.common.engines import ENGINES, EngineFacts
 from builder.common.errors import BuilderError
 from builder.common.machine import available_memory
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.runtime.contract import CacheType, LayerShape, OpenVinoSession, Session
 from builder.runtime.fields import Field
 
@@ -108,7 +109,7 @@ class GraphEngine(Engine, ABC):
 
     def block_bytes(self, layers: Sequence[LayerShape], cache: CacheType) -> int:
         """Return the bytes of a block in all layers."""
-        raise NotImplementedError(f"{self.facts.title} has no cache in blocks")
+        return cache_bytes(layers, 1, self.block_tokens(layers), BYTES_PER_VALUE[cache])
 
     def refused_loop(self, model: Path) -> str | None:
         """Return why the engine of the emitted requirements does not open the graph of a decode loop; None if it does.

@@ -49,14 +49,14 @@ def refuse_card(options: BuildSpec, runs: str) -> None:
 
 def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str) -> None:
     """Raise SpecError if `needs` bytes, which are `parts`, do not fit into the card or its memory limit."""
-    room = gpu.memory_limit_mb
+    limit = gpu.memory_limit_mb
     if gpu.card is not None:
         of_card = int(CARDS[gpu.card].memory_mb * HEADROOM)
-        room = of_card if room is None else min(room, of_card)
-    if room is not None and needs > room << 20:
+        limit = of_card if limit is None else min(limit, of_card)
+    if limit is not None and needs > limit << 20:
         raise SpecError(
             f"{parts} need {needs / 1e9:.1f} GB and {gpu.card or 'gpu.memory_limit_mb'} has room for "
-            f"{(room << 20) / 1e9:.1f} GB; {advice}"
+            f"{(limit << 20) / 1e9:.1f} GB; {advice}"
         )
 
 

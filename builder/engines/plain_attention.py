@@ -71,6 +71,6 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str])
     nodes.append(helper.make_node("MatMul", [f"{out}.weights", f"{out}.v"], [f"{out}.mixed"]))
     nodes.append(helper.make_node("Transpose", [f"{out}.mixed"], [f"{out}.rows"], perm=(0, 2, 1, 3)))
     nodes.append(helper.make_node("Reshape", [f"{out}.rows", "heads.merged"], [out]))
-    for made_node in nodes:
-        made_node.name = f"{made_node.op_type}.{made_node.output[0]}"
+    for new_node in nodes:
+        new_node.name = f"{new_node.op_type}.{new_node.output[0]}"
     return nodes

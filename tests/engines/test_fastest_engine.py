@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from builder.building.families.decoder.fastest_engine import PerEngine, of_each
+from builder.building.families.decoder.fastest_engine import PerEngine, run_each
 from builder.building.pipeline import build
 from builder.building.variants.traffic import Rates
 from builder.common.errors import BuilderError, ExportError, SpecError
@@ -95,5 +95,5 @@ def test_auto_reports_the_reason_of_every_engine_that_failed(
 
     text = r"no engine can serve this model with these options: ONNX Runtime \(one\), OpenVINO \(other\)"
     with pytest.raises(kind, match=text) as raised:
-        of_each(PerEngine(results, refused), failing, (SpecError, ExportError))
+        run_each(PerEngine(results, refused), failing, (SpecError, ExportError))
     assert raised.type is kind

@@ -17,9 +17,9 @@ from builder.building.verify.emitted import generate
 from builder.building.verify.generation import geometry_of, make_reference, measure
 from builder.building.verify.long_rows import ask_long_row, refuse_wrong_long_row
 from builder.common.errors import ExportError, SpecError
-from builder.engines import decoding
+from builder.engines import decoding, graph_engine
 from builder.engines.decoding import opened
-from builder.engines.openvino.lowering import block_bytes, page_attention
+from builder.engines.openvino.lowering import page_attention
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.onnx.graph import Graph
@@ -168,7 +168,7 @@ def test_smaller_cache_takes_the_planned_memory(tmp_path: Path) -> None:
     for cache in types:
         executor = executor_of(exported, graph, 2, cache)
         held = sum(array.nbytes for array in executor.caches)
-        assert held == executor.blocks.num_blocks * block_bytes(exported.caches, cache)
+        assert held == executor.blocks.num_blocks * graph_engine("openvino").block_bytes(exported.caches, cache)
         assert executor.caches[0].dtype == np.dtype(cache)
     reference = make_reference(make_decoder("llama"), [prompt for prompt in prompts() if len(prompt) > 9])
     assert measure(opened(graph, 1), exported.caches, VOCABULARY, reference, "uint8").mean > 0.9
@@ -235,7 +235,9 @@ def test_report_has_the_verification_of_an_openvino_decoder(built: Path) -> None
     blocks = serving.arena.blocks
     assert blocks is not None
     assert report.memory is not None
-    assert report.memory["cache"] == blocks * block_bytes(serving.arena.layers, "uint8") <= 20_000
+    assert (
+        report.memory["cache"] == blocks * graph_engine("openvino").block_bytes(serving.arena.layers, "uint8") <= 20_000
+    )
     (only,) = report.verified_on
     assert (only.engine, only.version, only.verified) == ("openvino", version("openvino"), True)
 

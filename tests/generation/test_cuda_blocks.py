@@ -20,7 +20,8 @@ from builder.building.pipeline import build
 from builder.building.verify.emitted import generate
 from builder.building.verify.generation import geometry_of
 from builder.common.errors import SpecError
-from builder.engines.cuda.blocks import block_bytes, page_attention
+from builder.engines import graph_engine
+from builder.engines.cuda.blocks import page_attention
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.half_precision import to_half
 from builder.graphs.export.decoder import export_decoder
@@ -117,7 +118,7 @@ def test_device_blocks_answer_as_slots(model_type: str, cuda: CopyingDevice, tmp
     assert np.mean(same) > 0.9, "fp16 is nearly what transformers says"
     held = sum(tensor.allocation.content.nbytes for tensor in executor.cache.tensors.values())
     layers = [LayerShape(heads, size) for heads, size in decoder.geometry.layers]
-    assert held == executor.blocks.num_blocks * block_bytes(layers, "float16")
+    assert held == executor.blocks.num_blocks * graph_engine("cuda").block_bytes(layers, "float16")
 
 
 def test_device_blocks_answer_a_changing_batch_as_each_row_alone(llama: TinyDecoder, cuda: CopyingDevice) -> None:
@@ -234,7 +235,9 @@ def test_build_verifies_blocks_and_reports_what_has_not_run(built: Path) -> None
     layers = SIZES["num_hidden_layers"]
     assert report.attention == {"fused": layers, "layers": layers}
     assert any("PagedAttention" in warning and "has not run here" in warning for warning in report.warnings)
-    assert serving.arena.blocks == int(0.00014e9 // block_bytes(serving.arena.layers, "float16")) == 4
+    assert (
+        serving.arena.blocks == int(0.00014e9 // graph_engine("cuda").block_bytes(serving.arena.layers, "float16")) == 4
+    )
     model = onnx.load(str(built / "writes" / "1" / "model.onnx"))
     (cache,) = (value for value in model.graph.input if value.name == "key_cache.0")
     assert [dim.dim_value for dim in cache.type.tensor_type.shape.dim[1:]] == [256, 2, 8]

@@ -41,9 +41,6 @@ class Measurements:
                     name: MeasuredVariant(**measured) for name, measured in json.loads(path.read_text("utf-8")).items()
                 }
 
-    def recall(self, name: str) -> MeasuredVariant | None:
-        return self.variants.get(name)
-
     def remember(self, measured: MeasuredVariant) -> None:
         self.variants[measured.name] = measured
         if self.path is None:
@@ -84,7 +81,7 @@ class EncoderCandidates:
     def time(self, option: Variant, left_alone: int) -> MeasuredVariant:
         """Return the times, remembered or measured."""
         name = self.name(option) + (f", {left_alone} layers fp32" if left_alone else "")
-        measured = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
+        measured = self.exact[0] if name == self.exact[0].name else self.known.variants.get(name)
         if measured is None:
             graph = self.variant(option, left_alone).graph
             measured = MeasuredVariant(name, graph.size, self.evaluator.latency(graph))

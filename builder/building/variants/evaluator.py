@@ -104,11 +104,6 @@ class Evaluator:
             return onnxruntime.infer_mapped(graph, threads)
         return infer_with(graph, threads, self.spec.serving.spinning)
 
-    def quality(self, graph: Graph, infer: Infer) -> Quality:
-        """Compare the emitted code over `graph`, opened as `infer`, with transformers."""
-        task = encoder_task(self.checkpoint.task)
-        return served_quality(infer, self.front_of(graph), task, self.fields, self.samples, self.expected, self._score)
-
     def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
         """Return the latencies of `graph`, opened as `infer` or for this alone; nothing for another machine's GPU."""
         if self.spec.target != "cpu":
@@ -149,12 +144,13 @@ class Evaluator:
     ) -> tuple[MeasuredVariant, Quality]:
         """Return `measured`, which has a size, with its quality and its largest relative error against PyTorch.
 
-        Its graph is open as `infer`.
+        Its graph is open as `infer`; the emitted code over it is compared with transformers.
         """
-        quality, per_token = self.quality(graph, infer), encoder_task(self.checkpoint.task).per_token
+        task, front = encoder_task(self.checkpoint.task), self.front_of(graph)
+        quality = served_quality(infer, front, task, self.fields, self.samples, self.expected, self._score)
         judged = replace(
             measured,
-            error=max(error_at(infer, graph, reference, per_token) for reference in (*self.usual, *more)),
+            error=max(error_at(infer, graph, reference, task.per_token) for reference in (*self.usual, *more)),
             quality=quality.mean,
             worst=quality.worst,
             batch_agreement=quality.batch_agreement,

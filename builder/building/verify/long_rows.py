@@ -41,8 +41,8 @@ class LongRow:
     def compared(self) -> tuple[tuple[int, ...], ...]:
         """Token counts of each call after which the graph is compared with PyTorch: in its middle, and at its end."""
         return tuple(
-            tuple(sorted({held + (cut - held + 1) // 2, cut}))
-            for held, cut in zip((0, *self.cuts), self.cuts, strict=False)
+            tuple(sorted({past + (cut - past + 1) // 2, cut}))
+            for past, cut in zip((0, *self.cuts), self.cuts, strict=False)
         )
 
 
@@ -127,13 +127,13 @@ def pytorch_logits(model: PreTrainedModel, row: LongRow) -> torch.Tensor:
 
 def long_row_errors(executor: Executor, answers: LongAnswers) -> np.ndarray:
     """Return (compared,): the largest error of the log-probability of one of PyTorch's best tokens."""
-    row, errors, held, left = answers.row, [], 0, iter(zip(answers.best, answers.logprobs, strict=True))
+    row, errors, past, expected = answers.row, [], 0, iter(zip(answers.best, answers.logprobs, strict=True))
     for cut, compared in zip(row.cuts, row.compared, strict=True):
-        piece, logits_positions = np.array([row.tokens[held:cut]], np.int64), np.array(compared) - held - 1
-        for logits in executor.run(0, piece, np.array([held], np.int64), logits_positions):
-            best, known = next(left)
+        piece, logits_positions = np.array([row.tokens[past:cut]], np.int64), np.array(compared) - past - 1
+        for logits in executor.run(0, piece, np.array([past], np.int64), logits_positions):
+            best, known = next(expected)
             shifted = logits.astype(np.float64) - logits.max()
             logprobs = shifted - np.log(np.exp(shifted).sum())
             errors.append(np.abs(logprobs[best] - known).max())
-        held = cut
+        past = cut
     return np.array(errors)

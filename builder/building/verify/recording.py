@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from builder.building.verify.replay import kept
+from builder.building.verify.replay import comparable
 from builder.common.folders import PACKAGE
 from builder.engines import graph_engine, infer_with
 from builder.engines.decoding import session_here
@@ -92,7 +92,7 @@ class Recorder:
             plain = (tuple(value) if isinstance(value, CallPart) else value for value in arguments)
             self.calls.append((name, copy.deepcopy(tuple(plain))))
             answer = method(*arguments)
-            self.answers.append(kept(name, answer, self.executor.geometry.vocabulary))
+            self.answers.append(comparable(name, answer, self.executor.geometry.vocabulary))
             return answer
 
         return call

@@ -27,11 +27,11 @@ def replay_loop(opener: Any, case: "dict[str, Any]") -> "list[Any]":
     answers = []
     for name, arguments in case["calls"]:
         answer = getattr(executor, name)(*arguments)
-        answers.append(kept(name, answer, executor.geometry.vocabulary))
+        answers.append(comparable(name, answer, executor.geometry.vocabulary))
     return answers
 
 
-def kept(name: str, answer: Any, vocabulary: int) -> Any:
+def comparable(name: str, answer: Any, vocabulary: int) -> Any:
     """Return the answer of `name` in the form that is compared, copied to new arrays.
 
     Of the most probable tokens: an array of all tokens with their logits, in which all other tokens have the lowest of

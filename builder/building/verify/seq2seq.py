@@ -205,14 +205,14 @@ def recorded(graphs: Graphs, reference: Seq2SeqReference, threads: int) -> Case:
     sources, beams = reference.sources[:REPLAYED_SAMPLES], reference.beams
     executor = graphs.executor(len(sources) + beams, REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
     recorder = Recorder(executor)
-    asked = [_going_on(reference, source, 1, REPLAYED_TOKENS) for source in sources]
+    requests = [_request_of(reference, source, 1, REPLAYED_TOKENS) for source in sources]
     if beams > 1:
-        asked.append(_going_on(reference, sources[0], beams, REPLAYED_TOKENS // 2))
-    answer(executor, asked)
+        requests.append(_request_of(reference, sources[0], beams, REPLAYED_TOKENS // 2))
+    answer(executor, requests)
     return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
 
 
-def _going_on(reference: Seq2SeqReference, source: tuple[int, ...], beams: int, count: int) -> PromptedRequest:
+def _request_of(reference: Seq2SeqReference, source: tuple[int, ...], beams: int, count: int) -> PromptedRequest:
     """Return a request whose answer has `count` tokens, whichever they are."""
     options = RequestOptions(temperature=0.0, num_beams=beams)
     return PromptedRequest((reference.start,), Rules(options, first=reference.first, max_tokens=count), source)

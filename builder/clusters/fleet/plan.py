@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import count
 from typing import Literal
 
-from builder.building.keys import build_key, furthest_kept
+from builder.building.keys import build_key, last_cached_stage
 from builder.clusters.fleet.executor import BuildJob
 from builder.clusters.fleet.history import BuildEstimate, History, work_of
 from builder.clusters.fleet.published import newest_report
@@ -110,7 +110,7 @@ def _planned(spec: BuildSpec, history: History, rebuild: bool) -> PlannedBuild:
         planned = _published(spec, rebuild)
         if not planned.is_built:
             return planned
-        cached = furthest_kept(spec)
+        cached = last_cached_stage(spec)
     except (CheckpointError, SpecError) as error:
         return PlannedBuild(spec, "refused", reason=str(error))
     return replace(planned, cached_stage=cached, expected=history.estimate(work_of(spec), cached))

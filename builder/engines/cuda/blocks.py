@@ -40,13 +40,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from builder.common.errors import SpecError
-from builder.common.memory import BYTES_PER_VALUE
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant_once, attributes_of, replace_nodes
 from builder.graphs.onnx.operators import CACHED_ATTENTION, DOMAIN
 from builder.graphs.onnx.paging import count_one_row, refuse_leftovers
-from builder.runtime.contract import CacheType, LayerShape
+from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import TABLES, block_tokens, cache_name
 from builder.runtime.generation.executors.paged import OPERATOR
@@ -82,12 +81,6 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
     return save_graph(model, folder / "blocks" / graph.path.name)
 
 
-def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
-    """Return the bytes of one block in all layers."""
-    tokens = block_tokens(Geometry.pairs(layers))
-    return sum(2 * shape.heads * tokens * shape.size * BYTES_PER_VALUE[cache] for shape in layers)
-
-
 def _cache(name: str, after: str = "") -> str:
     """Return the name that replaces past_key_0, or present_key_0 with `after`."""
     _, kind, layer = name.split("_")
@@ -115,24 +108,24 @@ def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[
     inputs = [*flat, *(_cache(name) for name in node.input[3:5]), *list(TABLES)[:3]]
     inputs += [""] * (METADATA - len(inputs)) + list(TABLES)[3:]
     outputs = [f"{output}.flat", *(_cache(name, "_out") for name in node.input[3:5])]
-    kept = {name: value for name, value in attributes.items() if name in SHARED}
-    yield helper.make_node(OPERATOR, inputs, outputs, name=node.name, domain=DOMAIN, **kept)
+    shared = {name: value for name, value in attributes.items() if name in SHARED}
+    yield helper.make_node(OPERATOR, inputs, outputs, name=node.name, domain=DOMAIN, **shared)
     add_constant_once(graph, f"paged.rows.{heads * size}", np.array([1, -1, heads * size], np.int64))
     yield helper.make_node("Reshape", [outputs[0], f"paged.rows.{heads * size}"], [output])
 
 
 def _declare(graph: onnx.GraphProto, past: dict[str, LayerShape], block: int) -> None:
     """Declare the graph's inputs and outputs, as the module says above."""
-    kept = {value.name: value for value in (*graph.input, *graph.output)}
-    element = next(kept[name] for name in past).type.tensor_type.elem_type
+    declared = {value.name: value for value in (*graph.input, *graph.output)}
+    element = next(declared[name] for name in past).type.tensor_type.elem_type
     answered = [value for value in graph.output if not value.name.startswith("present_")]
     caches = [(name, ["blocks", block, shape.heads, shape.size]) for name, shape in past.items()]
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.INT64, [1, "tokens"])
         for name in ("input_ids", "position_ids")
-        if name in kept
+        if name in declared
     ]
-    inputs += [kept["logits_positions"]]
+    inputs += [declared["logits_positions"]]
     inputs += [helper.make_tensor_value_info(_cache(name), element, shape) for name, shape in caches]
     inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, axes) for name, axes in TABLES.items()]
     outputs = [helper.make_tensor_value_info(_cache(name, "_out"), element, shape) for name, shape in caches]

@@ -16,8 +16,9 @@ from typing import ClassVar
 from builder.checkpoints.grids import Grids
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory, blocks_that_fit, cache_bytes
+from builder.engines import graph_engine
 from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_sizes, refuse_windows, without_kernel
-from builder.engines.cuda.blocks import block_bytes, page_attention
+from builder.engines.cuda.blocks import page_attention
 from builder.engines.cuda.eight_bit import CudaEightBit
 from builder.engines.cuda.on_cpu import on_cpu
 from builder.engines.decoding import Executors, Lowered, free_executors
@@ -33,7 +34,7 @@ from builder.graphs.onnx.slots import choose_rows, slot_copier
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
-from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks, block_tokens
+from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks
 from builder.runtime.generation.executors.paged import OPERATOR
 
 ENGINE = "cuda"
@@ -87,15 +88,16 @@ class CudaDecoding(OnnxRuntimeDecoding):
     def _whole_blocks(self, layers: Sequence[LayerShape], length: int) -> int:
         """Return the bytes of the whole blocks in --cache-gb. Raises SpecError if one text does not fit."""
         assert self.spec.cache_gb is not None
-        block = block_bytes(layers, self.cache_type)
-        return block * blocks_that_fit(self.spec.cache_gb * 1e9, block, length, block_tokens(Geometry.pairs(layers)))
+        engine = graph_engine(ENGINE)
+        block, tokens = engine.block_bytes(layers, self.cache_type), engine.block_tokens(layers)
+        return block * blocks_that_fit(self.spec.cache_gb * 1e9, block, length, tokens)
 
     @property
     def attention(self) -> str:
         return OPERATOR if self._in_blocks else super().attention
 
     def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int | None:
-        return memory.cache // block_bytes(layers, self.cache_type) if self._in_blocks else None
+        return memory.cache // graph_engine(ENGINE).block_bytes(layers, self.cache_type) if self._in_blocks else None
 
     @property
     def remarks(self) -> Sequence[str]:

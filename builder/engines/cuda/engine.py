@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from builder.engines.onnxruntime.engine import OnnxRuntime
-from builder.runtime.contract import CacheType, LayerShape
+from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import block_tokens
 
@@ -13,11 +13,6 @@ from builder.runtime.generation.executors.onnxruntime_cuda_blocks import block_t
 class OnnxRuntimeOnCuda(OnnxRuntime):
     def block_tokens(self, layers: Sequence[LayerShape]) -> int:
         return block_tokens(Geometry.pairs(layers))
-
-    def block_bytes(self, layers: Sequence[LayerShape], cache: CacheType) -> int:
-        from builder.engines.cuda.blocks import block_bytes
-
-        return block_bytes(layers, cache)
 
 
 ENGINE = OnnxRuntimeOnCuda()

@@ -39,7 +39,7 @@ def open_session(model: Path, threads: int, spinning: bool = False) -> onnxrunti
     return _session(model, _options(threads, spinning))
 
 
-def open_as_it_is(model: Path, threads: int) -> onnxruntime.InferenceSession:
+def open_unoptimised(model: Path, threads: int) -> onnxruntime.InferenceSession:
     """Open `model` with every node as it is, as ONNX Runtime's calibrators open one."""
     options = _options(threads, spinning=False)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -1,9 +1,9 @@
 """OpenVINO: its intermediate representation, its sessions, its parameters in Triton.
 
 It takes standard ONNX operators only and fuses attention itself. On a CPU with AVX512_BF16 or AMX it multiplies in
-bfloat16 by default, and no parameter of Triton's backend changes that: HINT_BF16 is YES or absent. The default is
-therefore kept here too. The library is loaded where it is used: every build looks at what each
-engine has, and most use one. Knows files and threads; knows nothing about checkpoints or tasks.
+bfloat16 by default, and no parameter of Triton's backend changes that: HINT_BF16 is YES or absent. Builds therefore use
+the default too. The library is loaded where it is used: every build looks at what each engine has, and most use one.
+Knows files and threads; knows nothing about checkpoints or tasks.
 """
 
 from __future__ import annotations

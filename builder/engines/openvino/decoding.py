@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from builder.common.errors import SpecError
 from builder.common.memory import ADVICE, ReservedMemory, blocks_that_fit
+from builder.engines import graph_engine
 from builder.engines.decoding import DecodingEngine, Executors, free_executors
 from builder.engines.openvino import BACKEND, decoder_properties
-from builder.engines.openvino.lowering import block_bytes, page_attention
+from builder.engines.openvino.lowering import page_attention
 from builder.graphs.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
@@ -38,7 +39,8 @@ class OpenVinoDecoding(DecodingEngine):
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan whole blocks, as many as fit into --cache-gb, or as --slots full texts need in half of the memory."""
-        block, usable, requested = block_bytes(layers, self.cache_type), self.spec.usable_memory, self.spec.cache_gb
+        usable, requested = self.spec.usable_memory, self.spec.cache_gb
+        block = graph_engine(BACKEND).block_bytes(layers, self.cache_type)
         full = self.spec.slots * -(-length // BLOCK) * block
         size = min(full, usable / 2) if requested is None else requested * 1e9
         blocks = blocks_that_fit(size, block, length, BLOCK)
@@ -57,7 +59,7 @@ class OpenVinoDecoding(DecodingEngine):
         return CACHE_TYPES[self.spec.cache]
 
     def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int | None:
-        return memory.cache // block_bytes(layers, self.cache_type)
+        return memory.cache // graph_engine(BACKEND).block_bytes(layers, self.cache_type)
 
     def session(self) -> Session:
         return self.session_here(self.cache_type, self.spec.loop_threads)

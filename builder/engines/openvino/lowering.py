@@ -20,7 +20,7 @@ Knows graphs; knows nothing about models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,14 +30,12 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from builder.common.errors import ExportError
-from builder.common.memory import BYTES_PER_VALUE
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
 from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS
 from builder.graphs.onnx.paging import count_one_row, refuse_leftovers
-from builder.runtime.contract import CacheType, LayerShape
-from builder.runtime.generation.executors.openvino_graph import BLOCK, DOMAIN, TABLES
+from builder.runtime.generation.executors.openvino_graph import DOMAIN, TABLES
 from builder.runtime.generation.executors.paged import OPERATOR
 
 ENGINE = "openvino"
@@ -73,16 +71,6 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
     refuse_leftovers(model.graph, ADVICE)
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return replace(save_graph(model, folder / "paged" / graph.path.name), engine=ENGINE)
-
-
-def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
-    """Return the bytes of one block in all layers.
-
-    In 8 bits a token's value and a channel's key have a scale and a zero, too.
-    """
-    if cache != "uint8":
-        return sum(2 * shape.heads * BLOCK * shape.size * BYTES_PER_VALUE[cache] for shape in layers)
-    return sum(shape.heads * ((BLOCK + 8) * shape.size + BLOCK * (shape.size + 8)) for shape in layers)
 
 
 def _make_paged(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str, str], size: int) -> None:

@@ -47,7 +47,7 @@ def to_half(
         original,
         keep_io_types=True if real is None else list(real),
         disable_shape_infer=True,
-        node_block_list=_what_must_be_exact(original.graph),
+        node_block_list=_nodes_in_fp32(original.graph),
         op_block_list=[*DEFAULT_OP_BLOCK_LIST, *SQUARES, *in_float],
     )
     if not any(tensor.data_type == TensorProto.FLOAT16 for tensor in model.graph.initializer):
@@ -106,7 +106,7 @@ def _target(node: onnx.NodeProto) -> int | None:
     return next((a.i for a in node.attribute if a.name == "to"), None) if node.op_type == "Cast" else None
 
 
-def _what_must_be_exact(graph: onnx.GraphProto) -> list[str]:
+def _nodes_in_fp32(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the nodes that must stay in fp32.
 
     Those take sines and cosines or round to whole numbers, or lead to such nodes.

@@ -48,9 +48,9 @@ def prune(graph: Graph, module: TaskGraph, share: float, feeds: Sequence[Feeds],
         for structure, units in zip(structures, mask, strict=True)
         if len(units) < structure.units
     }
-    wanted = _outputs(model, list(shorter), feeds)
+    targets = _outputs(model, list(shorter), feeds)
     for structure, after in shorter.items():
-        _reconstruct(pruned, after, wanted[structure], feeds)
+        _reconstruct(pruned, after, targets[structure], feeds)
     count = {
         kind: (
             sum(s.units - len(k) for s, k in zip(structures, mask, strict=True) if s.kind == kind),
@@ -145,8 +145,8 @@ def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share:
         if count < len(dear):
             lost, paid = lost + dear[count][0], paid + dear[count][1]
     assert best is not None
-    gone = {(unit[2], unit[3]) for unit in [*dear[: best[1]], *cheap[: best[2]]]}
-    return [[u for u in range(len(values)) if (index, u) not in gone] for index, values in enumerate(importance)]
+    removed = {(unit[2], unit[3]) for unit in [*dear[: best[1]], *cheap[: best[2]]]}
+    return [[u for u in range(len(values)) if (index, u) not in removed] for index, values in enumerate(importance)]
 
 
 def _cost(model: onnx.ModelProto, structure: Structure) -> float:
@@ -172,11 +172,11 @@ def _outputs(
 
 
 def _reconstruct(
-    pruned: onnx.ModelProto, structure: Structure, wanted: Sequence[np.ndarray], feeds: Sequence[Feeds]
+    pruned: onnx.ModelProto, structure: Structure, targets: Sequence[np.ndarray], feeds: Sequence[Feeds]
 ) -> None:
-    """Solve the matrix and bias that read `structure`, in place in `pruned`, to approximate `wanted`.
+    """Solve the matrix and bias that read `structure`, in place in `pruned`, to approximate `targets`.
 
-    min ||x w' + b' - wanted||^2 / ||wanted||^2 + ridge ||w' - w||^2 over the tokens of `feeds`, x as the pruned graph
+    min ||x w' + b' - targets||^2 / ||targets||^2 + ridge ||w' - w||^2 over the tokens of `feeds`, x as the pruned graph
     has it. Each token has the same weight: a few have outputs a hundred times those of others (Sun et al., Massive
     Activations in Large Language Models, 2024) and would dominate, although they are normalised right after. The ridge
     is the one with the least error on every fourth token, which the fit does not use. If none lowers that error,
@@ -186,7 +186,7 @@ def _reconstruct(
     start = numpy_helper.to_array(weights[structure.weight]).astype(np.float64)
     width = len(start) + (structure.bias is not None)
     seen, unseen = (_Normal(np.zeros((width, width)), np.zeros((width, start.shape[1]))) for _ in range(2))
-    for values, target, feed in zip(watch(pruned, [structure.source], feeds), wanted, feeds, strict=True):
+    for values, target, feed in zip(watch(pruned, [structure.source], feeds), targets, feeds, strict=True):
         x = _of_tokens(values[structure.source], feed).astype(np.float64)
         missing = target - x @ start
         x = np.hstack([x, np.ones((len(x), 1))]) if structure.bias is not None else x
@@ -198,7 +198,7 @@ def _reconstruct(
     best = min((unseen.error(seen.solve(ridge)), ridge) for ridge in RIDGES)
     if best[0] >= 0:
         return
-    change = _Normal(seen.gram + unseen.gram, seen.wanted + unseen.wanted).solve(best[1])
+    change = _Normal(seen.gram + unseen.gram, seen.targets + unseen.targets).solve(best[1])
     solved = (start + change[: len(start)]).astype(np.float32)
     weights[structure.weight].CopyFrom(numpy_helper.from_array(solved, structure.weight))
     if structure.bias is not None:
@@ -211,20 +211,20 @@ class _Normal:
     """Normal equations of a least-squares problem, summed up call by call: inputs y, residual m."""
 
     gram: np.ndarray  # y^T y
-    wanted: np.ndarray  # y^T m
+    targets: np.ndarray  # y^T m
 
     def add(self, inputs: np.ndarray, missing: np.ndarray) -> None:
         self.gram += inputs.T @ inputs
-        self.wanted += inputs.T @ missing
+        self.targets += inputs.T @ missing
 
     def solve(self, ridge: float) -> np.ndarray:
         """Solve the equations; `ridge` is relative to the mean square of an input."""
         firmness = ridge * max(np.trace(self.gram) / len(self.gram), 1e-12)
-        return np.linalg.solve(self.gram + firmness * np.eye(len(self.gram)), self.wanted)
+        return np.linalg.solve(self.gram + firmness * np.eye(len(self.gram)), self.targets)
 
     def error(self, change: np.ndarray) -> float:
         """Return the squared error after `change`, less that of no change: below zero where it helps."""
-        return float(np.sum(change * (self.gram @ change - 2 * self.wanted)))
+        return float(np.sum(change * (self.gram @ change - 2 * self.targets)))
 
 
 def _of_tokens(values: np.ndarray, feed: Feeds) -> np.ndarray:

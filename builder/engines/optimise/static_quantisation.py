@@ -24,7 +24,7 @@ from onnxruntime.quantization.quant_utils import compute_scale_zp
 
 from builder.common.errors import VerificationError
 from builder.common.workplace import temporary_folder
-from builder.engines.onnxruntime import open_as_it_is
+from builder.engines.onnxruntime import open_unoptimised
 from builder.engines.optimise import Quantised
 from builder.engines.optimise.activations import Feeds, watch
 from builder.engines.optimise.quantisation import LOOKUP, candidates, store_matrix, store_steps
@@ -161,7 +161,7 @@ def _ranges(model: onnx.ModelProto, names: Sequence[str], method: str, feeds: Se
         path = folder / MODEL_FILE
         onnx.save(_observed(model, names), path)
         calibrator = create_calibrator(path, [OBSERVER], str(folder / "augmented.onnx"), METHODS[method])
-        for values in watch(model, names, feeds, open_as_it_is):
+        for values in watch(model, names, feeds, open_unoptimised):
             calibrator.collect_data(_Call(values))
         found = calibrator.compute_data()
     return {name: found[name].range_value for name in names}

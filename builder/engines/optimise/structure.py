@@ -96,12 +96,12 @@ class _Finder:
         for node in self.graph.node:
             if node.op_type != "MatMul" or not self._own_matrix(node.input[1]):
                 continue
-            source, made_by = node.input[0], self.producers.get(node.input[0])
-            if made_by is None or self.readers[source] != 1:
+            source, producer = node.input[0], self.producers.get(node.input[0])
+            if producer is None or self.readers[source] != 1:
                 continue
             bias = self._bias_after(node)
-            if made_by.op_type == ATTENTION:
-                structures.append(self._heads(made_by, node.input[1], bias))
+            if producer.op_type == ATTENTION:
+                structures.append(self._heads(producer, node.input[1], bias))
             else:
                 structures.append(self._neurons(source, node.input[1], bias))
         return tuple(structure for structure in structures if structure is not None)

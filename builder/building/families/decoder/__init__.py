@@ -10,7 +10,7 @@ from pathlib import Path
 
 from builder.building.families import Family
 from builder.building.families.decoder.drafted import refuse_draft
-from builder.building.families.decoder.fastest_engine import FastestEngine, PerEngine, of_each
+from builder.building.families.decoder.fastest_engine import FastestEngine, PerEngine, run_each
 from builder.building.families.decoder.one_engine import Decoder
 from builder.building.families.generating import read_samples, refuse_options
 from builder.checkpoints.chat_template import chat_template
@@ -48,7 +48,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         engines = {name: engine_of(spec.model_copy(update={"engine": name})) for name in measurable()}
         for name in engines:
             (folder / name).mkdir()  # for its graphs
-        decoders = of_each(
+        decoders = run_each(
             PerEngine(engines), lambda name, engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
         )
         return FastestEngine(decoders.by_engine, decoders.refused)

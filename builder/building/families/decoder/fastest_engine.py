@@ -70,14 +70,14 @@ class FastestEngine:
 
     def fuse(self, exported: DecoderExport) -> PerEngine[FusedDecoder]:
         each = PerEngine(dict.fromkeys(self.decoders, exported), self.refused)
-        return of_each(each, lambda engine, one: self.decoders[engine].fuse(one), UNABLE)
+        return run_each(each, lambda engine, one: self.decoders[engine].fuse(one), UNABLE)
 
     def verify(self, fused: PerEngine[FusedDecoder], reference: PyTorchDecoder) -> PerEngine[VerifiedDecoder]:
-        return of_each(fused, lambda engine, one: self.decoders[engine].verify(one, reference), UNABLE)
+        return run_each(fused, lambda engine, one: self.decoders[engine].verify(one, reference), UNABLE)
 
     def select(self, exact: PerEngine[VerifiedDecoder], stage: Stage) -> SelectedEngine:
         """Choose the precision that each engine would serve, then the engine that generates most tokens a second."""
-        chosen = of_each(exact, lambda engine, one: self._select(engine, one, stage), (*UNABLE, VerificationError))
+        chosen = run_each(exact, lambda engine, one: self._select(engine, one, stage), (*UNABLE, VerificationError))
         rates: dict[str, Rates] = {}
         if len(chosen.by_engine) > 1:
             with stage("measure as served"):
@@ -130,7 +130,7 @@ class FastestEngine:
         return lambda rows: generate(executor, rows, ANSWER, spec.serving.prefill_tokens)
 
 
-def of_each(
+def run_each(
     before: PerEngine[Before],
     step: Callable[[str, Before], After],
     unable: tuple[type[BuilderError], ...],

@@ -52,7 +52,7 @@ class DecoderJudge:
         self, name: str, lowered: Lowered, executors: Executors | None = None
     ) -> tuple[MeasuredVariant, DecoderAgreement]:
         """Measure the size, times and agreement of `lowered`. `executors`: over it, if it is open."""
-        executors = executors or self._open(lowered)
+        executors = executors or opened(lowered.judged, self.engine.spec.build_threads)
         measured, agreement = self.compare(MeasuredVariant(name, lowered.graph.size, {}), lowered, executors)
         return replace(measured, latency_ms=self._latency(lowered, executors)), agreement
 
@@ -67,7 +67,8 @@ class DecoderJudge:
         order = EXACT if lowered == self.fused.exact else TOKEN_BY_TOKEN
         if lowered.graph.size >= LARGE:  # its cache for many rows is large too
             order = replace(order, rows=TOKEN_BY_TOKEN.rows)
-        executors, caches = executors or self._open(lowered), self.fused.exported.caches
+        executors = executors or opened(lowered.judged, self.engine.spec.build_threads)
+        caches = self.fused.exported.caches
         agreement = measure(executors, caches, self.vocabulary, self.pytorch.answers, lowered.cache, order)
         judged = replace(
             measured,
@@ -85,14 +86,12 @@ class DecoderJudge:
         executors = opened(graph, self.engine.spec.build_threads, is_mapped(graph, False))
         return largest_values(executors, self.fused.exported.caches, self.vocabulary, self.pytorch.answers)
 
-    def _open(self, lowered: Lowered) -> Executors:
-        return opened(lowered.judged, self.engine.spec.build_threads)
-
     def _latency(self, lowered: Lowered, executors: Executors | None = None) -> Latencies:
         """Return the latencies of `lowered` where this machine runs it as it is served."""
         if not self.engine.timed:
             return {}
-        executors, caches = executors or self._open(lowered), self.fused.exported.caches
+        threads, caches = self.engine.spec.build_threads, self.fused.exported.caches
+        executors = executors or opened(lowered.judged, threads)
         return timing.decoder_latencies(
             executors, caches, self.vocabulary, lowered.cache, self.engine.spec.chooses_by_time
         )
