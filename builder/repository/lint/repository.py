@@ -216,11 +216,6 @@ class ModelVersion:
         return path / path.name if engine is not None and engine.opens_folders and path.is_dir() else path
 
     @property
-    def recorded(self) -> dict[str, Any]:
-        """Content of the model's build.json; empty if it is missing or cannot be read."""
-        return self.model.recorded
-
-    @property
     def is_checked(self) -> bool:
         """True if the model's configuration applies to this version: one that is not served yet keeps its own."""
         return self.is_served or not (self.path / CONFIG).is_file()
@@ -238,6 +233,12 @@ class ModelVersion:
     def serving(self) -> Serving | None:
         """Content of a front's serving.json; None if it is missing or cannot be read."""
         return _serving(self.path)
+
+    @cached_property
+    def python_files(self) -> list[Path]:
+        """Python files of a model of Python's own backend; none of another backend's."""
+        files = self.path.rglob("*.py") if self.model.config.backend == "python" else ()
+        return sorted(path for path in files if path.is_file())
 
     @property
     def draft(self) -> Path:

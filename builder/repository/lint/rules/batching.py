@@ -51,11 +51,9 @@ def preferred_batches_are_possible(model: RepositoryModel) -> Iterator[Problem]:
     }.items():
         for size in batching.preferred_batch_size:
             if not 1 <= size <= limit:
-                yield Problem(
-                    f"a preferred batch has {size} rows and max_batch_size is {limit}",
-                    f"write sizes from 1 to {limit}" if limit > 0 else "raise max_batch_size, or leave them out",
-                    f"{field}.preferred_batch_size",
-                )
+                problem = f"a preferred batch has {size} rows and max_batch_size is {limit}"
+                advice = f"write sizes from 1 to {limit}" if limit > 0 else "raise max_batch_size, or leave them out"
+                yield Problem(problem, advice, f"{field}.preferred_batch_size")
 
 
 @rule(
@@ -74,16 +72,12 @@ def dynamic_batching_can_batch(model: RepositoryModel) -> Iterator[Problem]:
     model may have one for its queue alone: without it a thousand waiting requests can corrupt Triton's memory.
     """
     config = model.config
-    if not config.HasField("dynamic_batching") or config.max_batch_size > 1 or config.max_batch_size < 0:
-        return
-    if config.model_transaction_policy.decoupled:
-        return
-    yield Problem(
-        f"dynamic_batching never makes a batch: max_batch_size is {config.max_batch_size}",
-        "raise max_batch_size, or leave dynamic_batching out",
-        "dynamic_batching",
-        fix=None if config.dynamic_batching.ListFields() else Edit("dynamic_batching"),
-    )
+    is_alone = config.HasField("dynamic_batching") and not config.model_transaction_policy.decoupled
+    if is_alone and 0 <= config.max_batch_size <= 1:
+        problem = f"dynamic_batching never makes a batch: max_batch_size is {config.max_batch_size}"
+        advice = "raise max_batch_size, or leave dynamic_batching out"
+        fix = None if config.dynamic_batching.ListFields() else Edit("dynamic_batching")
+        yield Problem(problem, advice, "dynamic_batching", fix=fix)
 
 
 @rule(
@@ -126,13 +120,11 @@ def does_not_wait_for_seconds(model: RepositoryModel) -> Iterator[Problem]:
 
     Every request that comes alone waits for the whole of max_queue_delay_microseconds, which is in microseconds.
     """
-    batching = model.config.dynamic_batching
-    if batching.max_queue_delay_microseconds >= LONG_DELAY_US:
-        yield Problem(
-            f"a request waits for {batching.max_queue_delay_microseconds / 1e6:g} s until its batch is made",
-            "the field is in microseconds; a few thousand are usual",
-            "dynamic_batching.max_queue_delay_microseconds",
-        )
+    delay_us = model.config.dynamic_batching.max_queue_delay_microseconds
+    if delay_us >= LONG_DELAY_US:
+        problem = f"a request waits for {delay_us / 1e6:g} s until its batch is made"
+        advice = "the field is in microseconds; a few thousand are usual"
+        yield Problem(problem, advice, "dynamic_batching.max_queue_delay_microseconds")
 
 
 @rule(
@@ -173,18 +165,15 @@ def ordering_has_no_priorities(model: RepositoryModel) -> Iterator[Problem]:
     Answers cannot come in the order of the requests while some of them overtake others; Triton refuses the model.
     """
     batching = model.config.dynamic_batching
+    field = "dynamic_batching.preserve_ordering"
     if not batching.preserve_ordering:
         return
     if batching.priority_levels > 1:
         problem = f"preserve_ordering with {batching.priority_levels} priority levels"
-        yield Problem(problem, "leave one of them out", "dynamic_batching.preserve_ordering")
+        yield Problem(problem, "leave one of them out", field)
     policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
     if any(policy.default_timeout_microseconds and policy.timeout_action == DELAY for policy in policies):
-        yield Problem(
-            "preserve_ordering with a timeout that delays",
-            "write timeout_action: REJECT",
-            "dynamic_batching.preserve_ordering",
-        )
+        yield Problem("preserve_ordering with a timeout that delays", "write timeout_action: REJECT", field)
 
 
 @rule(
@@ -205,12 +194,9 @@ def limits_of_a_queue_go_with_two_instances(model: RepositoryModel) -> Iterator[
     pauses for up to half a second between requests.
     """
     batching = model.config.dynamic_batching
-    limited = [
-        policy
-        for policy in (batching.default_queue_policy, *batching.priority_queue_policy.values())
-        if policy.max_queue_size or policy.default_timeout_microseconds
-    ]
-    if limited and model.instances == 1:
+    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
+    is_limited = any(policy.max_queue_size or policy.default_timeout_microseconds for policy in policies)
+    if is_limited and model.instances == 1:
         yield Problem(
             "its queue has a limit and it has one instance: Triton pauses for up to 500 ms between requests",
             "use two instances, or leave the limit out",
@@ -236,16 +222,13 @@ def rows_of_any_length_share_a_batch(model: RepositoryModel) -> Iterator[Problem
     one. Batch where lengths do not matter, on the text in front of the tokenizer, or let the model take ragged batches.
     """
     config = model.config
-    if not config.HasField("dynamic_batching") or config.max_batch_size <= 1:
-        return
-    uneven = [n for n, entry in enumerate(config.input) if -1 in entry.dims and not entry.allow_ragged_batch]
-    if uneven:
-        names = ", ".join(config.input[number].name for number in uneven)
-        yield Problem(
-            f"only requests of equal sizes share a batch: {names} has a size of -1",
-            "batch before the tokenizer, or set allow_ragged_batch where the model takes ragged batches",
-            f"input[{uneven[0]}]",
-        )
+    inputs = model.entries("input")
+    uneven = {field: tensor for field, tensor in inputs if -1 in tensor.dims and not tensor.allow_ragged_batch}
+    if uneven and config.HasField("dynamic_batching") and config.max_batch_size > 1:
+        names = ", ".join(tensor.name for tensor in uneven.values())
+        problem = f"only requests of equal sizes share a batch: {names} has a size of -1"
+        advice = "batch before the tokenizer, or set allow_ragged_batch where the model takes ragged batches"
+        yield Problem(problem, advice, next(iter(uneven)))
 
 
 @rule(
@@ -265,12 +248,8 @@ def caches_single_answers(model: RepositoryModel) -> Iterator[Problem]:
     decoupled, sequence = config.model_transaction_policy.decoupled, config.HasField("sequence_batching")
     for kind, applies in {"is decoupled": decoupled, "batches sequences": sequence}.items():
         if applies and config.response_cache.enable:
-            yield Problem(
-                f"response_cache on a model that {kind}",
-                "leave response_cache out",
-                "response_cache",
-                fix=Edit("response_cache"),
-            )
+            problem, fix = f"response_cache on a model that {kind}", Edit("response_cache")
+            yield Problem(problem, "leave response_cache out", "response_cache", fix=fix)
 
 
 @rule(
@@ -288,11 +267,8 @@ def has_a_cache_to_answer_from(model: RepositoryModel) -> Iterator[Problem]:
     config = model.config
     single = not config.model_transaction_policy.decoupled and not config.HasField("sequence_batching")
     if config.response_cache.enable and single:  # TR309 reports the others
-        yield Problem(
-            "response_cache has no effect unless Triton has a cache",
-            "start it with --cache-config=local,size=16777216",
-            "response_cache",
-        )
+        advice = "start it with --cache-config=local,size=16777216"
+        yield Problem("response_cache has no effect unless Triton has a cache", advice, "response_cache")
 
 
 @rule(
@@ -309,7 +285,7 @@ def has_its_batching_library(model: RepositoryModel) -> Iterator[Problem]:
     Triton opens it when it loads the model.
     """
     name = "TRITON_BATCH_STRATEGY_PATH"
-    path = model.config.parameters[name].string_value if name in model.config.parameters else ""
+    path = model.parameter(name)
     if path and model.config.HasField("sequence_batching"):
         yield Problem(f"{name} with a sequence batcher", "leave it out", f"parameters[{name}]")
     elif path and not (model.path / path).is_file():

@@ -21,14 +21,9 @@ MAPPING = "core, src/ensemble_scheduler/ensemble_utils.cc, ValidateTensorMapping
 STEP = "ensemble_scheduling.step"
 
 
-def _steps(model: RepositoryModel) -> list[tuple[str, Any]]:
-    """Return the steps of an ensemble with their fields; empty for another model."""
-    return [(f"{STEP}[{number}]", step) for number, step in enumerate(model.config.ensemble_scheduling.step)]
-
-
 def _called(model: RepositoryModel) -> Iterator[tuple[str, Any, RepositoryModel]]:
     """Yield the steps whose model is in the repository."""
-    for field, step in _steps(model):
+    for field, step in model.entries(STEP):
         target = model.repository.by_name.get(step.model_name)
         if target is not None:
             yield field, step, target
@@ -101,7 +96,7 @@ def tensors_of_an_ensemble_are_connected(model: RepositoryModel) -> Iterator[Pro
     Each step names its model and maps inputs and outputs. A circle of steps never starts, and Triton refuses a tensor
     that no step reads, like one that no step writes.
     """
-    steps = _steps(model)
+    steps = list(model.entries(STEP))
     for field, step in steps:
         lacks = [name for name in ("model_name", "input_map", "output_map") if not getattr(step, name)]
         if lacks:
@@ -119,28 +114,24 @@ def _unconnected(model: RepositoryModel, steps: Sequence[tuple[str, Any]]) -> It
                 yield Problem(f"{tensor} is written twice", "give one of them another name", field)
             written.add(tensor)
     read = {tensor for _, step in steps for tensor in step.input_map.values()}
-    inputs = [tensor.name for tensor in model.config.input]
-    outputs = [tensor.name for tensor in model.config.output]
-    ready = _ready(set(inputs), steps)
-    for number, name in enumerate(inputs):
-        if name not in read | written:
-            yield Problem(f"no step reads the input {name}", "leave it out, or map it", f"input[{number}]")
-    for number, name in enumerate(outputs):
-        if name not in read | written:
-            yield Problem(f"no step writes the output {name}", "leave it out, or map it", f"output[{number}]")
+    outputs = {tensor.name for tensor in model.config.output}
+    ready = _ready({tensor.name for tensor in model.config.input}, steps)
+    for kind, verb in (("input", "reads"), ("output", "writes")):
+        for field, tensor in model.entries(kind):
+            if tensor.name not in read | written:
+                yield Problem(f"no step {verb} the {kind} {tensor.name}", "leave it out, or map it", field)
     for name in sorted((read | written) - ready):
         where = next(field for field, step in steps if name in (*step.input_map.values(), *step.output_map.values()))
         yield Problem(f"{name} is never written", "map an output of an earlier step to it", where)
-    for name in sorted((written & ready) - read - set(outputs)):
+    for name in sorted((written & ready) - read - outputs):
         where = next(field for field, step in steps if name in step.output_map.values())
         yield Problem(f"nothing reads {name}", "leave it out of output_map, or make it an output", where)
 
 
 def _ready(tensors: set[str], steps: Sequence[tuple[str, Any]]) -> set[str]:
     """Return the tensors that can be computed from `tensors`."""
-    ready, before = set(tensors), -1
-    while len(ready) != before:
-        before = len(ready)
+    ready = set(tensors)
+    for _ in steps:  # at the latest, the last step runs after all others
         for _, step in steps:
             if set(step.input_map.values()) <= ready:
                 ready |= set(step.output_map.values())
@@ -159,7 +150,7 @@ def steps_are_models(model: RepositoryModel) -> Iterator[Problem]:
 
     An ensemble does not load before all of its steps have.
     """
-    for field, step in _steps(model):
+    for field, step in model.entries(STEP):
         target = model.repository.by_name.get(step.model_name)
         if not step.model_name:
             continue  # TR553 reports it
@@ -210,15 +201,13 @@ def steps_map_tensors_of_their_models(model: RepositoryModel) -> Iterator[Proble
     """
     for field, step, target in _called(model):
         inputs = {tensor.name: tensor.optional for tensor in target.config.input}
-        outputs = {tensor.name for tensor in target.config.output}
+        outputs = sorted({tensor.name for tensor in target.config.output})
         if not inputs or not outputs:
             continue
-        for name in sorted(set(step.input_map) - set(inputs)):
-            problem = f"{target.name} has no input {name}; it has {', '.join(inputs)}"
-            yield Problem(problem, "map one of them", f"{field}.input_map[{name}]")
-        for name in sorted(set(step.output_map) - outputs):
-            problem = f"{target.name} has no output {name}; it has {', '.join(sorted(outputs))}"
-            yield Problem(problem, "map one of them", f"{field}.output_map[{name}]")
+        for kind, mapping, known in (("input", step.input_map, list(inputs)), ("output", step.output_map, outputs)):
+            for name in sorted(set(mapping) - set(known)):
+                problem = f"{target.name} has no {kind} {name}; it has {', '.join(known)}"
+                yield Problem(problem, "map one of them", f"{field}.{kind}_map[{name}]")
         for name, optional in inputs.items():
             if not optional and name not in step.input_map:
                 yield Problem(f"the input {name} of {target.name} is not mapped", "map it", field)
@@ -268,23 +257,21 @@ def tensors_of_an_ensemble_have_one_type_and_shape(model: RepositoryModel) -> It
     A size of -1 fits any, and the batch is counted for models that batch.
     """
     tensors: dict[str, _Tensor] = {}
-    for entry in (*model.config.input, *model.config.output) if _steps(model) else ():
+    for entry in (*model.config.input, *model.config.output) if model.config.ensemble_scheduling.step else ():
         dims = entry.reshape.shape if entry.HasField("reshape") else entry.dims
         batched = model.config.max_batch_size > 0
         tensors[entry.name] = _Tensor(f"{model.name} itself", entry.data_type, tuple(dims), batched)
     for field, step, target in _called(model):
-        sides = (("input_map", target.config.input), ("output_map", target.config.output))
-        for kind, entries in sides:
-            mapping = getattr(step, kind)
-            for entry in entries:
-                if entry.name not in mapping:
-                    continue
-                tensor = _Tensor(target.name, entry.data_type, tuple(entry.dims), target.config.max_batch_size > 0)
-                known = tensors.setdefault(mapping[entry.name], tensor)
-                different = known.differs(tensor)
-                if different is not None:
-                    problem = f"{mapping[entry.name]} is {different}"
-                    yield Problem(problem, "let both declare the same", f"{field}.{kind}[{entry.name}]")
+        inputs = [("input_map", step.input_map, entry) for entry in target.config.input]
+        outputs = [("output_map", step.output_map, entry) for entry in target.config.output]
+        for kind, mapping, entry in (*inputs, *outputs):
+            if entry.name not in mapping:
+                continue
+            tensor = _Tensor(target.name, entry.data_type, tuple(entry.dims), target.config.max_batch_size > 0)
+            different = tensors.setdefault(mapping[entry.name], tensor).differs(tensor)
+            if different is not None:
+                problem = f"{mapping[entry.name]} is {different}"
+                yield Problem(problem, "let both declare the same", f"{field}.{kind}[{entry.name}]")
 
 
 @rule(

@@ -6,7 +6,6 @@ The Python that Triton runs: what `build-repo` emitted, and models that others w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from builder.common.errors import RepositoryError
 from builder.common.releases import RELEASES
@@ -16,12 +15,15 @@ from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, rule
 from builder.repository.sharing.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
-from builder.runtime.contract import FILE, ContractError, GenerationServing, Serving, read
+from builder.runtime.contract import FILE, ContractError, GenerationServing, read
 from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.hosted import HOSTED
 
 OLDEST_PYTHON = "3.10"  # of the containers
 PYTHON = "python"
+DECOUPLED = "model_transaction_policy.decoupled"
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+OWN_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 
 
 @rule(
@@ -36,13 +38,11 @@ def is_python_of_its_release(version: ModelVersion) -> Iterator[Problem]:
 
     That is 3.10 up to Triton 24.11 and 3.12 from 24.12 on; if no release is named, 3.10 is assumed.
     """
-    if version.model.config.backend != PYTHON:
-        return
     release = version.model.release
     python = RELEASES[release].python if release is not None else OLDEST_PYTHON
-    for source in sorted(path for path in version.path.rglob("*.py") if path.is_file()):
-        major, minor = python.split(".")
-        error = syntax_error(source.read_bytes(), (int(major), int(minor)))
+    major, minor = map(int, python.split("."))
+    for source in version.python_files:
+        error = syntax_error(source.read_bytes(), (major, minor))
         if error is not None:
             yield Problem(f"{version.file(source)} is not valid Python {python}: {error}", file=version.file(source))
 
@@ -98,21 +98,17 @@ def has_the_graph_that_it_runs(version: ModelVersion) -> Iterator[Problem]:
     The same applies to the graph of its draft. The front opens it when it loads, and does not load without it.
     """
     for folder, served in version.documents:
-        if served.model is not None:
-            yield from _not_opened(version, folder / served.model, served)
-
-
-def _not_opened(version: ModelVersion, model: Path, served: Serving) -> Iterator[Problem]:
-    generates = isinstance(served, GenerationServing)
-    engine = graph_engine(served.session.engine if isinstance(served, GenerationServing) else served.executor)
-    missing = [file for file in engine.files(model) if not file.is_file()]
-    if missing:
-        yield Problem(f"{version.file(missing[0])} is missing", "build it again", file=version.file(missing[0]))
-        return
-    refused = engine.refused_loop(model) if generates else None
-    if refused is not None:
-        problem = f"{version.file(model)} cannot be opened by {engine.facts.title}: {refused}"
-        yield Problem(problem, "build it again", file=version.file(model))
+        if served.model is None:
+            continue
+        model, generates = folder / served.model, isinstance(served, GenerationServing)
+        engine = graph_engine(served.session.engine if isinstance(served, GenerationServing) else served.executor)
+        missing = [version.file(file) for file in engine.files(model) if not file.is_file()]
+        refused = engine.refused_loop(model) if generates and not missing else None
+        if missing:
+            yield Problem(f"{missing[0]} is missing", "build it again", file=missing[0])
+        elif refused is not None:
+            problem = f"{version.file(model)} cannot be opened by {engine.facts.title}: {refused}"
+            yield Problem(problem, "build it again", file=version.file(model))
 
 
 def _entry(version: ModelVersion) -> PythonSource | None:
@@ -175,15 +171,10 @@ def a_decoupled_model_sends(version: ModelVersion) -> Iterator[Problem]:
     entry = _entry(version)
     if entry is None or entry.methods is None or not version.model.config.model_transaction_policy.decoupled:
         return
-    sources = (read_source(path) for path in version.path.rglob("*.py"))
+    sources = map(read_source, version.python_files)
     if not any(source is None or source.takes_sender for source in sources):
         problem = "the model is decoupled and its Python takes no response sender"
         yield Problem(problem, "send through request.get_response_sender(), or leave decoupled out", DECOUPLED)
-
-
-DECOUPLED = "model_transaction_policy.decoupled"
-ENVIRONMENT = "EXECUTION_ENV_PATH"
-OWN_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 
 
 @rule(
@@ -200,9 +191,7 @@ def has_its_environment(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton unpacks it when it loads the model. An environment elsewhere is not checked: the path is the server's.
     """
-    if model.config.backend != PYTHON or ENVIRONMENT not in model.config.parameters:
-        return
-    path = model.config.parameters[ENVIRONMENT].string_value
+    path = model.parameter(ENVIRONMENT) if model.config.backend == PYTHON else ""
     inside = path.removeprefix(OWN_FOLDER).lstrip("/")
     if path.startswith(OWN_FOLDER) and not (model.path / inside).exists():
         yield Problem(f"its environment {inside} is not in its folder", "add it", f"parameters[{ENVIRONMENT}]")
@@ -220,17 +209,17 @@ def hosts_models_that_are_there(model: RepositoryModel) -> Iterator[Problem]:
 
     The front loads a model on its first request: one that is not there, or does not fit, fails then.
     """
-    models = model.path / MODELS
+    models, file = model.path / MODELS, f"{MODELS}/{HOSTED}"
     if not (models / HOSTED).is_file():
         return
     try:
         hosted = read_hosted(models)
     except RepositoryError as error:
-        yield Problem(str(error), file=f"{MODELS}/{HOSTED}")
+        yield Problem(str(error), file=file)
         return
     for name in hosted:
         try:
             refuse_other(hosted, name, models)
             refuse_misfit(model.config, config_of(models / name, hosted[name].version))
         except (RepositoryError, ContractError) as error:
-            yield Problem(str(error), "build it again into the same folder", file=f"{MODELS}/{HOSTED}")
+            yield Problem(str(error), "build it again into the same folder", file=file)

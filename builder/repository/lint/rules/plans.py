@@ -34,28 +34,25 @@ def belongs_to_its_tensorrt(version: ModelVersion) -> Iterator[Problem]:
 
     TensorRT refuses a plan of another version; one of another GPU is refused, or slow.
     """
-    if version.model.config.backend != tensorrt.BACKEND or not version.graph.is_file() or not version.recorded:
+    recorded, file = version.model.recorded, version.file(version.graph)
+    if version.model.config.backend != tensorrt.BACKEND or not version.graph.is_file() or not recorded:
         return
     again = f"compile it again: build-repo compile {version.model.repository.path}"
-    fingerprint = version.recorded.get("plan")
+    fingerprint = recorded.get("plan")
     if not isinstance(fingerprint, dict):
         yield Problem("build.json does not say what its plan was compiled for", again, file="build.json")
         return
     release = version.model.release
     has = RELEASES[release].tensorrt if release is not None else None
     if has is not None and version_tuple(str(fingerprint.get("tensorrt")))[:2] != version_tuple(has):
-        yield Problem(
-            f"its plan was compiled by TensorRT {fingerprint.get('tensorrt')} and Triton {release} has {has}",
-            f"in the TensorRT container of that release {again}",
-            file=version.file(version.graph),
-        )
+        problem = f"its plan was compiled by TensorRT {fingerprint.get('tensorrt')} and Triton {release} has {has}"
+        yield Problem(problem, f"in the TensorRT container of that release {again}", file=file)
     here = gpus()
     if here and fingerprint.get("gpu") not in [gpu.name for gpu in here]:
         problem = f"its plan was compiled for {fingerprint.get('gpu')} and this machine has {here[0].name}"
-        yield Problem(problem, again, file=version.file(version.graph))
+        yield Problem(problem, again, file=file)
     if read_object(version.recipe / "recipe.json").get("onnx_sha256") != fingerprint.get("onnx_sha256"):
-        problem = "its plan was compiled from another graph than the one beside it"
-        yield Problem(problem, again, file=version.file(version.graph))
+        yield Problem("its plan was compiled from another graph than the one beside it", again, file=file)
 
 
 @rule(
@@ -129,11 +126,8 @@ def vllm_streams(model: RepositoryModel) -> Iterator[Problem]:
     """
     config = model.config
     if config.backend == vllm.BACKEND and model.text and not config.model_transaction_policy.decoupled:
-        yield Problem(
-            "a model for vLLM that is not decoupled",
-            "write model_transaction_policy { decoupled: true }",
-            "model_transaction_policy",
-        )
+        advice = "write model_transaction_policy { decoupled: true }"
+        yield Problem("a model for vLLM that is not decoupled", advice, "model_transaction_policy")
 
 
 @rule(
@@ -148,9 +142,7 @@ def has_its_plan(version: ModelVersion) -> Iterator[Problem]:
 
     A build writes what to compile; the plan itself belongs to one GPU, and a machine that has one compiles it.
     """
-    if (version.recipe / "recipe.json").is_file() and not (version.path / program.PLAN).is_file():
-        yield Problem(
-            "its plan is not compiled yet",
-            f"on the GPU that is to serve it: build-repo compile {version.model.repository.path}",
-            file=version.file(version.recipe / "recipe.json"),
-        )
+    recipe = version.recipe / "recipe.json"
+    if recipe.is_file() and not (version.path / program.PLAN).is_file():
+        advice = f"on the GPU that is to serve it: build-repo compile {version.model.repository.path}"
+        yield Problem("its plan is not compiled yet", advice, file=version.file(recipe))

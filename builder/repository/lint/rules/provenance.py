@@ -6,7 +6,7 @@ The files of a build, the processor that it was measured on, and the known defec
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from builder.common.cpu import cpu
 from builder.common.releases import missing_fixes
@@ -51,18 +51,14 @@ def is_what_was_built(model: RepositoryModel) -> Iterator[Problem]:
 
     What was verified is these bytes. Another tokenizer, graph or program may load and answer otherwise.
     """
-    for name, digest in _files(model).items():
+    recorded = model.recorded.get("files")
+    files = recorded.get(model.name) if isinstance(recorded, dict) else None
+    for name, digest in files.items() if isinstance(files, dict) else ():
         path = model.path / name
         if not path.is_file():
             yield Problem(f"{name} is missing", file=name)
         elif model.repository.digests.of(path) != digest:
             yield Problem(f"{name} is not the file that was built", "build it again", file=name)
-
-
-def _files(model: RepositoryModel) -> Mapping[str, str]:
-    recorded = model.recorded.get("files")
-    files = recorded.get(model.name) if isinstance(recorded, dict) else None
-    return files if isinstance(files, dict) else {}
 
 
 def is_front(model: RepositoryModel) -> bool:
@@ -85,11 +81,8 @@ def was_chosen_on_such_a_processor(model: RepositoryModel) -> Iterator[Problem]:
     flags = [str(name) for name in tuned_for] if is_front(model) and isinstance(tuned_for, list) else []
     if flags and not set(flags) & set(cpu()["flags"]):
         chosen_on = chosen_on.get("model") if isinstance(chosen_on, dict) else "another processor"
-        yield Problem(
-            f"chosen on {chosen_on} for its {' or '.join(flags)}, which this processor lacks",
-            "it may be slow here; build it again here to measure",
-            file=REPORT,
-        )
+        problem = f"chosen on {chosen_on} for its {' or '.join(flags)}, which this processor lacks"
+        yield Problem(problem, "it may be slow here; build it again here to measure", file=REPORT)
 
 
 @rule(

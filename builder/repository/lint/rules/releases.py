@@ -21,7 +21,7 @@ from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.graphs import readable
 from builder.repository.lint.repository import ModelVersion, RepositoryModel
 from builder.repository.lint.rule import ERROR, WARNING, rule
-from builder.runtime.contract import GenerationServing, Serving
+from builder.runtime.contract import GenerationServing
 
 
 @rule(
@@ -41,15 +41,12 @@ def runs_in_its_release(version: ModelVersion) -> Iterator[Problem]:
     served = version.serving
     if version.model.config.backend == onnxruntime.BACKEND and readable(version) is not None:
         yield from _refused(version, version.graph, in_process=False)
-    elif served is not None and served.model is not None and _opens_onnx(served):
-        yield from _refused(version, version.path / served.model, in_process=True)
-
-
-def _opens_onnx(served: Serving) -> bool:
-    """Return True if ONNX Runtime opens the graph of a front, not an engine that translates its own operators."""
-    if isinstance(served, GenerationServing):
-        return served.session.engine == onnxruntime.BACKEND
-    return str(served.model).endswith(".onnx")
+    elif served is not None and served.model is not None:
+        is_onnx = served.model.endswith(".onnx")
+        if isinstance(served, GenerationServing):  # OpenVINO opens .onnx too, with operators that it translates
+            is_onnx = served.session.engine == onnxruntime.BACKEND
+        if is_onnx:
+            yield from _refused(version, version.path / served.model, in_process=True)
 
 
 def _refused(version: ModelVersion, graph: Path, in_process: bool) -> Iterator[Problem]:
@@ -57,16 +54,17 @@ def _refused(version: ModelVersion, graph: Path, in_process: bool) -> Iterator[P
     release = version.model.release
     if release is None or not graph.is_file():
         return
+    file = version.file(graph)
     try:
         read = read_graph(graph)
         check_release(read, release, in_process)
         if read.arithmetic == "bf16":
             without_kernel(read.operators, "bf16", release)
     except BuilderError as error:
-        yield Problem(str(error), file=version.file(graph))
+        yield Problem(str(error), file=file)
     except (DecodeError, OSError, ValueError) as error:
-        problem = f"{version.file(graph)} cannot be read: {first_line(error)}"
-        yield Problem(problem, "copy the file again, or build it again", file=version.file(graph))
+        advice = "copy the file again, or build it again"
+        yield Problem(f"{file} cannot be read: {first_line(error)}", advice, file=file)
 
 
 @rule(
@@ -82,7 +80,9 @@ def has_values_that_its_backend_takes(model: RepositoryModel) -> Iterator[Proble
     A backend reads its parameters when it loads the model, and refuses values that it does not know.
     """
     for reason in stock.refusals(model.document, model.release):
-        yield Problem(reason, field=_parameter(model, reason))
+        parameters = [f"parameters[{name}]" for name in model.config.parameters if f"parameter {name} " in reason]
+        field = "optimization" if "accelerator" in reason else "instance_group"
+        yield Problem(reason, field=parameters[0] if parameters else field)
 
 
 @rule(
@@ -101,24 +101,9 @@ def has_no_parameters_without_effect(model: RepositoryModel) -> Iterator[Problem
     if model.config.backend not in stock.STOCK_BACKENDS:
         return  # any other backend may read any parameter
     for name in sorted(stock.without_effect(model.document, model.release)):
-        yield Problem(
-            f"the parameter {name} has no effect: Triton's {model.config.backend} backend does not read it",
-            "leave it out",
-            f"parameters[{name}]",
-            fix=Edit(f"parameters[{name}]"),
-        )
-
-
-def _parameter(model: RepositoryModel, reason: str) -> str:
-    """Return the field that a refusal is about."""
-    parameters = [name for name in model.config.parameters if f"parameter {name} " in reason]
-    return (
-        f"parameters[{parameters[0]}]"
-        if parameters
-        else "optimization"
-        if "accelerator" in reason
-        else "instance_group"
-    )
+        problem = f"the parameter {name} has no effect: Triton's {model.config.backend} backend does not read it"
+        field = f"parameters[{name}]"
+        yield Problem(problem, "leave it out", field, fix=Edit(field))
 
 
 @rule(
@@ -138,15 +123,23 @@ def has_its_external_weights(version: ModelVersion) -> Iterator[Problem]:
     """
     if version.model.config.backend != onnxruntime.BACKEND or readable(version) is None:
         return
-    folder = version.graph.parent
+    folder, graph = version.graph.parent, version.file(version.graph)
     for name, needed in onnxruntime.external_files(version.graph).items():
         path = folder / name
         if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-            problem = f"the weights of {version.file(version.graph)} are in {name}, which is not beside it"
-            yield Problem(problem, "add the file", file=version.file(version.graph))
+            problem = f"the weights of {graph} are in {name}, which is not beside it"
+            yield Problem(problem, "add the file", file=graph)
         elif path.stat().st_size < needed:
-            problem = f"{name} has {path.stat().st_size} bytes, and {version.file(version.graph)} reads {needed} of it"
-            yield Problem(problem, "copy the file again", file=version.file(version.graph))
+            problem = f"{name} has {path.stat().st_size} bytes, and {graph} reads {needed} of it"
+            yield Problem(problem, "copy the file again", file=graph)
+
+
+def _runtime_of_graph(version: ModelVersion) -> str | None:
+    """Return the ONNX Runtime of the release that opens a version's graph; None if unknown, or for no such graph."""
+    release = version.model.release
+    if version.model.config.backend != onnxruntime.BACKEND or release is None or readable(version) is None:
+        return None
+    return RELEASES[release].onnxruntime
 
 
 @rule(
@@ -163,17 +156,13 @@ def windows_mean_what_they_say(version: ModelVersion) -> Iterator[Problem]:
     graph that was verified on one side of 1.24 answers a little differently on the other, without a warning.
     `build-repo` writes into a graph which side it is for; for other graphs it is unknown.
     """
-    release = version.model.release
-    if version.model.config.backend != onnxruntime.BACKEND or release is None or readable(version) is None:
-        return
-    carried = RELEASES[release].onnxruntime
-    if version_tuple(carried) < version_tuple(older.CHANGED) and older.unmarked_windows(version.graph):
-        yield Problem(
-            f"its attention windows count one key more on ONNX Runtime {carried} of Triton {release} than from "
-            f"{older.CHANGED} on",
-            "compare its answers on that release, or take one less",
-            file=version.file(version.graph),
-        )
+    carried = _runtime_of_graph(version)
+    is_older = carried is not None and version_tuple(carried) < version_tuple(older.CHANGED)
+    if is_older and older.unmarked_windows(version.graph):
+        on = f"ONNX Runtime {carried} of Triton {version.model.release}"
+        problem = f"its attention windows count one key more on {on} than from {older.CHANGED} on"
+        advice = "compare its answers on that release, or take one less"
+        yield Problem(problem, advice, file=version.file(version.graph))
 
 
 @rule(
@@ -188,11 +177,9 @@ def clips_in_fp16_have_both_bounds(version: ModelVersion) -> Iterator[Problem]:
 
     ONNX Runtime 1.19, which Triton 24.09 to 24.11 carry, answers 0 if max is left out.
     """
-    release = version.model.release
-    if version.model.config.backend != onnxruntime.BACKEND or release is None or readable(version) is None:
-        return
-    if RELEASES[release].onnxruntime.startswith("1.19.") and onnxruntime.open_clips(version.graph):
-        problem = f"a Clip of fp16 without max is 0 on the ONNX Runtime of Triton {release}"
+    carried = _runtime_of_graph(version)
+    if carried is not None and carried.startswith("1.19.") and onnxruntime.open_clips(version.graph):
+        problem = f"a Clip of fp16 without max is 0 on the ONNX Runtime of Triton {version.model.release}"
         yield Problem(problem, "write both bounds", file=version.file(version.graph))
 
 

@@ -34,13 +34,11 @@ def has_a_version(model: RepositoryModel) -> Iterator[Problem]:
 
     The file of a model lies in a folder such as `1`. Without a version to load, Triton refuses the model.
     """
-    if model.served_numbers:
-        return
-    numbers = [version.number for version in model.versions]
-    if not numbers:
+    numbers = ", ".join(version.number for version in model.versions)
+    if not numbers and not model.served_numbers:
         yield Problem("has no version folder such as 1/", "move the model's file into one")
-    else:
-        yield Problem(f"version_policy lets none of its versions {', '.join(numbers)} load", "", "version_policy")
+    elif not model.served_numbers:
+        yield Problem(f"version_policy lets none of its versions {numbers} load", "", "version_policy")
 
 
 @rule(
@@ -58,12 +56,8 @@ def has_the_versions_it_asks_for(model: RepositoryModel) -> Iterator[Problem]:
     """
     absent = sorted(set(model.config.version_policy.specific.versions) - model.served_numbers)
     if absent and model.served_numbers:
-        names = ", ".join(map(str, absent))
-        yield Problem(
-            f"version_policy asks for version {names}, which is not there",
-            "add its folder or leave it out",
-            "version_policy",
-        )
+        problem = f"version_policy asks for version {', '.join(map(str, absent))}, which is not there"
+        yield Problem(problem, "add its folder or leave it out", "version_policy")
 
 
 @rule(
@@ -109,11 +103,8 @@ def versions_are_whole_numbers(model: RepositoryModel) -> Iterator[Problem]:
         number = match.group()
         is_loaded = match.end() < len(path.name) and int(number) in model.served_numbers
         if is_loaded and not (model.path / number.strip()).is_dir():
-            yield Problem(
-                f"{path.name}/ is taken for version {number}, which is not there",
-                "rename it so that it does not begin with a number",
-                file=path.name,
-            )
+            problem = f"{path.name}/ is taken for version {number}, which is not there"
+            yield Problem(problem, "rename it so that it does not begin with a number", file=path.name)
 
 
 @rule(
@@ -130,20 +121,16 @@ def has_the_file_that_its_backend_opens(version: ModelVersion) -> Iterator[Probl
 
     The defaults are model.onnx, model.xml with model.bin, model.plan, model.pt and model.py.
     """
-    config = version.model.config
+    config, engine, file = version.model.config, version.model.engine, version.file(version.graph)
     if config.backend not in FILES or config.cc_model_filenames or version.graph.exists() or version.model.is_ensemble:
         return
     if config.backend == "pytorch" and any((version.path / name).exists() for name in ("model.py", "model.pt2")):
         return
-    engine = version.model.engine
-    compiled = engine is not None and engine.compiles_where_served
-    if compiled and version.recipe.is_dir():
-        return  # TR653 says what to do
-    again = f"; compile it again: build-repo compile {version.model.repository.path}"
-    yield Problem(
-        f"{version.file(version.graph)} is missing" + (again if compiled else ""),
-        file=version.file(version.graph),
-    )
+    if engine is None or not engine.compiles_where_served:
+        yield Problem(f"{file} is missing", file=file)
+    elif not version.recipe.is_dir():  # with one, TR653 says what to do
+        again = f"compile it again: build-repo compile {version.model.repository.path}"
+        yield Problem(f"{file} is missing; {again}", file=file)
 
 
 @rule(

@@ -31,11 +31,11 @@ SIZES = {
 
 
 def _inputs(model: RepositoryModel) -> Iterator[tuple[str, str, Any]]:
-    """Yield the inputs of every warm-up that Triton makes: field, name and Input."""
-    for number, warm_up in enumerate(model.config.model_warmup):
+    """Yield the inputs of every warm-up that Triton runs: field, name and Input."""
+    for field, warm_up in model.entries("model_warmup"):
         if warm_up.batch_size and not model.is_ensemble:
             for name in sorted(warm_up.inputs):
-                yield f"model_warmup[{number}].inputs[{name}]", name, warm_up.inputs[name]
+                yield f"{field}.inputs[{name}]", name, warm_up.inputs[name]
 
 
 @rule(
@@ -56,13 +56,10 @@ def warm_ups_are_made(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton skips one of batch_size 0, the value of a field that is left out, and the first request pays.
     """
-    for number, warm_up in enumerate(model.config.model_warmup):
+    for field, warm_up in model.entries("model_warmup"):
         if not warm_up.batch_size:
-            yield Problem(
-                f"the warm-up {warm_up.name!r} is skipped: its batch_size is 0",
-                "write batch_size: 1",
-                f"model_warmup[{number}]",
-            )
+            problem = f"the warm-up {warm_up.name!r} is skipped: its batch_size is 0"
+            yield Problem(problem, "write batch_size: 1", field)
 
 
 @rule(
@@ -82,18 +79,16 @@ def warm_ups_have_their_data(model: RepositoryModel) -> Iterator[Problem]:
     for field, name, tensor in _inputs(model):
         if tensor.WhichOneof("input_data_type") is None:
             yield Problem(f"the warm-up does not say what {name} is", "write zero_data: true", field)
-        file = model.path / FOLDER / tensor.input_data_file
         if not tensor.input_data_file:
             continue
+        file = f"{FOLDER}/{tensor.input_data_file}"
+        size = (model.path / file).stat().st_size if (model.path / file).is_file() else None
         needed = prod(tensor.dims) * SIZES.get(tensor.data_type, 0)
-        if not file.is_file():
-            yield Problem(f"{FOLDER}/{tensor.input_data_file} is missing", "add it, or write zero_data: true", field)
-        elif tensor.data_type != STRING and file.stat().st_size < needed:
-            yield Problem(
-                f"{FOLDER}/{tensor.input_data_file} has {file.stat().st_size} bytes, and {name} needs {needed}",
-                "write a file as long as the shape says",
-                field,
-            )
+        if size is None:
+            yield Problem(f"{file} is missing", "add it, or write zero_data: true", field)
+        elif tensor.data_type != STRING and size < needed:
+            problem = f"{file} has {size} bytes, and {name} needs {needed}"
+            yield Problem(problem, "write a file as long as the shape says", field)
 
 
 @rule(
@@ -112,11 +107,11 @@ def warm_ups_are_requests(model: RepositoryModel) -> Iterator[Problem]:
     """
     declared = {tensor.name: tensor for tensor in model.config.input}
     required = {name for name, tensor in declared.items() if not tensor.optional}
-    for number, warm_up in enumerate(model.config.model_warmup):
+    for field, warm_up in model.entries("model_warmup"):
         missing = sorted(required - set(warm_up.inputs)) if warm_up.batch_size and not model.is_ensemble else []
         if missing:
             problem = f"the warm-up {warm_up.name!r} has no {missing[0]}, which is required"
-            yield Problem(problem, "add the input", f"model_warmup[{number}]")
+            yield Problem(problem, "add the input", field)
     for field, name, entry in _inputs(model):
         dims, tensor = list(entry.dims), declared.get(name)
         if -1 in dims:
@@ -125,11 +120,8 @@ def warm_ups_are_requests(model: RepositoryModel) -> Iterator[Problem]:
             types = [model_config_pb2.DataType.Name(kind) for kind in (entry.data_type, tensor.data_type)]
             yield Problem(f"the warm-up of {name} is {types[0]} and the input {types[1]}", f"write {types[1]}", field)
         elif tensor is not None and not _fits(dims, list(tensor.dims)):
-            yield Problem(
-                f"the warm-up of {name} has dims {dims} and the input {list(tensor.dims)}",
-                "write the sizes of one request, without the batch",
-                field,
-            )
+            problem = f"the warm-up of {name} has dims {dims} and the input {list(tensor.dims)}"
+            yield Problem(problem, "write the sizes of one request, without the batch", field)
 
 
 def _fits(dims: list[int], declared: list[int]) -> bool:
@@ -150,9 +142,9 @@ def warm_ups_name_inputs(model: RepositoryModel) -> Iterator[Problem]:
 
     Triton passes any other name on to the backend, which ignores it.
     """
-    known = {tensor.name for tensor in model.config.input}
-    known |= {control.name for control in model.config.sequence_batching.control_input}
-    known |= {state.input_name for state in model.config.sequence_batching.state}
+    config, sequence = model.config, model.config.sequence_batching
+    known = {tensor.name for tensor in (*config.input, *sequence.control_input)}
+    known |= {state.input_name for state in sequence.state}
     for field, name, _ in _inputs(model):
         if known and name not in known:
             yield Problem(f"the warm-up gives {name}, which is not an input", "leave it out", field)
@@ -173,13 +165,10 @@ def warm_ups_are_batches(model: RepositoryModel) -> Iterator[Problem]:
     Triton hands all of them to the backend at once; with more rows the backend refuses the call, and Triton the model.
     """
     limit = model.config.max_batch_size
-    for number, warm_up in enumerate(model.config.model_warmup):
+    for field, warm_up in model.entries("model_warmup"):
         if 0 < limit < warm_up.batch_size and not model.is_ensemble:
-            yield Problem(
-                f"the warm-up {warm_up.name!r} has {warm_up.batch_size} rows and max_batch_size is {limit}",
-                f"write batch_size: {limit}",
-                f"model_warmup[{number}].batch_size",
-            )
+            problem = f"the warm-up {warm_up.name!r} has {warm_up.batch_size} rows and max_batch_size is {limit}"
+            yield Problem(problem, f"write batch_size: {limit}", f"{field}.batch_size")
 
 
 @rule(
@@ -197,8 +186,7 @@ def controls_of_sequences_are_whole(model: RepositoryModel) -> Iterator[Problem]
     """
     seen_names: set[str] = set()
     seen_kinds: set[int] = set()
-    for number, tensor in enumerate(model.config.sequence_batching.control_input):
-        field = f"sequence_batching.control_input[{number}]"
+    for field, tensor in model.entries("sequence_batching.control_input"):
         if not tensor.name:
             yield Problem("a control of the sequence has no name", "write one", field)
         if tensor.name in seen_names:
@@ -215,23 +203,21 @@ def controls_of_sequences_are_whole(model: RepositoryModel) -> Iterator[Problem]
 
 
 CONTROL = model_config_pb2.ModelSequenceBatching.Control
+PAIRS = ("int32_false_true", "fp32_false_true", "bool_false_true")
 IDS = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
 def _wrong_control(control: Any) -> tuple[str, str] | None:
     """Return what is wrong with one control, and what to write."""
-    pairs = {
-        name: len(getattr(control, name))
-        for name in ("int32_false_true", "fp32_false_true", "bool_false_true")
-        if len(getattr(control, name))
-    }
+    lengths = {name: len(getattr(control, name)) for name in PAIRS}
+    pairs = {name: length for name, length in lengths.items() if length}
     if control.kind == CONTROL.CONTROL_SEQUENCE_CORRID:
         if pairs:
             return f"has {next(iter(pairs))}", "write its data_type alone"
         name = model_config_pb2.DataType.Name(control.data_type)
         return None if name in IDS else (f"is {name}", f"write one of {', '.join(IDS)}")
     if len(pairs) != 1:
-        return f"has {len(pairs)} of int32_false_true, fp32_false_true and bool_false_true", "write one of them"
+        return f"has {len(pairs)} of {', '.join(PAIRS[:-1])} and {PAIRS[-1]}", "write one of them"
     return None if set(pairs.values()) == {2} else ("has not two values", "write those of false and of true")
 
 
@@ -251,8 +237,7 @@ def states_of_sequences_are_whole(model: RepositoryModel) -> Iterator[Problem]:
     if not 0 <= batching.direct.minimum_slot_utilization <= 1:
         field = "sequence_batching.direct.minimum_slot_utilization"
         yield Problem(f"it is {batching.direct.minimum_slot_utilization:g}", "write a number from 0 to 1", field)
-    for number, state in enumerate(batching.state):
-        field = f"sequence_batching.state[{number}]"
+    for field, state in model.entries("sequence_batching.state"):
         if len(state.initial_state) > 1:
             yield Problem(f"{state.input_name} has {len(state.initial_state)} initial states", "write one", field)
         for initial in state.initial_state:

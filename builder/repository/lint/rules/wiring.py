@@ -29,18 +29,15 @@ def has_its_engine(version: ModelVersion) -> Iterator[Problem]:
 
     A front that was built with an engine of its own calls it through BLS, and every request fails without it.
     """
-    served = version.serving
-    folder = version.model.repository.path
-    if served is not None and served.engine is not None and not (folder / served.engine / CONFIG).is_file():
-        yield Problem(f"its engine {served.engine} is not in the repository", file=f"{version.number}/{FILE}")
-        return
-    engine = None if served is None else version.model.repository.by_name.get(served.engine or "")
-    if engine is not None and int(version.number) not in engine.served_numbers:
-        yield Problem(
-            f"it calls version {version.number} of {engine.name}, which Triton does not load",
-            f"have both served: build-repo rollback {version.model.name} {version.number}",
-            file=f"{version.number}/{FILE}",
-        )
+    repository, file = version.model.repository, f"{version.number}/{FILE}"
+    name = version.serving.engine if version.serving is not None else None
+    engine = repository.by_name.get(name or "")
+    if name is not None and not (repository.path / name / CONFIG).is_file():
+        yield Problem(f"its engine {name} is not in the repository", file=file)
+    elif engine is not None and int(version.number) not in engine.served_numbers:
+        problem = f"it calls version {version.number} of {name}, which Triton does not load"
+        advice = f"have both served: build-repo rollback {version.model.name} {version.number}"
+        yield Problem(problem, advice, file=file)
 
 
 @rule(
@@ -55,10 +52,8 @@ def calls_models_that_are_there(version: ModelVersion) -> Iterator[Problem]:
 
     Triton does not check such calls before the first request. A name that is computed is not checked here either.
     """
-    if version.model.config.backend != "python":
-        return
     models = version.model.repository.by_name
-    for path in sorted(version.path.rglob("*.py")):
+    for path in version.python_files:
         source = read_source(path)
         for call in source.calls if source is not None else ():
             file = version.file(path)
