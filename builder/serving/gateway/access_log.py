@@ -52,14 +52,11 @@ class AccessLog:
             await self.app(scope, receive, recording)
         finally:
             self.active -= 1
-            self._end(scope, record)
-
-    def _end(self, scope: Scope, record: RequestRecord) -> None:
-        route = getattr(scope.get("route"), "path", None) or record.path if "endpoint" in scope else "other"
-        self.metrics.responses.labels(route, record.status).inc()
-        self.metrics.finish(record)
-        if self.log is not None:
-            print(json.dumps(_line(record), ensure_ascii=False), file=self.log, flush=True)
+            route = getattr(scope.get("route"), "path", None) or record.path if "endpoint" in scope else "other"
+            self.metrics.responses.labels(route, record.status).inc()
+            self.metrics.finish(record)
+            if self.log is not None:
+                print(json.dumps(_line(record), ensure_ascii=False), file=self.log, flush=True)
 
 
 def _line(record: RequestRecord) -> dict[str, Any]:

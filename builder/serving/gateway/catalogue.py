@@ -73,23 +73,15 @@ def join_names(names: Sequence[str]) -> str:
 
 
 class ModelIndex(Protocol):
-    """Part of Triton's API that the catalogue needs."""
+    """Part of Triton's API that the catalogue needs; see gateway.triton.Triton."""
 
-    async def index(self) -> list[tuple[str, str]]:
-        """Return (name, version) of each model that is ready."""
-        ...
+    async def index(self) -> list[tuple[str, str]]: ...
 
-    async def repository_models(self) -> set[str]:
-        """Return the names of all models of its repository, ready or not."""
-        ...
+    async def repository_models(self) -> set[str]: ...
 
-    async def config(self, name: str, version: str) -> Any:
-        """Return the ModelConfig of a model."""
-        ...
+    async def config(self, name: str, version: str) -> Any: ...
 
-    async def hosted(self, front: str) -> str:
-        """Return hosted.json of a shared front, which lists the models it answers for."""
-        ...
+    async def hosted(self, front: str) -> str: ...
 
 
 class Catalogue:

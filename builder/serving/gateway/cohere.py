@@ -155,10 +155,6 @@ def _int8(vector: np.ndarray) -> np.ndarray:
     return np.round(normalize(vector) * 127).astype(np.int8)
 
 
-def _uint8(vector: np.ndarray) -> np.ndarray:
-    return (_int8(vector).astype(np.int16) + 128).astype(np.uint8)
-
-
 def _ubinary(vector: np.ndarray) -> np.ndarray:
     """Return one bit per number, 1 if it is above zero; eight to a byte, most significant bit first."""
     if len(vector) % 8:
@@ -166,15 +162,11 @@ def _ubinary(vector: np.ndarray) -> np.ndarray:
     return np.packbits(vector > 0)
 
 
-def _binary(vector: np.ndarray) -> np.ndarray:
-    return (_ubinary(vector).astype(np.int16) - 128).astype(np.int8)
-
-
 CONVERTED: Mapping[EmbeddingType, Callable[[np.ndarray], Any]] = {
     "float": lambda vector: vector,
     "int8": _int8,
-    "uint8": _uint8,
-    "binary": _binary,
+    "uint8": lambda vector: (_int8(vector).astype(np.int16) + 128).astype(np.uint8),
+    "binary": lambda vector: (_ubinary(vector).astype(np.int16) - 128).astype(np.int8),
     "ubinary": _ubinary,
     "base64": as_base64,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 from builder.serving.gateway.context import RECORD, GatewayState, RequestContext, RequestRecord
 from builder.serving.gateway.errors import ApiError, ErrorBody, openai_error
 from builder.serving.gateway.http_responses import (
-    EventStream,
     RawResponse,
     event,
     loads,
@@ -25,6 +24,7 @@ from builder.serving.gateway.http_responses import (
 from builder.serving.gateway.validation import validate_body
 
 Handler = Callable[[RequestContext], Awaitable[Any]]
+TRACE_HEADERS = (b"traceparent", b"tracestate")
 CLIENT_CLOSED_REQUEST = 499  # nginx logs this status if the client disconnected
 
 
@@ -64,7 +64,8 @@ class Endpoint:
             _refuse_media_type(scope)
             raw = await _read_body(scope, receive, settings.max_body, settings.body_timeout_s)
             body = validate_body(self.schema, _parsed(raw))
-        metadata = _trace_metadata(scope) if settings.forward_traces else ()
+        forwarded = TRACE_HEADERS if settings.forward_traces else ()
+        metadata = tuple((n.decode(), value.decode("latin-1")) for n, value in scope["headers"] if n in forwarded)
         context = RequestContext(self.gateway, record, body, scope.get("path_params", {}), metadata)
         try:
             async with asyncio.timeout(settings.timeout_s):
@@ -79,8 +80,8 @@ class Endpoint:
 
     async def _respond(self, context: RequestContext, send: Send) -> None:
         answer = await self.handler(context)
-        if isinstance(answer, EventStream):
-            await send_stream(send, answer.events)
+        if isinstance(answer, AsyncGenerator):
+            await send_stream(send, answer)
         elif isinstance(answer, RawResponse):
             await send_bytes(send, 200, answer.content, answer.media_type, answer.headers)
         else:
@@ -89,7 +90,12 @@ class Endpoint:
 
 async def _run_until_disconnect(receive: Receive, work: Any) -> None:
     """Run `work` to its end; if the client disconnects, cancel it and raise ClientDisconnected."""
-    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+
+    async def disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
     try:
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -101,16 +107,6 @@ async def _run_until_disconnect(receive: Receive, work: Any) -> None:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _trace_metadata(scope: Scope) -> tuple[tuple[str, str], ...]:
-    headers = [header for header in scope["headers"] if header[0] in (b"traceparent", b"tracestate")]
-    return tuple((name.decode(), value.decode("latin-1")) for name, value in headers)
 
 
 def _refuse_media_type(scope: Scope) -> None:

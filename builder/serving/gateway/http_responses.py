@@ -20,13 +20,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
-class EventStream:
-    """An answer in events, each complete with its blank line."""
-
-    events: AsyncIterator[bytes]
-
-
-@dataclass(frozen=True)
 class RawResponse:
     """An answer that is not JSON."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,6 @@ ARRAYS: Mapping[str, Any] = {
     "UINT64": np.dtype("<u8"),
     "FP32": np.dtype("<f4"),
 }
-INTEGER_TYPES = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64")
 
 
 def refuse_count(field: Field, values: Sequence[Any]) -> None:
@@ -45,7 +44,9 @@ def add_tensor(
     tensor = request.inputs.add()
     tensor.name, tensor.datatype = field.name, WIRE_TYPES[field.data_type]
     tensor.shape.extend(shape)
-    request.raw_input_contents.append(_PACK[field.data_type](field.name, values))
+    is_text = tensor.datatype == "BYTES"
+    data = _strings(field.name, values) if is_text else _numbers(field.name, values, ARRAYS[tensor.datatype])
+    request.raw_input_contents.append(data)
 
 
 @dataclass(frozen=True)
@@ -96,30 +97,18 @@ def _strings(name: str, values: Sequence[Any]) -> bytes:
     return b"".join(packed)
 
 
-def _integers(kind: str) -> Callable[[str, Sequence[Any]], bytes]:
-    limits = np.iinfo(ARRAYS[WIRE_TYPES[kind]])
-
-    def pack(name: str, values: Sequence[Any]) -> bytes:
-        for value in values:
-            if type(value) is not int or not limits.min <= value <= limits.max:
-                raise bad_field(name, f"{name} is {_shortened(value)}; expected {limits.min} to {limits.max}")
-        return np.array(values, ARRAYS[WIRE_TYPES[kind]]).tobytes()
-
-    return pack
-
-
-def _floats(name: str, values: Sequence[Any]) -> bytes:
+def _numbers(name: str, values: Sequence[Any], dtype: np.dtype) -> bytes:
+    if dtype.kind == "b":
+        expected, is_valid = "true or false", lambda value: isinstance(value, bool)
+    elif dtype.kind == "f":
+        expected, is_valid = "a number", lambda value: type(value) in (int, float) and abs(value) < 3.4e38
+    else:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        expected, is_valid = f"{low} to {high}", lambda value: type(value) is int and low <= value <= high
     for value in values:
-        if type(value) not in (int, float) or not abs(value) < 3.4e38 or not math.isfinite(value):
-            raise bad_field(name, f"{name} is {_shortened(value)}; expected a number")
-    return np.array(values, np.dtype("<f4")).tobytes()
-
-
-def _booleans(name: str, values: Sequence[Any]) -> bytes:
-    for value in values:
-        if not isinstance(value, bool):
-            raise bad_field(name, f"{name} is {_shortened(value)}; expected true or false")
-    return np.array(values, np.bool_).tobytes()
+        if not is_valid(value):
+            raise bad_field(name, f"{name} is {_shortened(value)}; expected {expected}")
+    return np.array(values, dtype).tobytes()
 
 
 def _shortened(value: Any) -> str:
@@ -128,11 +117,3 @@ def _shortened(value: Any) -> str:
     except ValueError:  # an integer with more digits than Python converts
         return "a number of too many digits"
     return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-_PACK: Mapping[str, Callable[[str, Sequence[Any]], bytes]] = {
-    "TYPE_STRING": _strings,
-    **{kind: _integers(kind) for kind in INTEGER_TYPES},
-    "TYPE_FP32": _floats,
-    "TYPE_BOOL": _booleans,
-}

@@ -21,7 +21,7 @@ from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tei import tei_errors
 from builder.serving.gateway.validation import StrictBody
 
-TOKENIZE = "tokenize"
+TOKENIZE = "tokenize"  # input that requests tokens
 Ids = Annotated[list[int], Field(min_length=1)]
 
 
@@ -69,7 +69,7 @@ async def tokenize(context: RequestContext) -> Any:
 async def decode(context: RequestContext) -> list[str]:
     """Serve POST /decode: the text of each list of token ids."""
     body: TeiDecodeRequest = context.body
-    model = await context.model_for("with detokenization", can_detokenize, body.model)
+    model = await _detokenizer(context, body.model)
     lists: list[Any] = [body.ids] if isinstance(body.ids[0], int) else body.ids
     skip = {"skip_special_tokens": body.skip_special_tokens}
     return [(await prompt_tokens(context, model, {"input_ids": ids, **skip}))[0] for ids in lists]
@@ -78,14 +78,24 @@ async def decode(context: RequestContext) -> list[str]:
 async def detokenize(context: RequestContext) -> dict[str, str]:
     """Serve POST /detokenize: the text of token ids, special tokens included."""
     body: DetokenizeRequest = context.body
-    model = await context.model_for("with detokenization", can_detokenize, body.model)
+    model = await _detokenizer(context, body.model)
     text, _ = await prompt_tokens(context, model, {"input_ids": body.tokens, "skip_special_tokens": False})
     return {"prompt": text}
 
 
+async def _tokenizer(context: RequestContext, name: str | None) -> ServedModel:
+    return await context.model_for("with tokenization", lambda model: TOKENIZE in model.inputs, name)
+
+
+async def _detokenizer(context: RequestContext, name: str | None) -> ServedModel:
+    return await context.model_for(
+        "with detokenization", lambda model: {TOKENIZE, "input_ids"} <= set(model.inputs), name
+    )
+
+
 async def _tokenize_texts(context: RequestContext) -> list[list[dict[str, Any]]]:
     body: TeiTokenizeRequest = context.body
-    model = await context.model_for("with tokenization", can_tokenize, body.model)
+    model = await _tokenizer(context, body.model)
     prompt = {} if body.prompt_name is None else {"prompt_name": body.prompt_name}
     lists = await _text_tokens(context, model, as_list(body.inputs), prompt)
     return [[token for token in tokens if body.add_special_tokens or not token["special"]] for tokens in lists]
@@ -95,7 +105,7 @@ async def _tokenize_prompt(context: RequestContext) -> dict[str, Any]:
     body: TokenizeRequest = context.body
     if (body.prompt is None) == (body.messages is None):
         raise bad_field("prompt", "send prompt or messages, or inputs as TEI's clients do")
-    model = await context.model_for("with tokenization", can_tokenize, body.model)
+    model = await _tokenizer(context, body.model)
     if body.prompt is not None:
         (tokens,) = await _text_tokens(context, model, [body.prompt], {})
     else:
@@ -145,11 +155,3 @@ async def prompt_tokens(
     if len(answers) != 1:
         raise ApiError(500, f"{model.name} answered {len(answers)} times with its tokens; expected one answer")
     return answers[0]["text_output"].strings()[0], loads(answers[0]["tokens"].strings()[0])
-
-
-def can_tokenize(model: ServedModel) -> bool:
-    return TOKENIZE in model.inputs
-
-
-def can_detokenize(model: ServedModel) -> bool:
-    return {TOKENIZE, "input_ids"} <= set(model.inputs)

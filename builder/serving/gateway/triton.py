@@ -84,46 +84,42 @@ class Triton:
 
     async def index(self) -> list[tuple[str, str]]:
         """Return (name, version) of each model that is ready."""
-        with self._api_errors():
-            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT_S)
+        answer = await self._ask(self.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest(ready=True))
         return [(model.name, model.version) for model in answer.models]
 
     async def repository_models(self) -> set[str]:
         """Return the names of all models of its repository, ready or not."""
-        with self._api_errors():
-            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=TIMEOUT_S)
+        answer = await self._ask(self.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
         return {model.name for model in answer.models}
-
-    async def config(self, name: str, version: str) -> Any:
-        """Return the ModelConfig of a model."""
-        with self._api_errors():
-            request = service_pb2.ModelConfigRequest(name=name, version=version)
-            answer = await self.stub.ModelConfig(request, timeout=TIMEOUT_S)
-        return answer.config
-
-    async def load(self, name: str) -> None:
-        """Load a model as its config.pbtxt says; an earlier version answers until then."""
-        with self._api_errors():
-            request = service_pb2.RepositoryModelLoadRequest(model_name=name)
-            await self.stub.RepositoryModelLoad(request, timeout=LOAD_TIMEOUT_S)
-
-    async def unload(self, name: str) -> None:
-        """Unload a model. It refuses new requests; its memory is freed when its last request is answered."""
-        with self._api_errors():
-            request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
-            await self.stub.RepositoryModelUnload(request, timeout=LOAD_TIMEOUT_S)
-
-    async def is_model_ready(self, name: str, version: str) -> bool:
-        """Return True if a version of a model is loaded."""
-        with self._api_errors():
-            request = service_pb2.ModelReadyRequest(name=name, version=version)
-            return bool((await self.stub.ModelReady(request, timeout=TIMEOUT_S)).ready)
 
     async def models_in_memory(self) -> set[str]:
         """Return the models that use memory: loaded, loading or unloading."""
-        with self._api_errors():
-            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=TIMEOUT_S)
+        answer = await self._ask(self.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())
         return {model.name for model in answer.models if model.state in LOADED_STATES}
+
+    async def config(self, name: str, version: str) -> Any:
+        """Return the ModelConfig of a model."""
+        request = service_pb2.ModelConfigRequest(name=name, version=version)
+        return (await self._ask(self.stub.ModelConfig, request)).config
+
+    async def load(self, name: str) -> None:
+        """Load a model as its config.pbtxt says; an earlier version answers until then."""
+        request = service_pb2.RepositoryModelLoadRequest(model_name=name)
+        await self._ask(self.stub.RepositoryModelLoad, request, LOAD_TIMEOUT_S)
+
+    async def unload(self, name: str) -> None:
+        """Unload a model. It refuses new requests; its memory is freed when its last request is answered."""
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
+        await self._ask(self.stub.RepositoryModelUnload, request, LOAD_TIMEOUT_S)
+
+    async def is_model_ready(self, name: str, version: str) -> bool:
+        """Return True if a version of a model is loaded."""
+        request = service_pb2.ModelReadyRequest(name=name, version=version)
+        return bool((await self._ask(self.stub.ModelReady, request)).ready)
+
+    async def _ask(self, method: Any, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
+        with self._api_errors():
+            return await method(request, timeout=timeout_s)
 
     async def hosted(self, front: str) -> str:
         """Return hosted.json of a shared front, which lists the models it answers for."""
@@ -201,17 +197,14 @@ class Triton:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise self._api_error(error, statuses) from error
-
-    def _api_error(self, error: grpc.aio.AioRpcError, statuses: Mapping[grpc.StatusCode, int]) -> ApiError:
-        message, code = error.details() or error.code().name, error.code()
-        status = statuses.get(code)
-        if status is not None:
-            return ApiError(status, message, param="model" if status == 404 else None)
-        known = _known_error(message)
-        if known is None and code is grpc.StatusCode.UNAVAILABLE:
-            return unavailable(f"Triton at {self.url} does not answer: {message}")
-        return known or ApiError(500, message)
+            message, code = error.details() or error.code().name, error.code()
+            status = statuses.get(code)
+            if status is not None:
+                raise ApiError(status, message, param="model" if status == 404 else None) from error
+            known = _known_error(message)
+            if known is None and code is grpc.StatusCode.UNAVAILABLE:
+                known = unavailable(f"Triton at {self.url} does not answer: {message}")
+            raise known or ApiError(500, message) from error
 
 
 def _lost(reason: str) -> ApiError:

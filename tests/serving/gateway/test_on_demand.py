@@ -18,6 +18,7 @@ from builder.repository.signing_keys import Signer
 from builder.serving.gateway.metrics import LoadingMetrics
 from builder.serving.gateway.residency import memory_budget
 from builder.serving.gateway.residency.lifecycle import Lifecycle
+from builder.serving.gateway.residency.loader import TritonLoader
 from builder.serving.gateway.residency.memory import MemoryEstimate
 from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
 from builder.serving.gateway.residency.repository_models import RepositoryModels
@@ -269,7 +270,7 @@ def test_cancelled_load_gets_no_memory() -> None:
     asyncio.run(run())
 
 
-class Slow:
+class Slow(TritonLoader):
     """Loading whose loads take five seconds on a clock of its own."""
 
     def __init__(self) -> None:

@@ -11,10 +11,11 @@ from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError, anthropic_error, bad_field
 from builder.serving.gateway.generation.answer import DeltaToolCall, Part, ReasoningText
 from builder.serving.gateway.generation.chat import PreparedChat, deltas, read_chat
-from builder.serving.gateway.http_responses import EventStream, loads, named_event
+from builder.serving.gateway.http_responses import loads, named_event
 from builder.serving.gateway.tokenize import TOKENIZE, prompt_tokens
 
 Event = dict[str, Any]
+SIGNED = {"thinking": {"signature": ""}}  # answers here are not signed
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}  # the model's -> Anthropic's
 
 
@@ -34,7 +35,7 @@ class Content:
             return []
         events: list[Event] = []
         if kind != self.kind:
-            events = [*self.close(), self._start({"type": kind, kind: "", **_SIGNED.get(kind, {})})]
+            events = [*self.close(), self._start({"type": kind, kind: "", **SIGNED.get(kind, {})})]
             self.kind = kind
         self.blocks[-1][kind] += text
         return [*events, self._event("delta", delta={"type": f"{kind}_delta", kind: text})]
@@ -63,15 +64,12 @@ class Content:
         return {"type": f"content_block_{what}", "index": len(self.blocks) - 1, **fields}
 
 
-_SIGNED = {"thinking": {"signature": ""}}  # answers here are not signed
-
-
 async def create_message(context: RequestContext) -> Any:
     """Answer a conversation, either whole or as a stream of events."""
     body: MessagesRequest = context.body
     chat = await read_chat(context, as_chat(body, await context.gateway.models.get(body.model)))
     if body.stream:
-        return EventStream(_events(chat))
+        return _events(chat)
     content, reason = Content(), None
     async with aclosing(deltas(chat)) as stream:
         async for delta in stream:

@@ -19,12 +19,7 @@ SWITCHED_ON = "medium"  # reasoning effort of a request that turns thinking on w
 HARMLESS = ("cache_control",)  # every prompt's prefix is cached anyway
 
 
-def system_text(system: str | list[dict[str, Any]] | None) -> str | None:
-    """Return the text of the system prompt. Raises ApiError for a block that is not text."""
-    return "\n".join(_texts("system", system)) if isinstance(system, list) else system
-
-
-def as_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _as_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the chat messages; each tool result becomes its own message. Raises ApiError for other blocks."""
     read: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
@@ -109,8 +104,8 @@ def as_chat(body: CountTokensRequest, model: ServedModel) -> ChatCompletionReque
     """Return the request as a chat of `model`. Raises ApiError for features that the models here lack."""
     if "n" in (body.model_extra or {}):
         raise bad_field("n", "n is not a field of this route; an answer is one message")
-    system = system_text(body.system)
-    messages = as_messages(body.messages)
+    system = "\n".join(_texts("system", body.system)) if isinstance(body.system, list) else body.system
+    messages = _as_messages(body.messages)
     config, choice = body.output_config or {}, body.tool_choice or {}
     fields: dict[str, Any] = {
         **{name: value for name, value in (body.model_extra or {}).items() if name not in HARMLESS},

@@ -168,7 +168,10 @@ class AnswerParser:
                 parts += self._number_calls(parser.push(text))
         if parser is not None and has_ended:
             parts += self._number_calls(parser.finish())
-        return Delta(self.index, parts, piece.logprobs, self._reason(piece.finish_reason))
+        reason = piece.finish_reason
+        if has_ended and self.calls and (self.ends_with_call or reason == "stop"):  # else it was cut in other text
+            reason = "tool_calls"
+        return Delta(self.index, parts, piece.logprobs, reason)
 
     def _number_calls(self, parsed: list[str | ToolCall]) -> list[Part]:
         """Return the parts, each call with number and id: nine hexadecimal digits, as Mistral's templates require."""
@@ -183,8 +186,3 @@ class AnswerParser:
                 parts.append(DeltaToolCall(self.calls, identity, part.name, part.arguments))
                 self.calls += 1
         return parts
-
-    def _reason(self, finished: str | None) -> str | None:
-        """Return the finish reason: tool_calls if there are calls, unless the answer was cut in other text."""
-        is_complete = self.ends_with_call or finished == "stop"
-        return "tool_calls" if finished and self.calls and is_complete else finished

@@ -17,7 +17,6 @@ from builder.serving.gateway.errors import ApiError, bad_field
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tensors import Outputs, add_tensor, refuse_count
 
-IMPOSSIBLE = -9999.0  # OpenAI's log-probability of an impossible token
 PERF = "return_perf_metrics"  # input that requests timings, for usage and metrics
 DEFAULT_INPUTS: Mapping[str, Any] = {"n": 1, PERF: True}  # inputs of every request that does not set them
 MAX_PROMPTS = 128  # prompts of one request
@@ -107,6 +106,11 @@ def read_pieces(outputs: Outputs) -> list[Piece]:
         Piece(index, text, entry, reason, count, prompt, cached, waited, thinking)
         for index, text, entry, reason, count in zip(indices, texts, logprobs, reasons, counts, strict=True)
     ]
+
+
+def token_logprob(token: Mapping[str, Any]) -> float:
+    """Return the log-probability of a token; -9999 for an impossible one, as OpenAI does."""
+    return -9999.0 if token["logprob"] is None else float(token["logprob"])
 
 
 def _whole(outputs: Outputs, name: str) -> list[int]:

@@ -64,7 +64,9 @@ class Tool(ExtensibleBody):
 
 def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
     """Return the JSON schema of a call as `choice` requires it. Raises ApiError if `choice` is not one of the tools."""
-    allowed = list(tools) if choice == "required" else [tool for tool in tools if tool.function.name == _named(choice)]
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    allowed = [tool for tool in tools if choice == "required" or tool.function.name == name]
     if not allowed:
         known = ", ".join(tool.function.name for tool in tools)
         raise bad_field("tool_choice", f"tool_choice is neither required nor one of the functions: {known}")
@@ -125,11 +127,6 @@ def tool_call_parser(model: ServedModel, choice: Any) -> Callable[[], ToolCallPa
 
 def _valued(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _named(choice: Any) -> Any:
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    return function.get("name") if isinstance(function, Mapping) else None
 
 
 def _call(function: Function, place: str) -> dict[str, Any]:

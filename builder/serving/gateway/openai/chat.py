@@ -17,8 +17,8 @@ from builder.serving.gateway.generation.chat import (
     read_chat,
 )
 from builder.serving.gateway.generation.fields import usage_member
-from builder.serving.gateway.generation.generate import IMPOSSIBLE
-from builder.serving.gateway.http_responses import DONE, EventStream, dumps, event
+from builder.serving.gateway.generation.generate import token_logprob
+from builder.serving.gateway.http_responses import DONE, dumps, event
 
 REASONING = ("reasoning_content", "reasoning")  # SGLang's and DeepSeek's name, then vLLM's since 0.12
 
@@ -28,7 +28,7 @@ async def create_chat_completion(context: RequestContext) -> Any:
     body: ChatCompletionRequest = context.body
     chat = await read_chat(context, body)
     if body.stream:
-        return EventStream(_events(chat))
+        return _events(chat)
     answers = await complete_answers(chat)
     return {
         **_head(chat, "chat.completion"),
@@ -104,13 +104,8 @@ def _call_body(call: DeltaToolCall) -> dict[str, Any]:
 
 
 def _head(chat: PreparedChat, kind: str) -> dict[str, Any]:
-    context = chat.context
-    return {
-        "id": f"chatcmpl-{context.record.id}",
-        "object": kind,
-        "created": context.record.created_at,
-        "model": chat.model.name,
-    }
+    record = chat.context.record
+    return {"id": f"chatcmpl-{record.id}", "object": kind, "created": record.created_at, "model": chat.model.name}
 
 
 def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
@@ -118,10 +113,6 @@ def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _token(token: Mapping[str, Any]) -> dict[str, Any]:
-    text, logprob = token["text"], token["logprob"]
+    text = token["text"]
     known = "\ufffd" not in text  # the text of a partial character does not show its bytes
-    return {
-        "token": text,
-        "logprob": IMPOSSIBLE if logprob is None else logprob,
-        "bytes": list(text.encode()) if known else None,
-    }
+    return {"token": text, "logprob": token_logprob(token), "bytes": list(text.encode()) if known else None}

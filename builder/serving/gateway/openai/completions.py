@@ -15,15 +15,15 @@ from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.generation import fields
 from builder.serving.gateway.generation.fields import option_inputs, usage_member
 from builder.serving.gateway.generation.generate import (
-    IMPOSSIBLE,
     MAX_PROMPTS,
     Completion,
     Piece,
     TokenUsage,
     generate_all,
     refuse_other_tasks,
+    token_logprob,
 )
-from builder.serving.gateway.http_responses import DONE, EventStream, dumps, event
+from builder.serving.gateway.http_responses import DONE, dumps, event
 from builder.serving.gateway.served_model import ServedModel
 
 
@@ -73,7 +73,7 @@ async def create_completion(context: RequestContext) -> Any:
     if body.stream:
         inputs["stream"] = True
     completion = PreparedCompletion(context, model, body, [{**inputs, **prompt} for prompt in prompts])
-    return EventStream(_events(completion)) if body.stream else await _whole(completion)
+    return _events(completion) if body.stream else await _whole(completion)
 
 
 def _prompt_input(model: ServedModel, prompt: str | list[int]) -> dict[str, Any]:
@@ -149,25 +149,15 @@ async def _events(completion: PreparedCompletion) -> AsyncGenerator[bytes, None]
 
 def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
     """Return OpenAI's logprobs object. `at`: number of characters of the choice's tokens before these."""
-    offsets = []
+    logprobs: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
-        offsets.append(at)
+        top_logprobs: dict[str, float] = {}
+        for top in (*token["top"], token):  # best first: of equal texts the likeliest counts; includes the token itself
+            top_logprobs.setdefault(top["text"], token_logprob(top))
+        has_none = token["logprob"] is None and not token["top"]  # a prompt's first token
+        logprobs["tokens"].append(token["text"])
+        logprobs["token_logprobs"].append(None if has_none else token_logprob(token))
+        logprobs["top_logprobs"].append(None if has_none else top_logprobs)
+        logprobs["text_offset"].append(at)
         at += len(token["text"])
-
-    def value(token: Mapping[str, Any]) -> float:
-        return IMPOSSIBLE if token["logprob"] is None else float(token["logprob"])
-
-    def alternatives(token: Mapping[str, Any]) -> dict[str, float]:
-        logprobs: dict[str, float] = {}
-        for top in token["top"]:  # best first: of tokens with the same text the likeliest is kept
-            logprobs.setdefault(top["text"], value(top))
-        logprobs.setdefault(token["text"], value(token))  # always includes the token itself
-        return logprobs
-
-    firsts = [token["logprob"] is None and not token["top"] for token in tokens]  # a prompt's first token has none
-    return {
-        "tokens": [token["text"] for token in tokens],
-        "token_logprobs": [None if first else value(token) for first, token in zip(firsts, tokens, strict=True)],
-        "top_logprobs": [None if first else alternatives(token) for first, token in zip(firsts, tokens, strict=True)],
-        "text_offset": offsets,
-    }
+    return logprobs

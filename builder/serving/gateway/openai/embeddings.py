@@ -29,19 +29,15 @@ async def create_embedding(context: RequestContext) -> dict[str, Any]:
     """Embed all texts; the vectors keep their order."""
     body: EmbeddingRequest = context.body
     model = await context.model_for("for embeddings", lambda model: model.is_embedder, body.model)
-    texts = _texts(body.input, context.gateway.settings.token_ids)
+    single = isinstance(body.input, str) or isinstance(body.input[0], int)  # a text, or its token ids
+    vocabulary = context.gateway.settings.token_ids
+    texts = [_text(number, one, vocabulary) for number, one in enumerate([body.input] if single else body.input)]
     vectors = await embed(context, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
     vectors = resize(vectors, body.dimensions)
     values = [as_base64(vector) for vector in vectors] if body.encoding_format == "base64" else vectors
     data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
     used = context.record.prompt_tokens
     return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
-
-
-def _texts(inputs: Any, vocabulary: Vocabulary | None) -> list[str]:
-    """Return the texts of an input: one or several, or the token ids of one or several."""
-    single = isinstance(inputs, str) or isinstance(inputs[0], int)
-    return [_text(number, one, vocabulary) for number, one in enumerate([inputs] if single else inputs)]
 
 
 def _text(number: int, value: Any, vocabulary: Vocabulary | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.repository_models import Stamp
@@ -16,14 +16,14 @@ FORGET_AFTER_S = 60.0  # without a failure, earlier ones are forgotten
 STABLE_AFTER_S = 10.0  # a model that answered for this long before it died is reloaded at once
 
 
-@dataclass(frozen=True)
+@dataclass
 class Failure:
     """The last failure of a model; it is not retried before `backoff.due`, unless its `stamp` changes."""
 
     stamp: Stamp
-    backoff: Backoff
-    reason: str
-    died: bool
+    backoff: Backoff = field(default_factory=lambda: Backoff(MAX_DELAY_S, FORGET_AFTER_S))
+    reason: str = ""
+    died: bool = False
 
 
 class LoadBackoff:
@@ -63,11 +63,10 @@ class LoadBackoff:
     def record_failure(self, name: str, stamp: Stamp, reason: str, *, died: bool = False) -> float:
         """Record a failure. Returns the seconds until the next attempt."""
         known = self.failures.get(name)
-        is_known = known is not None and known.stamp == stamp
-        backoff = known.backoff if known is not None and is_known else Backoff(MAX_DELAY_S, FORGET_AFTER_S)
-        delay = backoff.fail(self.now(), first_at_once=died)
-        self.failures[name] = Failure(stamp, backoff, reason, died)
-        return delay
+        if known is None or known.stamp != stamp:
+            known = self.failures[name] = Failure(stamp)
+        known.reason, known.died = reason, died
+        return known.backoff.fail(self.now(), first_at_once=died)
 
 
 def failed(name: str, reason: str, retry_s: float) -> ApiError:

@@ -7,38 +7,17 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Protocol
 
 from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.metrics import LoadingMetrics
 from builder.serving.gateway.residency.backoff import LoadBackoff, failed
-from builder.serving.gateway.residency.memory import MemoryEstimate
+from builder.serving.gateway.residency.loader import TritonLoader
 from builder.serving.gateway.residency.memory_budget import MemoryBudget
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import PROCESS_DIED, ResidentModel, State
 
 GROWTH = 1.15  # ratio of a process that has answered to one just loaded (42 and 37 MB), used until the next measurement
-
-
-class ModelLoader(Protocol):
-    """Operations of Triton and of the machine that the lifecycle needs."""
-
-    async def estimate(self, name: str, version: str) -> MemoryEstimate:
-        """Return an estimate of a version's needs."""
-        ...
-
-    async def load(self, resident: ResidentModel, *, replace: bool) -> int | None:
-        """Load a version; `replace`: replace the version that answers, which does so until then.
-
-        Returns the measured bytes; None if they cannot be measured. Raises ApiError.
-        """
-        ...
-
-    async def unload(self, name: str) -> None:
-        """Unload a front or an engine. Returns once its memory is free."""
-        ...
 
 
 class Lifecycle:
@@ -50,7 +29,7 @@ class Lifecycle:
     def __init__(
         self,
         repository_models: RepositoryModels,
-        loader: ModelLoader,
+        loader: TritonLoader,
         metrics: LoadingMetrics,
         budget: int,
         pins: Sequence[str] = (),
@@ -99,13 +78,17 @@ class Lifecycle:
         try:
             await asyncio.sleep(pause)
             await self._wait_unloaded({resident.name})
-            estimate = await self._estimate(resident)
-            if previous is not None and estimate.size <= self.budget.max_size(resident) < estimate.size + previous.size:
-                await self._replace_idle(resident, previous)
+            estimate = await self.loader.estimate(resident.name, resident.version)
+            needed = max(self._measured_size(resident) or estimate.size, estimate.reserved)
+            if previous is not None and needed <= self.budget.max_size(resident) < needed + previous.size:
+                await self.budget.wait_idle(previous)  # then replaced, since both do not fit into memory
+                resident.size = 0
+                self._start_unloading(previous)
+                await self._wait_unloaded({previous.name})
                 previous = None
             resident.engines, resident.reserved = estimate.engines, estimate.reserved
             await self._wait_unloaded(set(estimate.engines))
-            await self.budget.wait_for(resident, estimate.size)
+            await self.budget.wait_for(resident, needed)
             started = self.budget.now()
             size = await self._load_or_raise(resident, replace=previous is not None)
         except BaseException as error:
@@ -113,7 +96,7 @@ class Lifecycle:
             raise
         resident.state, resident.since = State.READY, self.budget.now()
         resident.stays_until = resident.since + (resident.since - started)  # at least as long as its load took
-        grown = estimate.size if size is None else max(self._measured_size(resident), int(GROWTH * size))
+        grown = needed if size is None else max(self._measured_size(resident), int(GROWTH * size))
         resident.size = max(grown, estimate.reserved)
         self.metrics.loads.inc()
         self.metrics.load_s.observe(self.budget.now() - requested)
@@ -123,23 +106,12 @@ class Lifecycle:
         self.budget.rebalance()
         self.update_metrics()
 
-    async def _replace_idle(self, resident: ResidentModel, previous: ResidentModel) -> None:
-        """Unload the version that answers, once it is idle, since both do not fit into memory. Raises ApiError."""
-        await self.budget.wait_idle(previous)
-        resident.size = 0
-        self._start_unloading(previous)
-        await self._wait_unloaded({previous.name})
-
     async def _load_or_raise(self, resident: ResidentModel, *, replace: bool) -> int | None:
         try:
             return await resident.run_while_alive(self.loader.load(resident, replace=replace))
         except TimeoutError as error:
             advice = "if that happens again, restart Triton, which may wait for the process forever"
             raise ApiError(503, f"{PROCESS_DIED} while it was loaded; {advice}", code="model_failed") from error
-
-    async def _estimate(self, resident: ResidentModel) -> MemoryEstimate:
-        estimate = await self.loader.estimate(resident.name, resident.version)
-        return replace(estimate, size=max(self._measured_size(resident) or estimate.size, estimate.reserved))
 
     def _measured_size(self, resident: ResidentModel) -> int:
         """Return the measured bytes of this version; 0 if it was never measured."""

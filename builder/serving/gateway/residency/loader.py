@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Protocol
 
 from builder.common.errors import BuilderError, RepositoryError
 from builder.repository.signatures import VersionSelector, to_be_loaded, unsigned
@@ -19,6 +18,7 @@ from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.memory import MemoryEstimate, TritonProcesses, estimate_memory, size_of
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import ResidentModel
+from builder.serving.gateway.triton import Triton
 from builder.serving.server.control import Control
 
 PROCESS_POLL_S = 0.02
@@ -29,24 +29,12 @@ PROCESS_KILLED = "is not healthy"
 CONTROL_DISABLED = "explicit model load / unload is not allowed"
 
 
-class ModelControl(Protocol):
-    """Part of Triton's API that loading needs."""
-
-    async def load(self, name: str) -> None: ...
-
-    async def unload(self, name: str) -> None: ...
-
-    async def is_model_ready(self, name: str, version: str) -> bool: ...
-
-    async def models_in_memory(self) -> set[str]: ...
-
-
 class TritonLoader:
     """Loads models of a repository on the Triton at `url`; with `verify_key`, only models signed with that key."""
 
     def __init__(
         self,
-        triton: ModelControl,
+        triton: Triton,
         repository_models: RepositoryModels,
         url: str,
         processes: TritonProcesses,
@@ -56,14 +44,17 @@ class TritonLoader:
         self.verify_key = verify_key
 
     async def estimate(self, name: str, version: str) -> MemoryEstimate:
-        """Return an estimate; see ModelLoader. Raises ApiError."""
+        """Return an estimate of a version's needs. Raises ApiError."""
         try:
             return await asyncio.to_thread(estimate_memory, self.repository_models.repository, name, int(version))
         except (BuilderError, OSError, ValueError) as error:
             raise _model_failed(str(error)) from error
 
     async def load(self, resident: ResidentModel, *, replace: bool) -> int | None:
-        """Load a version; see ModelLoader. Raises ApiError."""
+        """Load a version; `replace`: replace the version that answers, which does so until then.
+
+        Returns the measured bytes; None if they cannot be measured. Raises ApiError.
+        """
         name, version = resident.name, resident.version
         stubs = await asyncio.to_thread(self.processes.of, [name, *resident.engines])
         resident.earlier = frozenset(stub.pid for stub in stubs)
@@ -72,11 +63,17 @@ class TritonLoader:
             if replace and resident.engines:
                 await asyncio.to_thread(_switch, self.url, self.repository_models.repository, name)
             else:
-                await self._load(resident)
+                for engine in resident.engines:
+                    if not await self.triton.is_model_ready(engine, version):
+                        await self._load_one(engine)
+                await self._load_one(name)
         except BuilderError as error:
             raise _model_failed(str(error)) from error
         except ApiError as error:
-            raise _load_error(error) from error
+            if CONTROL_DISABLED in error.message:
+                advice = "start it with --model-control-mode=explicit"
+                raise ApiError(503, f"Triton refuses to load models on request: {advice}") from error
+            raise (error if error.code in TRITON_CODES else _model_failed(error.message)) from error
         if not await self.triton.is_model_ready(name, version) and self.repository_models.stamp(name) == resident.stamp:
             raise _model_failed(
                 f"Triton does not read {self.repository_models.repository.resolve()}, where version {version} is served"
@@ -93,7 +90,7 @@ class TritonLoader:
                 raise RepositoryError(f"{problems[0]}. It is not loaded; see all: {see}")
 
     async def unload(self, name: str) -> None:
-        """Unload a model; see ModelLoader. Raises ApiError."""
+        """Unload a front or an engine. Returns once its memory is free. Raises ApiError."""
         stubs = await asyncio.to_thread(self.processes.of, [name])
         await self.triton.unload(name)
         end = time.monotonic() + UNLOAD_TIMEOUT_S
@@ -103,12 +100,6 @@ class TritonLoader:
             await asyncio.sleep(PROCESS_POLL_S if stubs else INDEX_POLL_S)
         message = "%s still uses memory %.0f s after it was unloaded"
         logging.getLogger(__name__).warning(message, name, UNLOAD_TIMEOUT_S)
-
-    async def _load(self, resident: ResidentModel) -> None:
-        for engine in resident.engines:
-            if not await self.triton.is_model_ready(engine, resident.version):
-                await self._load_one(engine)
-        await self._load_one(resident.name)
 
     async def _load_one(self, name: str) -> None:
         """Load a model; retry once if its process was killed meanwhile."""
@@ -131,9 +122,3 @@ def _switch(url: str, repository: Path, name: str) -> None:
 
 def _model_failed(reason: str) -> ApiError:
     return ApiError(503, reason, code="model_failed")
-
-
-def _load_error(error: ApiError) -> ApiError:
-    if CONTROL_DISABLED in error.message:
-        return ApiError(503, "Triton refuses to load models on request: start it with --model-control-mode=explicit")
-    return error if error.code in TRITON_CODES else _model_failed(error.message)

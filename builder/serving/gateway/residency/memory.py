@@ -118,31 +118,20 @@ def estimate_memory(repository: Path, name: str, number: int) -> MemoryEstimate:
     instead.
     """
     front, *engines = entry_names(repository, name, number)
-    models = [repository / model for model in (front, *engines)]
-    size = sum(_instances(model) * (PROCESS + _files(model / str(number))) for model in models)
-    reserved = _shared(repository / name / str(number))
-    return MemoryEstimate(max(reserved, size + _cache(repository / name, number)), tuple(engines), reserved)
-
-
-def _instances(entry: Path) -> int:
-    groups = parse((entry / CONFIG).read_text("utf-8"), entry.name).instance_group
-    return max(1, sum(max(1, group.count) for group in groups))
-
-
-def _files(folder: Path) -> int:
-    """Return the bytes of a version's graphs, weights and tokenisers."""
-    return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
-
-
-def _shared(folder: Path) -> int:
-    """Return the bytes that a shared front and all models it hosts may take; 0 for another front."""
+    size = _cache_size(repository / name, number)
+    for model in (front, *engines):
+        groups = parse((repository / model / CONFIG).read_text("utf-8"), model).instance_group
+        instances = max(1, sum(max(1, group.count) for group in groups))
+        files = [entry.stat().st_size for entry in os.scandir(repository / model / str(number)) if entry.is_file()]
+        size += instances * (PROCESS + sum(files))
     try:
-        return load_shared(folder).memory_mb << 20
-    except ContractError:
-        return 0
+        reserved = load_shared(repository / name / str(number)).memory_mb << 20
+    except ContractError:  # not a shared front
+        reserved = 0
+    return MemoryEstimate(max(reserved, size), tuple(engines), reserved)
 
 
-def _cache(entry: Path, number: int) -> int:
+def _cache_size(entry: Path, number: int) -> int:
     """Return the bytes of a generating model's cache, from its build.json."""
     for path in (entry / str(number) / REPORT, entry / REPORT):
         if path.is_file():

@@ -48,7 +48,8 @@ class MemoryBudget:
 
     def max_size(self, resident: ResidentModel) -> int:
         """Return the maximum bytes for a model, beside the server and the pinned models."""
-        return self.total - self.server - sum(self._pinned(resident))
+        pinned = [r.size for r in self.models.values() if r.name in self.pins and r is not resident]
+        return self.total - self.server - sum(pinned)
 
     async def wait_for(self, resident: ResidentModel, size: int) -> None:
         """Wait until `size` bytes are free. Raises ApiError 507 if that is impossible, 503 if it takes too long."""
@@ -152,9 +153,6 @@ class MemoryBudget:
             return
         self.rebalance_at = now + delay
         loop.call_later(delay, self.rebalance)
-
-    def _pinned(self, apart_from: ResidentModel) -> list[int]:
-        return [r.size for r in self.models.values() if r.name in self.pins and r is not apart_from]
 
 
 def _memory_timeout(name: str) -> ApiError:

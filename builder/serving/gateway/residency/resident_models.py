@@ -12,7 +12,6 @@ from contextlib import suppress
 
 from builder.serving.gateway.errors import ApiError, queue_full
 from builder.serving.gateway.residency.lifecycle import Lifecycle
-from builder.serving.gateway.residency.repository_models import Stamp
 from builder.serving.gateway.residency.resident_model import PROCESS_DIED, ResidentModel, State
 
 UNLOADED = "Request for unknown model: "  # another client has unloaded it; running requests are still answered
@@ -31,7 +30,12 @@ class ResidentModels:
         """Return a model that is loaded and stays so until `release`. Raises ApiError."""
         while True:
             stamp, resident = self.repository_models.stamp(name), self.models.get(name)
-            if resident is not None and resident.state is State.READY and self._is_current(resident, stamp):
+            if (
+                resident is not None
+                and resident.state is State.READY
+                # a newer configuration that failed to load has to wait
+                and (resident.stamp == stamp or (stamp is not None and self.backoff.is_waiting(name, stamp)))
+            ):
                 resident.leases += 1
                 self.models.move_to_end(name)
                 return resident
@@ -101,10 +105,6 @@ class ResidentModels:
                 self.lifecycle.record_size(resident, size)
         self.budget.rebalance()
         self.lifecycle.update_metrics()
-
-    def _is_current(self, resident: ResidentModel, stamp: Stamp | None) -> bool:
-        """Return True if a model is up to date, or its newer configuration failed to load and has to wait."""
-        return resident.stamp == stamp or (stamp is not None and self.backoff.is_waiting(resident.name, stamp))
 
     async def _wait_loaded(self, name: str, resident: ResidentModel | None) -> ResidentModel:
         """Wait for a load. It continues if a waiting request is cancelled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -12,7 +12,6 @@ from builder.serving.gateway.generation.chat import MAX_MESSAGES, ChatCompletion
 from builder.serving.gateway.validation import ExtensibleBody, validate_body
 
 TEXTS = ("input_text", "output_text", "text")
-Messages = list[dict[str, Any]]
 CHAT_NAMES = {  # field of a chat -> field of this route
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -34,54 +33,40 @@ REFUSED = {  # field -> reason
 HARMLESS_INCLUDES = {"reasoning.encrypted_content"}  # reasoning is answered and accepted as text
 
 
-def as_messages(given: str | list[dict[str, Any]], instructions: str | None) -> Messages:
+def _as_messages(given: str | list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
     """Return the messages of a chat. Raises ApiError for an item that is neither a message nor about a function."""
-    messages: Messages = [] if instructions is None else [{"role": "system", "content": instructions}]
+    messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
     reasoning = ""
     for number, item in enumerate(given):
         kind = item.get("type", "message")
-        if kind == "reasoning":
+        if kind == "message":
+            content: Any = item.get("content")
+            if isinstance(content, list):
+                texts, is_answer = _texts(number, content, TEXTS), item.get("role") == "assistant"
+                content = "".join(texts) if is_answer else [{"type": "text", "text": text} for text in texts]
+            messages.append({"role": item.get("role"), "content": content})
+        elif kind == "function_call":  # belongs to the assistant's message before it, or to a new one
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            output = item.get("output")
+            if isinstance(output, list):
+                output = "".join(_texts(number, output, TEXTS))
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        elif kind == "reasoning":
             reasoning += "".join(_texts(number, item.get("content") or [], ("reasoning_text",)))
             continue
-        if not isinstance(kind, str) or kind not in READERS:
-            raise bad_field("input", f"input[{number}] is of type {kind!r}; expected one of {', '.join(READERS)}")
-        READERS[kind](number, item, messages)
+        else:
+            kinds = "message, function_call, function_call_output"
+            raise bad_field("input", f"input[{number}] is of type {kind!r}; expected one of {kinds}")
         if reasoning and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"], reasoning = reasoning, ""
     return messages
-
-
-def _message(number: int, item: Mapping[str, Any], messages: Messages) -> None:
-    content = item.get("content")
-    if isinstance(content, list):
-        texts = _texts(number, content, TEXTS)
-        content = "".join(texts) if item.get("role") == "assistant" else [{"type": "text", "text": t} for t in texts]
-    messages.append({"role": item.get("role"), "content": content})
-
-
-def _call(number: int, item: Mapping[str, Any], messages: Messages) -> None:
-    """Add a call to the assistant's message before it, or to a new one."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": None})
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    call = {"id": item.get("call_id"), "type": "function", "function": function}
-    messages[-1].setdefault("tool_calls", []).append(call)
-
-
-def _call_output(number: int, item: Mapping[str, Any], messages: Messages) -> None:
-    output = item.get("output")
-    if isinstance(output, list):
-        output = "".join(_texts(number, output, TEXTS))
-    messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-
-
-READERS: Mapping[str, Callable[[int, Mapping[str, Any], Messages], None]] = {
-    "message": _message,
-    "function_call": _call,
-    "function_call_output": _call_output,
-}
 
 
 def _texts(number: int, parts: Any, kinds: tuple[str, ...]) -> list[str]:
@@ -122,7 +107,7 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     fields: dict[str, Any] = {
         **extra,
         "model": body.model,
-        "messages": as_messages(body.input, body.instructions),
+        "messages": _as_messages(body.input, body.instructions),
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,

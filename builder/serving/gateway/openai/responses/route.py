@@ -12,7 +12,7 @@ from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.generation.answer import Delta, DeltaToolCall, Part, ReasoningText
 from builder.serving.gateway.generation.chat import PreparedChat, deltas, read_chat
-from builder.serving.gateway.http_responses import EventStream, named_event
+from builder.serving.gateway.http_responses import named_event
 from builder.serving.gateway.openai.responses.request import ResponsesRequest, as_chat, by_own_name
 
 Event = dict[str, Any]  # without its sequence number
@@ -100,7 +100,7 @@ async def create_response(context: RequestContext) -> Any:
     try:
         chat = await read_chat(context, as_chat(body))
         if body.stream:
-            return EventStream(_events(chat, body))
+            return _events(chat, body)
         output, reason = Output(context.record.id), None
         async with aclosing(deltas(chat)) as stream:
             async for delta in stream:
