@@ -46,7 +46,7 @@ async def tried(server: TritonServer, repository: Path) -> None:
         return str(answer.json[0][0]["label"])
 
     assert (await label("a")).startswith("a/2/")
-    expected = await residents.lifecycle.loader.estimate("b", "2")
+    expected = await residents.loader.estimate("b", "2")
     largest = max(expected.size, residents.models["a"].size)
     budget = residents.budget
     budget.total = budget.server + largest + residents.models["a"].size // 2  # the server and one model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +98,7 @@ def _strings(name: str, values: Sequence[Any]) -> bytes:
 
 
 def _numbers(name: str, values: Sequence[Any], dtype: np.dtype) -> bytes:
+    is_valid: Callable[[Any], bool]
     if dtype.kind == "b":
         expected, is_valid = "true or false", lambda value: isinstance(value, bool)
     elif dtype.kind == "f":

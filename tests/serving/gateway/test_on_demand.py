@@ -17,7 +17,6 @@ from builder.repository.signatures import sign
 from builder.repository.signing_keys import Signer
 from builder.serving.gateway.metrics import LoadingMetrics
 from builder.serving.gateway.residency import memory_budget
-from builder.serving.gateway.residency.lifecycle import Lifecycle
 from builder.serving.gateway.residency.loader import TritonLoader
 from builder.serving.gateway.residency.memory import MemoryEstimate
 from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
@@ -294,10 +293,9 @@ def test_model_stays_loaded_as_long_as_its_load_took(tmp_path: Path) -> None:
 
     async def run() -> None:
         metrics = LoadingMetrics(CollectorRegistry())
-        lifecycle = Lifecycle(
+        residents = ResidentModels(
             RepositoryModels(tmp_path), loading, metrics, SERVER_BYTES + ONE, now=lambda: loading.clock
         )
-        residents = ResidentModels(lifecycle)
         residents.release(await residents.lease("embeds-a"))
         waits = asyncio.ensure_future(residents.lease("embeds-b"))
         await until(lambda: bool(residents.budget.pending))

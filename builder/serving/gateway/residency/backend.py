@@ -17,7 +17,6 @@ from builder.serving.gateway.app import make_app
 from builder.serving.gateway.backend import Backend, Metadata, StreamFunction, as_stream
 from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.metrics import LoadingMetrics, Metrics
-from builder.serving.gateway.residency.lifecycle import Lifecycle
 from builder.serving.gateway.residency.loader import TritonLoader
 from builder.serving.gateway.residency.memory import TritonProcesses
 from builder.serving.gateway.residency.repository_models import RepositoryModels
@@ -128,6 +127,7 @@ def make_on_demand_app(
     """
     metrics, models, processes = Metrics(), RepositoryModels(options.repository), TritonProcesses(settings.triton)
     loader = TritonLoader(triton, models, settings.triton, processes, options.verify_key)
-    lifecycle = Lifecycle(models, loader, LoadingMetrics(metrics.registry), options.memory, options.pins)
-    backend = OnDemandBackend(triton, ResidentModels(lifecycle, settings.max_waiting), processes)
+    loading = LoadingMetrics(metrics.registry)
+    residents = ResidentModels(models, loader, loading, options.memory, options.pins, settings.max_waiting)
+    backend = OnDemandBackend(triton, residents, processes)
     return make_app(settings, backend, log, models=models, metrics=metrics), backend
