@@ -17,8 +17,7 @@ from builder.common.errors import RepositoryError, SpecError
 from builder.common.machine import available_cores, available_memory
 from builder.options import load_specs
 from builder.options.build_spec import HEADROOM
-from builder.repository.derive import publish_settings
-from builder.repository.settings import read_settings
+from builder.repository.settings import publish_settings, read_settings
 from builder.serving.load.traffic import concurrencies, rates
 from builder.serving.plan.needs import served_version
 from builder.serving.tune.search import Finding, optuna, search

@@ -17,7 +17,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from builder.repository.derive import publish_settings
+from builder.repository.settings import publish_settings
 from builder.runtime.fields import Field
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import add_tensor

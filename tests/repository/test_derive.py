@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import RepositoryError, SpecError
-from builder.repository import derive
 from builder.repository import publish as publish_module
+from builder.repository import settings as settings_module
 from builder.repository.config.render import CONFIG
-from builder.repository.derive import publish_settings
 from builder.repository.publish import publish
 from builder.repository.report.record import file_hashes, read_report
-from builder.repository.settings import read_settings
+from builder.repository.settings import publish_settings, read_settings
 from builder.repository.verdict import Unverified
 from builder.repository.versions import loaded_numbers, rollback, version_numbers
 from tests.reports import REPORT
@@ -24,7 +23,7 @@ from tests.repository.test_settings import _entry
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Publish an encoder like a build, with invalid weights, which no linter reads."""
-    for module in (publish_module, derive):
+    for module in (publish_module, settings_module):
         monkeypatch.setattr(module, "check", lambda staged, digests=None: [])
     entry = replace(_entry(name="front"), name="front")
     entry = replace(entry, files={**entry.files, "1/model.onnx": b"weights"})

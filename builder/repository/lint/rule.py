@@ -26,7 +26,7 @@ SCOPES: dict[type, Callable[[Repository], Sequence[Repository | RepositoryModel 
     RepositoryModel: lambda repository: repository.models,
     ModelVersion: lambda repository: repository.versions,
 }
-ERROR, WARNING = Severity.ERROR, Severity.WARNING
+WARNING = Severity.WARNING
 Check = Callable[[Any], Iterator[Problem]]
 """Function of a Repository, a RepositoryModel or a ModelVersion, as its annotation says."""
 
@@ -67,8 +67,10 @@ class Rule:
 RULES: dict[str, Rule] = {}
 
 
-def rule(code: str, severity: Severity, *, wrong: str, right: str, source: str = "") -> Callable[[Check], Check]:
-    """Register a function as a rule.
+def rule(
+    code: str, severity: Severity = Severity.ERROR, *, wrong: str, right: str, source: str = ""
+) -> Callable[[Check], Check]:
+    """Register a function as a rule: of errors, unless it says WARNING.
 
     Raises ValueError for a code that another rule has, or a rule without an explanation or an annotated argument.
     """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,14 +20,78 @@ import fsspec
 from builder.common.distribution import installing
 from builder.common.errors import RepositoryError, SpecError
 from builder.common.hashing import sha256_of
-from builder.repository.stores.manifest import Blob, Manifest, dump, load
 from builder.repository.stores.problems import credentials_for, is_absent, one_line_errors, reason, scheme_of, silence
 
+SCHEMA = 1
+DIGEST = re.compile(r"[0-9a-f]{64}")
+PART = re.compile(r"[A-Za-z0-9_.+-]+")  # of a path
 URL = re.compile(r"(s3|gs|az|abfs|file)://.+")
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "abfs": "azure", "file": "s3"}
 CHUNK = 8 << 20  # bytes of one read
 ATTEMPTS = 4  # of a chunk, one after another
 PAUSE_S = 0.2  # after the first failure; doubles each time
+
+
+@dataclass(frozen=True)
+class Blob:
+    """Content of a file. `size`: bytes."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Version `version` of the model `name`, built from the checkpoint `source`; `files` by path in a repository."""
+
+    name: str
+    version: int
+    source: str | None
+    files: Mapping[str, Blob]
+
+    def entries(self) -> list[str]:
+        """Return the folders of a repository that it has files for, the front first."""
+        return sorted({PurePosixPath(path).parts[0] for path in self.files}, key=lambda name: (name != self.name, name))
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Return `manifest` as JSON."""
+    return json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1, sort_keys=True).encode()
+
+
+def load_manifest(text: bytes, where: str) -> Manifest:
+    """Parse a manifest, which anyone with write access to the store may have changed. Raises RepositoryError."""
+    try:
+        document = json.loads(text)
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']}; this version reads {SCHEMA}")
+        version = int(document["version"])
+        files = {_checked_path(path, version): _checked_blob(blob) for path, blob in document["files"].items()}
+        manifest = Manifest(str(document["name"]), version, document["source"], files)
+        if manifest.name not in manifest.entries():
+            raise ValueError(f"no file of {manifest.name}")
+        return manifest
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise RepositoryError(f"{where} is not the manifest of a version ({error}); push the version again") from error
+
+
+def _checked_path(path: str, version: int) -> str:
+    """Return `path`. Raises ValueError unless it stays within the version's folders of a model."""
+    entry, *parts = path.split("/")
+    rest = parts[1:] if parts[:1] == ["warmup"] else parts
+    plain = all(PART.fullmatch(part) and part.strip(".") for part in (entry, *parts))
+    if not plain or len(rest) < 2 or rest[0] != str(version):
+        raise ValueError(f"the path {path!r}")
+    return path
+
+
+def _checked_blob(document: Any) -> Blob:
+    digest, size = document["sha256"], document["size"]
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise ValueError(f"the hash {digest!r}")
+    if type(size) is not int or size < 0:
+        raise ValueError(f"the size {size!r}")
+    return Blob(digest, size)
 
 
 class VersionTakenError(RepositoryError):
@@ -70,7 +135,7 @@ class Store:
             raise RepositoryError(f"{self.url} has no version {number} of {name}; it has {has}")
         path = self._manifest(name, number)
         with one_line_errors(self.url, "read"):
-            manifest = load(self.files.cat_file(path), path)
+            manifest = load_manifest(self.files.cat_file(path), path)
         if (manifest.name, manifest.version) != (name, number):
             raise RepositoryError(
                 f"{path} is the manifest of version {manifest.version} of {manifest.name}; push it again"
@@ -79,7 +144,7 @@ class Store:
 
     def publish(self, manifest: Manifest) -> None:
         """Write a manifest after all of its blobs. Raises VersionTakenError if its version number is taken."""
-        path, content = self._manifest(manifest.name, manifest.version), dump(manifest)
+        path, content = self._manifest(manifest.name, manifest.version), dump_manifest(manifest)
         try:
             with self._writing():
                 self._create(path, content)

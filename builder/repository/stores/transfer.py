@@ -22,8 +22,7 @@ from builder.repository.publish import move_in, publish, remove_old_versions
 from builder.repository.report.record import REPORT, BuildReport, checkpoint_source
 from builder.repository.sharing.hosting import refuse_hosted
 from builder.repository.signatures import unsigned
-from builder.repository.stores.manifest import Blob, Manifest
-from builder.repository.stores.store import Store, VersionTakenError
+from builder.repository.stores.store import Blob, Manifest, Store, VersionTakenError
 from builder.repository.transaction import changing
 from builder.repository.verdict import Unverified, Verified
 from builder.repository.versions import (

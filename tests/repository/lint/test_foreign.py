@@ -19,7 +19,7 @@ from builder.cli import main
 from builder.repository.lint import lint
 from builder.repository.lint.findings import Problem, Severity
 from builder.repository.lint.repository import RepositoryModel
-from builder.repository.lint.rule import ERROR, all_rules, rule
+from builder.repository.lint.rule import all_rules, rule
 from tests.repository.lint.cases import CASES, ENSEMBLE, ONNX, PYTHON, WHOLE, graph
 
 FOREIGN: dict[str, str | bytes] = {
@@ -198,14 +198,14 @@ def test_rule_without_explanation_is_refused() -> None:
         assert known.why, known.code
     with pytest.raises(ValueError, match="TR999 does not say why"):
 
-        @rule("TR999", ERROR, wrong="a", right="b")
+        @rule("TR999", wrong="a", right="b")
         def unexplained(model: RepositoryModel) -> Iterator[Problem]:
             """Something."""
             yield Problem("never")
 
     with pytest.raises(ValueError, match="two rules have the code TR101"):
 
-        @rule("TR101", ERROR, wrong="a", right="b")
+        @rule("TR101", wrong="a", right="b")
         def again(model: RepositoryModel) -> Iterator[Problem]:
             """Something.
 
@@ -215,7 +215,7 @@ def test_rule_without_explanation_is_refused() -> None:
 
     with pytest.raises(ValueError, match="annotate its argument with one of Repository"):
 
-        @rule("TR999", ERROR, wrong="a", right="b")
+        @rule("TR999", wrong="a", right="b")
         def unannotated(model) -> Iterator[Problem]:  # type: ignore[no-untyped-def]
             """Something.
 

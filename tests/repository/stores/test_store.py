@@ -22,8 +22,16 @@ from fsspec.registry import _registry
 
 from builder.common.errors import RepositoryError, SpecError
 from builder.repository.stores import store as module
-from builder.repository.stores.manifest import Blob, Manifest, dump, load
-from builder.repository.stores.store import Store, VersionTakenError, is_store, open_store
+from builder.repository.stores.store import (
+    Blob,
+    Manifest,
+    Store,
+    VersionTakenError,
+    dump_manifest,
+    is_store,
+    load_manifest,
+    open_store,
+)
 from tests.repository.stores.conftest import Port, Reach
 from tests.repository.stores.emulators import HOST, answering
 from tests.repository.stores.faulty import Faulty
@@ -112,10 +120,10 @@ def test_store_names_a_missing_model_or_version(any_store: Store) -> None:
     ],
 )
 def test_manifest_with_a_path_outside_the_repository_is_refused(path: str) -> None:
-    document = json.loads(dump(MANIFEST))
+    document = json.loads(dump_manifest(MANIFEST))
     document["files"][path] = {"sha256": "0" * 64, "size": 1}
     with pytest.raises(RepositoryError, match="is not the manifest of a version"):
-        load(json.dumps(document).encode(), "it")
+        load_manifest(json.dumps(document).encode(), "it")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +139,7 @@ def test_manifest_with_a_path_outside_the_repository_is_refused(path: str) -> No
 )
 def test_damaged_manifest_is_refused(text: str) -> None:
     with pytest.raises(RepositoryError, match="is not the manifest of a version"):
-        load(text.encode(), "it")
+        load_manifest(text.encode(), "it")
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from builder.common.errors import RepositoryError, SpecError
 from builder.options import make_spec
 from builder.repository.signatures import sign, unsigned
 from builder.repository.signing_keys import Signer
-from builder.repository.stores.manifest import Blob, Manifest
-from builder.repository.stores.store import Store, VersionTakenError, open_store
+from builder.repository.stores.store import Blob, Manifest, Store, VersionTakenError, open_store
 from builder.repository.stores.transfer import publish_to, pull, push
 from builder.repository.versions import served_number, version_numbers
 from tests.repository.stores.versions import outcome, publish_version

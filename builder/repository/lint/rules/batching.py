@@ -11,7 +11,7 @@ from builder.common.releases import version_tuple
 from builder.engines.vllm import engine as vllm
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.repository import RepositoryModel
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 
 VALIDATE = "core, src/model_config_utils.cc, ValidateModelConfig"
 LONG_DELAY_US = 1_000_000
@@ -20,7 +20,7 @@ PYTHON_BACKENDS = ("python", vllm.BACKEND)
 DELAY = 1  # ModelQueuePolicy.TimeoutAction
 
 
-@rule("TR301", ERROR, wrong="max_batch_size: -1", right="max_batch_size: 0", source=VALIDATE)
+@rule("TR301", wrong="max_batch_size: -1", right="max_batch_size: 0", source=VALIDATE)
 def max_batch_size_is_not_negative(model: RepositoryModel) -> Iterator[Problem]:
     """Check that max_batch_size is 0, for a model that does not batch, or the maximum number of rows of one call.
 
@@ -32,7 +32,6 @@ def max_batch_size_is_not_negative(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR302",
-    ERROR,
     wrong="""max_batch_size: 8
 dynamic_batching { preferred_batch_size: [ 8, 16 ] }""",
     right="""max_batch_size: 16
@@ -129,7 +128,6 @@ def does_not_wait_for_seconds(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR305",
-    ERROR,
     wrong="dynamic_batching { priority_levels: 2 }",
     right="dynamic_batching { priority_levels: 2 default_priority_level: 2 }",
     source=VALIDATE,
@@ -154,7 +152,6 @@ def priorities_are_among_the_levels(model: RepositoryModel) -> Iterator[Problem]
 
 @rule(
     "TR306",
-    ERROR,
     wrong="dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1 }",
     right="dynamic_batching { priority_levels: 2 default_priority_level: 1 }",
     source=VALIDATE,
@@ -233,7 +230,6 @@ def rows_of_any_length_share_a_batch(model: RepositoryModel) -> Iterator[Problem
 
 @rule(
     "TR309",
-    ERROR,
     wrong="""model_transaction_policy { decoupled: true }
 response_cache { enable: true }""",
     right="model_transaction_policy { decoupled: true }",
@@ -273,7 +269,6 @@ def has_a_cache_to_answer_from(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR311",
-    ERROR,
     wrong="""dynamic_batching { }
 parameters { key: "TRITON_BATCH_STRATEGY_PATH" value { string_value: "batch.so" } }   # which is not there""",
     right="dynamic_batching { }",

@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.repository import ENSEMBLE, RepositoryModel
-from builder.repository.lint.rule import ERROR, rule
+from builder.repository.lint.rule import rule
 
 SCHEDULING = "core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig"
 MAPPING = "core, src/ensemble_scheduler/ensemble_utils.cc, ValidateTensorMapping"
@@ -31,7 +31,6 @@ def _called(model: RepositoryModel) -> Iterator[tuple[str, Any, RepositoryModel]
 
 @rule(
     "TR551",
-    ERROR,
     wrong="""backend: "ensemble"
 ensemble_scheduling { step { model_name: "tokenizer" } }""",
     right="""platform: "ensemble"
@@ -58,7 +57,6 @@ def an_ensemble_is_one(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR552",
-    ERROR,
     wrong="""platform: "ensemble"
 instance_group { count: 2 }""",
     right='platform: "ensemble"',
@@ -77,7 +75,6 @@ def an_ensemble_runs_nothing_itself(model: RepositoryModel) -> Iterator[Problem]
 
 @rule(
     "TR553",
-    ERROR,
     wrong="""step {
   model_name: "classifier"
   input_map { key: "input_ids" value: "idz" }       # nothing writes idz
@@ -140,7 +137,6 @@ def _ready(tensors: set[str], steps: Sequence[tuple[str, Any]]) -> set[str]:
 
 @rule(
     "TR554",
-    ERROR,
     wrong='step { model_name: "tokenizer" }   # and the model is called tokenizer',
     right='step { model_name: "tokenizer" }',
     source="core, src/model_repository_manager/model_repository_manager.cc, DependencyGraph",
@@ -164,7 +160,6 @@ def steps_are_models(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR555",
-    ERROR,
     wrong="""# ensemble "a" has a step "b", and ensemble "b" a step "a\"""",
     right="""# ensemble "a" has a step "b", and "b" has none that leads back""",
     source="core, src/model_repository_manager/model_repository_manager.cc, CircularDependencyCheck",
@@ -189,7 +184,6 @@ def _reached(model: RepositoryModel, seen: set[str]) -> set[str]:
 
 @rule(
     "TR556",
-    ERROR,
     wrong='input_map { key: "ids" value: "tokens" }         # the model calls it input_ids',
     right='input_map { key: "input_ids" value: "tokens" }',
     source=MAPPING,
@@ -242,7 +236,6 @@ def _alike(one: Sequence[int], other: Sequence[int]) -> bool:
 
 @rule(
     "TR557",
-    ERROR,
     wrong="""# the tokenizer's output input_ids is TYPE_INT64, the classifier's input TYPE_INT32
 output_map { key: "input_ids" value: "ids" }
 input_map { key: "input_ids" value: "ids" }""",
@@ -276,7 +269,6 @@ def tensors_of_an_ensemble_have_one_type_and_shape(model: RepositoryModel) -> It
 
 @rule(
     "TR558",
-    ERROR,
     wrong="max_batch_size: 16   # of an ensemble with a step of max_batch_size: 8",
     right="max_batch_size: 8",
     source="core, src/ensemble_scheduler/ensemble_utils.cc, ValidateEnsembleConfig",
@@ -298,7 +290,6 @@ def an_ensemble_batches_as_its_steps(model: RepositoryModel) -> Iterator[Problem
 
 @rule(
     "TR559",
-    ERROR,
     wrong="""platform: "ensemble"
 response_cache { enable: true }     # and a step is decoupled""",
     right='platform: "ensemble"',

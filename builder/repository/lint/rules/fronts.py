@@ -13,7 +13,7 @@ from builder.engines import graph_engine
 from builder.repository.lint.calls import CLASS, PythonSource, read_source, syntax_error
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, RepositoryModel
-from builder.repository.lint.rule import ERROR, rule
+from builder.repository.lint.rule import rule
 from builder.repository.sharing.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
 from builder.runtime.contract import FILE, ContractError, GenerationServing, read
 from builder.runtime.generation.chat import ChatTemplate
@@ -28,7 +28,6 @@ OWN_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 
 @rule(
     "TR701",
-    ERROR,
     wrong="""type Row = list[int]   # Python 3.12, for Triton 24.10, which has 3.10""",
     right="""Row = list[int]""",
     source="the compatibility page of Triton, in builder/common/releases.toml",
@@ -49,7 +48,6 @@ def is_python_of_its_release(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR702",
-    ERROR,
     wrong="serving.json of one version of build-repo beside the code of another",
     right="both of the same build",
 )
@@ -68,7 +66,6 @@ def has_a_serving_document_that_its_code_reads(version: ModelVersion) -> Iterato
 
 @rule(
     "TR703",
-    ERROR,
     wrong="{% for message in messages %}{{ message.content }}",
     right="{% for message in messages %}{{ message.content }}{% endfor %}",
 )
@@ -88,7 +85,6 @@ def has_a_chat_template_that_compiles(version: ModelVersion) -> Iterator[Problem
 
 @rule(
     "TR704",
-    ERROR,
     wrong="a front whose model.onnx was left out of a copy",
     right="the whole folder, as it was built",
 )
@@ -120,7 +116,6 @@ def _entry(version: ModelVersion) -> PythonSource | None:
 
 @rule(
     "TR705",
-    ERROR,
     wrong="class Model:\n    def execute(self, requests): ...",
     right="class TritonPythonModel:\n    def execute(self, requests): ...",
     source="python_backend, src/pb_stub.cc, Stub::Initialize",
@@ -138,7 +133,6 @@ def has_the_class_that_triton_makes(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR706",
-    ERROR,
     wrong="class TritonPythonModel:\n    def run(self, requests): ...",
     right="class TritonPythonModel:\n    def execute(self, requests): ...",
     source="python_backend, src/pb_stub.cc, Stub::ProcessRequests",
@@ -156,7 +150,6 @@ def has_the_method_that_triton_calls(version: ModelVersion) -> Iterator[Problem]
 
 @rule(
     "TR707",
-    ERROR,
     wrong="""model_transaction_policy { decoupled: true }
 # and in model.py: return [response]""",
     right="""model_transaction_policy { decoupled: true }
@@ -179,7 +172,6 @@ def a_decoupled_model_sends(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR708",
-    ERROR,
     wrong="""# and there is no env.tar.gz
 parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }""",
     right="""# and env.tar.gz lies beside config.pbtxt
@@ -199,7 +191,6 @@ def has_its_environment(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR709",
-    ERROR,
     wrong="""encoders/models/hosted.json   # says that version 3 of minilm answers
 encoders/models/minilm/2/     # and there is no 3""",
     right="build-repo rollback minilm 2 --repository model_repository/encoders/models",

@@ -14,7 +14,7 @@ from builder.engines import onnxruntime, tensorrt
 from builder.engines.gpu import gpus
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, Repository, RepositoryModel
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 
 GROUPS = "core, src/model_config_utils.cc, ValidateInstanceGroup"
 Group = model_config_pb2.ModelInstanceGroup
@@ -22,7 +22,6 @@ Group = model_config_pb2.ModelInstanceGroup
 
 @rule(
     "TR401",
-    ERROR,
     wrong="instance_group { kind: KIND_CPU gpus: [ 0 ] }",
     right="instance_group { kind: KIND_GPU gpus: [ 0 ] }",
     source=GROUPS,
@@ -40,7 +39,6 @@ def gpus_are_for_gpu_instances(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR402",
-    ERROR,
     wrong="""backend: "onnxruntime"
 instance_group { kind: KIND_GPU profile: [ "0" ] }""",
     right="""backend: "onnxruntime"
@@ -118,7 +116,6 @@ def threads_have_cores(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR405",
-    ERROR,
     wrong="""instance_group { rate_limiter { resources { name: "R" global: true count: 1 } } }
 instance_group { rate_limiter { resources { name: "R" count: 2 } } }""",
     right="""instance_group { rate_limiter { resources { name: "R" global: true count: 1 } } }

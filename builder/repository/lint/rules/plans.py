@@ -17,14 +17,13 @@ from builder.engines.tensorrt_llm import engine as tensorrt_llm
 from builder.engines.vllm import engine as vllm
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, RepositoryModel, read_file
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 from builder.repository.report.record import read_object
 from builder.runtime.recipe import compile as program
 
 
 @rule(
     "TR651",
-    ERROR,
     wrong="a plan of TensorRT 10.5 for Triton 25.03, which has 10.9",
     right="build-repo compile, in the container of Triton 25.03",
     source="NVIDIA, TensorRT's developer guide: engines are specific to a version of TensorRT and a kind of GPU",
@@ -57,7 +56,6 @@ def belongs_to_its_tensorrt(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR652",
-    ERROR,
     wrong="""{"model": "/models/writer/1/checkpoint"}   # and there is no folder checkpoint""",
     right="""{"model": "/models/writer/1/checkpoint"}   # and it holds config.json""",
     source="vllm_backend, src/model.py; TensorRT-LLM, triton_backend/all_models/llmapi",
@@ -85,7 +83,6 @@ def says_what_it_runs(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR654",
-    ERROR,
     wrong="""{"model": "/models/writer/1/checkpoint", "max_num_seq": 64}""",
     right="""{"model": "/models/writer/1/checkpoint", "max_num_seqs": 64}""",
     source="builder/engines/vllm/arguments.toml, the fields of AsyncEngineArgs in each vLLM",
@@ -132,7 +129,6 @@ def vllm_streams(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR653",
-    ERROR,
     wrong="""classifier_model/
   1/recipe/recipe.json      # and there is no 1/model.plan""",
     right="build-repo compile, on the GPU that is to serve",

@@ -12,14 +12,13 @@ from builder.common.cpu import cpu
 from builder.common.releases import missing_fixes
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import Repository, RepositoryModel
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 from builder.repository.report.record import REPORT
 from builder.repository.signatures import unsigned
 
 
 @rule(
     "TR801",
-    ERROR,
     wrong="build.json that was edited and is not JSON any more",
     right="build.json as it was built",
 )
@@ -42,7 +41,6 @@ def has_a_report_that_can_be_read(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR802",
-    ERROR,
     wrong="a tokenizer.json that was replaced by hand",
     right="build-repo MODEL, with the tokenizer in its checkpoint",
 )
@@ -114,7 +112,6 @@ def has_a_release_that_is_mended(repository: Repository) -> Iterator[Problem]:
 
 @rule(
     "TR805",
-    ERROR,
     wrong="build-repo check --verify-key key.pub, of a model that was changed after it was signed",
     right="build-repo sign, with the publisher's key",
     source="builder/repository/signatures.py; OpenSSF, model-signing",

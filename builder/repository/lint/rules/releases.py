@@ -20,13 +20,12 @@ from builder.graphs.onnx.graph import check_release, read_graph
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.graphs import readable
 from builder.repository.lint.repository import ModelVersion, RepositoryModel
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 from builder.runtime.contract import GenerationServing
 
 
 @rule(
     "TR601",
-    ERROR,
     wrong="a graph of IR version 11, for Triton 24.10",
     right="the same graph, built with --triton 24.10",
     source="builder/common/releases.toml, which says how each limit was measured",
@@ -69,7 +68,6 @@ def _refused(version: ModelVersion, graph: Path, in_process: bool) -> Iterator[P
 
 @rule(
     "TR602",
-    ERROR,
     wrong='parameters { key: "PERFORMANCE_HINT" value { string_value: "FAST" } }',
     right='parameters { key: "PERFORMANCE_HINT" value { string_value: "LATENCY" } }',
     source="builder/engines/*/backend.toml, which names the file of each backend",
@@ -108,7 +106,6 @@ def has_no_parameters_without_effect(model: RepositoryModel) -> Iterator[Problem
 
 @rule(
     "TR604",
-    ERROR,
     wrong="""classifier/
   1/model.onnx          # its weights are in model.onnx.data, which was left out of a copy""",
     right="""classifier/
@@ -185,7 +182,6 @@ def clips_in_fp16_have_both_bounds(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR607",
-    ERROR,
     wrong="model_metrics { }   # for Triton 24.10",
     right="model_metrics { }   # for Triton 24.11 or later",
     source="common, protobuf/model_config.proto in the branches r24.04 to r26.07",

@@ -12,7 +12,7 @@ from builder.common.errors import RepositoryError
 from builder.repository.config.render import CONFIG, parse
 from builder.repository.lint.findings import Edit, Problem
 from builder.repository.lint.repository import PLATFORMS, Repository, RepositoryModel
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 
 CORE = "core, src/model_config_utils.cc"
 OWN_PLATFORM = {  # their backends have platforms of their own in Triton; GetBackendType
@@ -24,7 +24,6 @@ COMPLETING = {facts.name for facts in DETECTED}  # their backends complete a con
 
 @rule(
     "TR101",
-    ERROR,
     wrong="build-repo check model_repositry",
     right="build-repo check model_repository",
 )
@@ -42,7 +41,6 @@ def holds_models(repository: Repository) -> Iterator[Problem]:
 
 @rule(
     "TR102",
-    ERROR,
     wrong="""model_repository/
   .ipynb_checkpoints/
   classifier/config.pbtxt""",
@@ -89,7 +87,6 @@ def is_complete(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR104",
-    ERROR,
     wrong="max_batchsize: 8",
     right="max_batch_size: 8",
     source="common, protobuf/model_config.proto",
@@ -109,7 +106,6 @@ def parses(repository: Repository) -> Iterator[Problem]:
 
 @rule(
     "TR105",
-    ERROR,
     wrong="""# classifier/config.pbtxt
 name: "classifier_v2\"""",
     right="""# classifier/config.pbtxt
@@ -128,7 +124,6 @@ def has_the_name_of_its_folder(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR106",
-    ERROR,
     wrong='platform: "onnx"',
     right='backend: "onnxruntime"',
     source=f"{CORE}, AutoCompleteBackendFields and ValidateModelConfig",
@@ -148,7 +143,6 @@ def has_a_backend(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR107",
-    ERROR,
     wrong="""backend: "onnxruntime"
 platform: "tensorrt_plan\"""",
     right='backend: "onnxruntime"',
@@ -168,7 +162,6 @@ def has_its_backends_platform(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR108",
-    ERROR,
     wrong='output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "lables.txt" }',
     right='output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }',
     source="core, src/model.cc, Model::Init",
@@ -209,7 +202,6 @@ def has_no_links_out_of_the_repository(model: RepositoryModel) -> Iterator[Probl
 
 @rule(
     "TR110",
-    ERROR,
     wrong="mkfifo classifier/1/model.onnx",
     right="cp model.onnx classifier/1/",
 )

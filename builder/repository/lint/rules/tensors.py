@@ -13,7 +13,7 @@ from builder.engines import graph_engine, stock, tensorrt
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.graphs import Unreadable, readable, signature_of
 from builder.repository.lint.repository import ModelVersion, RepositoryModel
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 
 TENSORS = ("input", "output")
 SHAPE = "core, src/model_config_utils.cc, ValidateIOShape"
@@ -23,7 +23,6 @@ BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
 
 @rule(
     "TR201",
-    ERROR,
     wrong="1/model.onnx that git-lfs left as a pointer",
     right="1/model.onnx with its bytes",
 )
@@ -46,7 +45,6 @@ def can_be_read(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR202",
-    ERROR,
     wrong="""# the graph has input_ids of int64, (batch, length)
 input { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] }""",
     right="""input { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] }""",
@@ -71,7 +69,6 @@ def has_the_tensors_of_its_graph(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR203",
-    ERROR,
     wrong="""backend: "openvino"
 max_batch_size: 8
 input { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] }""",
@@ -93,7 +90,6 @@ def runs_calls_of_one_row(version: ModelVersion) -> Iterator[Problem]:
 
 @rule(
     "TR204",
-    ERROR,
     wrong='input { name: "pixels" dims: [ 3, 224, 224 ] }',
     right='input { name: "pixels" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }',
     source=SHAPE,
@@ -115,7 +111,6 @@ def tensors_have_name_type_and_dims(model: RepositoryModel) -> Iterator[Problem]
 
 @rule(
     "TR205",
-    ERROR,
     wrong="""input { name: "pixels" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] reshape { shape: [ 224, 224 ] } }""",
     right="""input { name: "pixels" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] reshape { shape: [ 672, 224 ] } }""",
     source=SHAPE,
@@ -171,7 +166,6 @@ def names_of_tensors_are_different(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR207",
-    ERROR,
     wrong='input { name: "pixels" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 224, 224 ] }',
     right='input { name: "pixels" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, 224 ] }',
     source="core, src/model_config_utils.cc, ValidateModelInput, ValidateModelOutput, ValidateNonLinearFormatIO",
@@ -193,7 +187,6 @@ def formats_fit(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR208",
-    ERROR,
     wrong="""batch_input { kind: BATCH_ITEM_SHAPE target_name: "s" data_type: TYPE_INT64 source_input: "pixels" }""",
     right="""batch_input { kind: BATCH_ITEM_SHAPE target_name: "s" data_type: TYPE_INT32 source_input: "pixels" }""",
     source="core, src/model_config_utils.cc, ValidateBatchIO",

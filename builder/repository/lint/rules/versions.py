@@ -15,12 +15,11 @@ from builder.common.errors import RepositoryError
 from builder.repository.config.render import CONFIG, parse
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import BESIDE_VERSIONS, FILES, NUMBER, ModelVersion, RepositoryModel
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 
 
 @rule(
     "TR151",
-    ERROR,
     wrong="""classifier/
   config.pbtxt
   model.onnx""",
@@ -82,7 +81,6 @@ def versions_have_no_leading_zeros(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR154",
-    ERROR,
     wrong="""classifier/
   1/model.onnx
   2_broken/model.onnx""",
@@ -109,7 +107,6 @@ def versions_are_whole_numbers(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR155",
-    ERROR,
     wrong="""classifier/
   1/classifier.onnx""",
     right="""classifier/
@@ -135,7 +132,6 @@ def has_the_file_that_its_backend_opens(version: ModelVersion) -> Iterator[Probl
 
 @rule(
     "TR156",
-    ERROR,
     wrong="""input { name: "text" data_type: TYPE_STRING dims: [ 1 ] }         # config.pbtxt
 input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }   # 1/config.pbtxt, as it was built""",
     right="""input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }   # both""",

@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2
 
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import RepositoryModel
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 
 GENERATE = "core, src/backend_model_instance.cc, GenerateWarmupData; src/infer_request.cc, Normalize"
 FOLDER = "warmup"
@@ -64,7 +64,6 @@ def warm_ups_are_made(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR352",
-    ERROR,
     wrong="""# and there is no warmup/ids
 inputs { key: "ids" value { data_type: TYPE_INT64 dims: [ 16 ] input_data_file: "ids" } }""",
     right="""# and warmup/ids has 128 bytes
@@ -93,7 +92,6 @@ def warm_ups_have_their_data(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR353",
-    ERROR,
     wrong="""input { name: "ids" data_type: TYPE_INT64 dims: [ -1 ] }
 model_warmup { batch_size: 1 inputs { key: "ids" value { data_type: TYPE_INT32 dims: [ -1 ] zero_data: true } } }""",
     right="""input { name: "ids" data_type: TYPE_INT64 dims: [ -1 ] }
@@ -152,7 +150,6 @@ def warm_ups_name_inputs(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR355",
-    ERROR,
     wrong="""max_batch_size: 8
 model_warmup { name: "full" batch_size: 16 }""",
     right="""max_batch_size: 8
@@ -173,7 +170,6 @@ def warm_ups_are_batches(model: RepositoryModel) -> Iterator[Problem]:
 
 @rule(
     "TR361",
-    ERROR,
     wrong='control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 1 ] } }',
     right='control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }',
     source="core, src/model_config_utils.cc, GetBooleanSequenceControlProperties and GetTypedSequenceControlProperties",
@@ -223,7 +219,6 @@ def _wrong_control(control: Any) -> tuple[str, str] | None:
 
 @rule(
     "TR362",
-    ERROR,
     wrong="sequence_batching { direct { minimum_slot_utilization: 50 } }",
     right="sequence_batching { direct { minimum_slot_utilization: 0.5 } }",
     source="core, src/model_config_utils.cc, ValidateModelConfig; src/sequence_batch_scheduler",

@@ -11,13 +11,12 @@ from builder.repository.config.render import CONFIG
 from builder.repository.lint.calls import read_source
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion
-from builder.repository.lint.rule import ERROR, WARNING, rule
+from builder.repository.lint.rule import WARNING, rule
 from builder.runtime.contract import FILE
 
 
 @rule(
     "TR501",
-    ERROR,
     wrong="""model_repository/
   classifier/          # its engine, classifier_model/, was left out of a copy""",
     right="""model_repository/
