@@ -66,19 +66,12 @@ class RepositoryEntry:
 
     def at(self, version: int) -> RepositoryEntry:
         """Return the same entry as version `version`."""
-        files = {
-            numbered(path, version): self._in_version(path, content, version) for path, content in self.files.items()
-        }
+        files = {numbered(path, version): content for path, content in self.files.items()}
+        for path in (f"{version}/model.json", f"{version}/model.yaml"):  # of vLLM and TensorRT-LLM
+            arguments = files.get(path)
+            if isinstance(arguments, bytes):  # they contain the path of the checkpoint in the repository
+                files[path] = arguments.replace(f"/{self.name}/1/".encode(), f"/{self.name}/{version}/".encode())
         return replace(self, config=replace(self.config, version=version), files=files)
-
-    def _in_version(self, path: str, content: bytes | Path, version: int) -> bytes | Path:
-        """Return a file's content with its paths in version `version`.
-
-        The arguments of vLLM and TensorRT-LLM contain the path of their checkpoint in the repository.
-        """
-        if path not in ("1/model.json", "1/model.yaml") or isinstance(content, Path):
-            return content
-        return content.replace(f"/{self.name}/1/".encode(), f"/{self.name}/{version}/".encode())
 
 
 def numbered(path: str, version: int, of: int = 1) -> str:

@@ -59,7 +59,12 @@ def lay_out_generating(
 
 def _step(options: BuildSpec, serving: GenerationServing, graph: Graph, inputs: Sequence[Field]) -> Config:
     """Return the configuration of the model that BLS calls for each step."""
-    logits = [field for name, field in _logit_outputs(serving.vocabulary).items() if name in graph.outputs]
+    candidates = (-1, min(MAX_CANDIDATES, serving.vocabulary))
+    logits = (
+        Field("logits", "TYPE_FP32", (-1, serving.vocabulary)),
+        Field(TOP_LOGITS, "TYPE_FP32", candidates),
+        Field(TOP_TOKENS, "TYPE_INT64", candidates),
+    )
     presents = [
         Field(field.name.replace("past_", "present_"), field.data_type, field.dims)
         for field in inputs
@@ -71,24 +76,13 @@ def _step(options: BuildSpec, serving: GenerationServing, graph: Graph, inputs: 
         backend=graph.engine,
         max_batch_size=0,
         inputs=inputs,
-        outputs=[*logits, *presents],
+        outputs=[*(field for field in logits if field.name in graph.outputs), *presents],
         groups=placement.groups,
         serving=options.serving,
         dynamic_batching=False,
         default_model_filename=graph_engine(graph.engine).facts.model_file,
         parameters=placement.parameters,
     )
-
-
-def _logit_outputs(vocabulary: int) -> dict[str, Field]:
-    """Return the fields of a graph's logits, or of its top candidates, by the names of its outputs."""
-    candidates = (-1, min(MAX_CANDIDATES, vocabulary))
-    fields = (
-        Field("logits", "TYPE_FP32", (-1, vocabulary)),
-        Field(TOP_LOGITS, "TYPE_FP32", candidates),
-        Field(TOP_TOKENS, "TYPE_INT64", candidates),
-    )
-    return {field.name: field for field in fields}
 
 
 def _generating_parameters(serving: GenerationServing) -> dict[str, str]:

@@ -6,7 +6,6 @@ them first (builder/repository/check.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,14 +27,9 @@ def lint(
     """
     linted = Repository(repository, triton, verify_key, digests or FileDigests())
     findings = [finding for rule in all_rules() for finding in rule.findings(linted)]
-    for hosted in hosted_repositories(repository):
-        findings += _hosted_findings(Repository(hosted, triton, digests=linted.digests))
+    for path in hosted_repositories(repository):
+        hosted, prefix = Repository(path, triton, digests=linted.digests), f"{path.parent.name}/{path.name}"
+        of_models = [rule for rule in all_rules() if rule.scope is not Repository]  # no server loads all of the models
+        for finding in (finding for rule in of_models for finding in rule.findings(hosted)):
+            findings.append(replace(finding, model=f"{prefix}/{finding.model}", file=f"{prefix}/{finding.file}"))
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
-
-
-def _hosted_findings(repository: Repository) -> Iterator[Finding]:
-    """Yield the findings on the models of a shared front, one by one: no server loads all of them."""
-    prefix = f"{repository.path.parent.name}/{repository.path.name}"
-    for rule in all_rules():
-        for finding in rule.findings(repository) if rule.scope is not Repository else ():
-            yield replace(finding, model=f"{prefix}/{finding.model}", file=f"{prefix}/{finding.file}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from builder.common.distribution import own_version
 from builder.repository.lint.findings import Finding, Severity
-from builder.repository.lint.rule import Rule, all_rules
+from builder.repository.lint.rule import all_rules
 
 SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
@@ -26,28 +26,24 @@ def as_sarif(repository: Path, findings: Sequence[Finding]) -> str:
 
     Paths are relative to the repository, whose address is the base REPOSITORY.
     """
-    driver = {
-        "name": "build-repo check",
-        "version": own_version(),
-        "rules": [_sarif_rule(rule) for rule in all_rules()],
-    }
+    rules = [
+        {
+            "id": rule.code,
+            "name": rule.check.__name__,
+            "shortDescription": {"text": rule.what},
+            "fullDescription": {"text": rule.why},
+            "help": {"text": f"wrong:\n{rule.wrong}\n\nright:\n{rule.right}"},
+            "defaultConfiguration": {"level": rule.severity.value},
+        }
+        for rule in all_rules()
+    ]
+    driver = {"name": "build-repo check", "version": own_version(), "rules": rules}
     run = {
         "tool": {"driver": driver},
         "originalUriBaseIds": {"REPOSITORY": {"uri": f"{repository.resolve().as_uri()}/"}},
         "results": [_sarif_result(finding) for finding in findings],
     }
     return json.dumps({"$schema": SARIF, "version": "2.1.0", "runs": [run]}, indent=1, ensure_ascii=False)
-
-
-def _sarif_rule(rule: Rule) -> dict[str, Any]:
-    return {
-        "id": rule.code,
-        "name": rule.check.__name__,
-        "shortDescription": {"text": rule.what},
-        "fullDescription": {"text": rule.why},
-        "help": {"text": f"wrong:\n{rule.wrong}\n\nright:\n{rule.right}"},
-        "defaultConfiguration": {"level": rule.severity.value},
-    }
 
 
 def _sarif_result(finding: Finding) -> dict[str, Any]:

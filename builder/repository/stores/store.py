@@ -147,9 +147,14 @@ class Store:
         path, content = self._manifest(manifest.name, manifest.version), dump_manifest(manifest)
         try:
             with self._writing():
-                self._create(path, content)
+                if self._is_local:
+                    self._link(path, content)
+                else:
+                    self.files.pipe_file(path, content, mode="create")
         except FileExistsError as error:
-            if self._has_content(path, content):  # written by a retry: the answer to the first was lost
+            with one_line_errors(self.url, "read"):
+                is_same = self.files.cat_file(path) == content
+            if is_same:  # written by a retry: the answer to the first was lost
                 return
             raise VersionTakenError(
                 f"{self.url} has a version {manifest.version} of {manifest.name} already; nothing of it was changed"
@@ -229,10 +234,6 @@ class Store:
     def _manifest(self, name: str, version: int) -> str:
         return f"{self.root}/models/{name}/{version}.json"
 
-    def _has_content(self, path: str, content: bytes) -> bool:
-        with one_line_errors(self.url, "read"):
-            return bool(self.files.cat_file(path) == content)
-
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         with one_line_errors(self.url, "written"):
@@ -268,13 +269,6 @@ class Store:
             ) from error
         except Exception:  # unknown, for example if the credentials only cover a part of it
             return
-
-    def _create(self, path: str, content: bytes) -> None:
-        """Write a new object, whole. Raises FileExistsError if it exists."""
-        if self._is_local:
-            self._link(path, content)
-        else:
-            self.files.pipe_file(path, content, mode="create")
 
     def _link(self, path: str, content: bytes, replace: bool = False) -> None:
         """Write an object in a folder: under a temporary name, then link or rename it."""
