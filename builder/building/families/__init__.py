@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -137,6 +138,20 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     module = importlib.import_module(f"{__name__}.{checkpoint.task.family}")
     family: Family = module.begin(spec, checkpoint, folder, stage)
     return family
+
+
+def given_options(spec: BuildSpec, *names: str) -> list[str]:
+    """Return those of `names` that have another value than the default in `spec`.
+
+    A name is a flag or a path in models.yaml, with or without a hint after it: "--instances (use --slots)".
+    """
+    defaults = BuildSpec.model_construct(model=spec.model)
+    given = []
+    for name in names:
+        path = name.split(" ")[0].removeprefix("--").replace("-", "_").split(".")
+        if reduce(getattr, path, spec) != reduce(getattr, path, defaults):
+            given.append(name)
+    return given
 
 
 def code_not_run(checkpoint: CheckpointFiles) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from builder.building.families import built_from
+from builder.building.families import built_from, given_options
 from builder.building.variants.generating import Required
 from builder.building.verify.generation import TOLERANCE
 from builder.checkpoints.checkpoint import Checkpoint
@@ -55,31 +55,23 @@ def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]
     return ("fp32", *(one for one in AUTO if one != "int8-weights" or eight_bits))
 
 
-def refuse_options(spec: BuildSpec, family_options: Mapping[str, bool], family: str) -> None:
+def refuse_options(spec: BuildSpec, family_options: Sequence[str], family: str) -> None:
     """Raise SpecError, with the names, for options that a generating model does not have: none is ignored.
 
-    `family_options`: by name, whether a further option that this family refuses is given.
+    `family_options`: further options that are given and that this family refuses.
     """
-    given = {
-        "--pooling": spec.pooling is not None,
-        "--truncate": spec.truncate,
-        "--instances (use --slots)": spec.instances > 1,
-        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
-        f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})": spec.target == "cpu"
-        and spec.precision not in PRECISIONS,
-        "--level": spec.level != "O2",
-        "--prune": spec.prune is not None,
-        "--graph": spec.graph is not None,
-        **family_options,
-        "serving.queue.timeout_action DELAY": spec.serving.queue.timeout_action == "DELAY",
-        "serving.queue.allow_timeout_override (requests may always send a timeout)": (
-            spec.serving.queue.allow_timeout_override
-        ),
-        "serving.response_cache": spec.serving.response_cache,
-        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
-        "serving.priority_levels": spec.serving.priority_levels > 0,
-    }
-    unusable = [name for name, used in given.items() if used]
+    unusable = given_options(spec, "--pooling", "--truncate", "--instances (use --slots)", "--max-queue-delay-us")
+    if spec.target == "cpu" and spec.precision not in PRECISIONS:
+        unusable.append(f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})")
+    unusable += [*given_options(spec, "--level", "--prune", "--graph"), *family_options]
+    unusable += given_options(
+        spec,
+        "serving.queue.timeout_action DELAY",
+        "serving.queue.allow_timeout_override (requests may always send a timeout)",
+        "serving.response_cache",
+        "serving.preferred_batch_sizes",
+        "serving.priority_levels",
+    )
     if unusable:
         raise SpecError(f"{', '.join(unusable)}: {family} does not have that; build without it")
 

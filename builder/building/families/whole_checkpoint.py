@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builder.building.families import built_from
+from builder.building.families import built_from, given_options
 from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.common.errors import SpecError
 from builder.engines import CheckpointEngine, checkpoint_engine
@@ -56,23 +56,9 @@ def _refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Checkp
             f"{flag} has {', '.join(engine.dtypes)}, not --precision {spec.precision}; a quantised checkpoint is read "
             "as it is: leave --precision out"
         )
-    given = {
-        "--prune": spec.prune is not None,
-        "--graph": spec.graph is not None,
-        "--level": spec.level != "O2",
-        "--samples": spec.samples is not None,
-        "--draft": spec.draft is not None,
-        "--quality": spec.quality is not None,
-        "--beams": spec.beams is not None,
-        "--max-answer": spec.max_answer is not None,
-        "--cache": spec.cache != "fp32",
-        "--cache-gb": spec.cache_gb is not None,
-        "--executor": spec.executor != "in-process",
-        f"--instances (use {engine.section}.tensor_parallel_size)": spec.instances > 1,
-        "--truncate": spec.truncate,
-        "--pooling": spec.pooling is not None,
-    }
-    unusable = [name for name, used in given.items() if used]
+    of_graphs = ("--prune", "--graph", "--level", "--samples", "--draft", "--quality", "--beams", "--max-answer")
+    of_loops = ("--cache", "--cache-gb", "--executor", f"--instances (use {engine.section}.tensor_parallel_size)")
+    unusable = given_options(spec, *of_graphs, *of_loops, "--truncate", "--pooling")
     if unusable:
         raise SpecError(f"{', '.join(unusable)} cannot be used with {flag}, which runs the checkpoint as it is")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builder.building.families import Family
+from builder.building.families import Family, given_options
 from builder.building.families.decoder.drafted import refuse_draft
 from builder.building.families.decoder.fastest_engine import FastestEngine, PerEngine, run_each
 from builder.building.families.decoder.one_engine import Decoder
@@ -30,7 +30,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
     Raises SpecError and CheckpointError for options and checkpoints that can be refused before the export.
     """
-    refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
+    refuse_options(spec, given_options(spec, "--max-answer (use --max-length)"), "a decoder")
     refuse_draft(spec)
     file = generation_file(checkpoint.folder)
     config = checkpoint.model.generation_config

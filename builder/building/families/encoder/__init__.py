@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from builder.building.families import GRAPHS, Fp32Judging, Result
+from builder.building.families import GRAPHS, Fp32Judging, Result, given_options
 from builder.building.families.encoder.results import (
     ExportedEncoder,
     FusedEncoder,
@@ -51,15 +51,8 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
     Raises SpecError for an option that encoders do not have, CheckpointError for a model of several parts or of bytes.
     """
-    generating = {
-        "--beams": spec.beams,
-        "--max-answer": spec.max_answer,
-        "--cache-gb": spec.cache_gb,
-        "--draft": spec.draft,
-        "serving.tool_parser": spec.serving.tool_parser,
-        "serving.batch_dimension": spec.serving.batch_dimension or None,
-    }
-    given = [name for name, value in generating.items() if value is not None]
+    generating = ("--beams", "--max-answer", "--cache-gb", "--draft", "serving.tool_parser", "serving.batch_dimension")
+    given = given_options(spec, *generating)
     if given:
         raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")
     refuse_without_process(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from builder.building.families import given_options
 from builder.building.families.generating import refuse_options
 from builder.building.families.seq2seq.settings import Settings, read_settings, source_of, texts_to_judge
 from builder.building.families.seq2seq.stages import Seq2Seq
@@ -24,17 +25,18 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
     Raises SpecError and CheckpointError for options and checkpoints that can be refused before the export.
     """
-    unusable = {
-        "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
-        f"--cache {spec.cache}": spec.cache != "fp32",
-        "--cache-gb": spec.cache_gb is not None,
-        "--draft": spec.draft is not None,
-        "--engine auto (it runs on one engine)": spec.engine == "auto",
-        f"--engine {spec.engine} (it has no cross-attention over a cache)": spec.target == "cpu"
-        and spec.engine not in (None, "auto", BACKEND),
-        f"--target {spec.target}": spec.target != "cpu",
-        "serving.tool_parser": spec.serving.tool_parser is not None,
-    }
+    unusable = given_options(
+        spec,
+        "--executor bls (its cross-attention cache would travel at each step)",
+        f"--cache {spec.cache}",
+        "--cache-gb",
+        "--draft",
+    )
+    if spec.engine == "auto":
+        unusable.append("--engine auto (it runs on one engine)")
+    elif spec.target == "cpu" and spec.engine not in (None, BACKEND):
+        unusable.append(f"--engine {spec.engine} (it has no cross-attention over a cache)")
+    unusable += given_options(spec, f"--target {spec.target}", "serving.tool_parser")
     refuse_options(spec, unusable, "an encoder-decoder model")
     refuse_other_text(checkpoint.tokenizer)
     settings = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer)
