@@ -36,25 +36,28 @@ def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTra
             f"the tokenizer of {model} says split_special_tokens: special tokens in a text would be text, which is not "
             "supported; set it to false in tokenizer_config.json to serve the model without"
         )
-    refuse_hostile_tokenizer(tokenizer, folder, model)
     rows = getattr(config, "vocab_size", None)
-    highest = _highest_token(tokenizer)
+    _refuse_tokens_without_embeddings(max([len(tokenizer) - 1, *tokenizer.get_vocab().values()]), rows, model)
+    refuse_hostile_tokenizer(tokenizer, folder, model)  # its memory grows with the highest token id
+    _refuse_tokens_without_embeddings(max([*_tokens_around(tokenizer), 0]), rows, model)
+    typed: PreTrainedTokenizerFast = tokenizer
+    return typed
+
+
+def _refuse_tokens_without_embeddings(highest: int, rows: int | None, model: str) -> None:
     if rows is not None and highest >= rows:
         raise CheckpointError(
             f"the tokenizer of {model} has tokens up to {highest} and the model only {rows} embeddings: "
             "they do not belong together"
         )
-    typed: PreTrainedTokenizerFast = tokenizer
-    return typed
 
 
-def _highest_token(tokenizer: PreTrainedTokenizerFast) -> int:
-    """Return the highest token id of its vocabulary, and of the tokens that it puts around texts."""
+def _tokens_around(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Return the token ids of a short pair of texts, those that the tokenizer adds included."""
     backend = tokenizer.backend_tokenizer
     backend.no_padding()  # to a length that happened to be set
     backend.no_truncation()
-    around = call_tokenizer(backend.encode, "a", "b").ids
-    return max(len(tokenizer) - 1, *tokenizer.get_vocab().values(), *around, 0)
+    return call_tokenizer(backend.encode, "a", "b").ids
 
 
 def tokenizer_json(tokenizer: PreTrainedTokenizerFast) -> str:
