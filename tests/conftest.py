@@ -24,6 +24,7 @@ from builder.engines.gpu import gpus
 from builder.options import make_spec
 from builder.serving.client.client import Client
 from builder.serving.server.triton import TritonServer, running
+from tests.cached_probes import cached_probes
 from tests.kept_exports import kept_exports, user_folder
 from tests.models import NAMES, REAL, checkpoint_of, join, minilm, options_of
 from tests.once import changed, once
@@ -88,6 +89,13 @@ def _nobody_changes_what_is_shared(shared: Path) -> Iterator[None]:
 def _exports_once(shared: Path) -> Iterator[None]:
     """Export each model once: an export of a known model returns the earlier graph."""
     with kept_exports(user_folder(), shared / "exports"):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _probes_once(shared: Path) -> Iterator[None]:
+    """Try each tokenizer and chat template once in a process with limits."""
+    with cached_probes(shared / "probes"):
         yield
 
 
