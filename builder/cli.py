@@ -107,7 +107,7 @@ def _run(arguments: Sequence[str]) -> int:
             signal.signal(number, _interrupt)
         return int(command.run(options))
     except BuilderError as error:
-        screen.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        screen.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         screen.print("interrupted")

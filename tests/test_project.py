@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 import builder
 from builder.checkpoints.tasks import all_tasks
 from builder.checkpoints.tasks.base import EncoderTask, model_class_names
-from builder.common.folders import RUNTIME
+from builder.common.distribution import RUNTIME
 from builder.runtime.encoder.task import Task as RuntimeTask
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
@@ -99,7 +99,7 @@ def test_installed_wheel_finds_its_templates(tmp_path: Path) -> None:
     program = """
 import sys
 sys.path = [sys.argv[1], *(p for p in sys.path if p not in ("", sys.argv[2]))]
-from builder.common.folders import RUNTIME
+from builder.common.distribution import RUNTIME
 from builder.repository.config import entries, render
 from builder.repository.layout.emitted import emitted_files
 from builder.options import Serving

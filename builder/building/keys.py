@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from builder.checkpoints.untrusted import refuse_files
-from builder.common.cache.digests import digest_of
 from builder.common.cache.entries import CacheEntries
 from builder.common.cache.folder import cache_home, is_cache_disabled
-from builder.common.cpu import cpu
+from builder.common.distribution import PACKAGE
 from builder.common.errors import CheckpointError, SpecError
-from builder.common.folders import PACKAGE
-from builder.common.machine import available_cores, total_memory
+from builder.common.hashing import digest_of
+from builder.common.machine import available_cores, cpu, total_memory
 from builder.options import BuildSpec, Source
 from builder.repository.report.record import PACKAGES, package_versions, samples_file
 

@@ -20,7 +20,7 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.mapped import giving_back
 from builder.checkpoints.resolve import locate, resolve
 from builder.checkpoints.tokenizer_limits import panics_refused
-from builder.common.cache.bound import bounded_cache
+from builder.common.cache.entries import bounded_cache
 from builder.common.errors import RepositoryError
 from builder.common.progress import Stage
 from builder.common.workplace import build_folder

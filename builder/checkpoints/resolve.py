@@ -20,8 +20,8 @@ from builder.checkpoints.tokenizer import load_tokenizer
 from builder.checkpoints.tokenizer_limits import panics_refused
 from builder.checkpoints.untrusted import refuse_contents, refuse_files
 from builder.checkpoints.weight_files import refuse_damaged, weight_files
-from builder.common.cache.digests import digest_of
 from builder.common.errors import CheckpointError, first_line
+from builder.common.hashing import digest_of
 from builder.options import BuildSpec, Source
 
 NO_LIMIT = 10**6  # tokens; a tokenizer without a limit has VERY_LARGE_INTEGER

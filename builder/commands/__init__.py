@@ -9,18 +9,28 @@ import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 DEFAULT_REPOSITORY = Path("model_repository")
 DEFAULT_URL = "127.0.0.1:8001"
-REPOSITORY_HELP = f"the model repository (default {DEFAULT_REPOSITORY})"
-URL_HELP = f"gRPC address of the server (default {DEFAULT_URL})"
+# Arguments of add_argument that several verbs share.
+REPOSITORY: dict[str, Any] = {
+    "type": Path,
+    "default": DEFAULT_REPOSITORY,
+    "help": f"the model repository (default {DEFAULT_REPOSITORY})",
+}
+URL: dict[str, Any] = {
+    "default": DEFAULT_URL,
+    "metavar": "HOST:PORT",
+    "help": f"gRPC address of the server (default {DEFAULT_URL})",
+}
 STORE_HELP = "the object store: s3://, gs://, az:// or file://, and a path"
 VERIFY_KEY_HELP = "public key, or certificates that the signer's must lead to (PEM)"
-screen = Console(stderr=True)
+screen = Console(stderr=True, highlight=False)  # messages
+output = Console(highlight=False)  # results
 Number = TypeVar("Number", int, float)
 
 
@@ -51,5 +61,4 @@ def _within(text: str, kind: Callable[[str], Number], fits: Callable[[Number], b
 
 def screen_table(table: Table) -> None:
     """Print a table on standard output; as wide as it needs to be where that is a file or a pipe."""
-    console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)
+    (output if output.is_terminal else Console(width=200)).print(table)

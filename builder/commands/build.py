@@ -9,11 +9,10 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from builder.clusters.fleet import executors
 from builder.clusters.fleet.history import History
 from builder.clusters.fleet.plan import plan_builds
 from builder.commands import positive, screen
-from builder.commands.build_many import build_many
+from builder.commands.build_many import build_many, parse_workers
 from builder.commands.build_one import build_one
 from builder.common.cards import CARDS
 from builder.common.errors import SpecError
@@ -25,7 +24,8 @@ OWN = ("model", "rebuild", "dry_run", "workers", "memory_gb", "json", "verbose")
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="build-repo", formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("model", metavar="MODEL", help="Hub id, local folder, or models.yaml.")
+    add = arguments.add_argument
+    add("model", metavar="MODEL", help="Hub id, local folder, or models.yaml.")
     for name, field in BuildSpec.model_fields.items():
         if not isinstance(field.json_schema_extra, dict) or not field.json_schema_extra.get("flag"):
             continue
@@ -35,38 +35,36 @@ def parser() -> argparse.ArgumentParser:
         text += f" One of {', '.join(choices)}." if choices else ""
         text += f" Default: {field.default}." if field.default not in (None, False) else ""
         if kind is bool:
-            arguments.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, help=text)
+            add(*flags, action="store_true", default=argparse.SUPPRESS, help=text)
         else:
-            arguments.add_argument(
-                *flags, type=kind, choices=choices, default=argparse.SUPPRESS, help=text, metavar=name.upper()
-            )
+            add(*flags, type=kind, choices=choices, default=argparse.SUPPRESS, help=text, metavar=name.upper())
     card = Gpu.model_fields["card"].description
-    arguments.add_argument("--gpu", choices=list(CARDS), default=argparse.SUPPRESS, metavar="CARD", help=card)
-    arguments.add_argument(
+    add("--gpu", choices=list(CARDS), default=argparse.SUPPRESS, metavar="CARD", help=card)
+    add(
         "--rebuild",
         action="store_true",
         help="Build again what is published already and unchanged. Without it, nothing is done for such a model.",
     )
-    arguments.add_argument(
+    add(
         "--dry-run",
         action="store_true",
         help="Print the plan alone: what is new, changed or unchanged, for how long, and in how much memory.",
     )
-    arguments.add_argument(
+    add(
         "--workers",
-        type=executors.parse_workers,
+        type=parse_workers,
         metavar="N|ray",
         help="Processes that build the models of a models.yaml at once, or `ray`: tasks on a Ray cluster. Default: a "
         "process for each core.",
     )
-    arguments.add_argument(
+    add(
         "--memory-gb",
         type=positive,
         metavar="GB",
         help=f"Memory that builds at once may take together, in 10^9 bytes. Default: {HEADROOM:.0%}% of what is free.",
     )
-    arguments.add_argument("--json", action="store_true", help="Print the report as JSON on standard output.")
-    arguments.add_argument(
+    add("--json", action="store_true", help="Print the report as JSON on standard output.")
+    add(
         "-v",
         "--verbose",
         action="store_true",

@@ -23,7 +23,7 @@ def build_one(model: PlannedBuild, verbose: bool, show: bool) -> BuildReport:
     `verbose`: print the output of libraries; `show`: print the table of variants.
     """
     spec = model.spec
-    screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
+    screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}")
     if model.status == "unchanged" and model.report is not None:
         report, outcome = model.report, f"nothing to do: version {model.report.version} of {spec.entry_name}"
         done = f"{outcome} is what this would build, and is in {spec.store or spec.output} (--rebuild builds it again)"
@@ -33,10 +33,10 @@ def build_one(model: PlannedBuild, verbose: bool, show: bool) -> BuildReport:
         done = f"published {outcome} in {spec.store or spec.output}"
     if show:
         screen_table(report.table())
-    screen.print(f"  {done}", highlight=False, soft_wrap=True)
+    screen.print(f"  {done}", soft_wrap=True)
     for name, what in pending(spec.output, unserved=True).items():
         if spec.store is None and name in report.files:
-            screen.print(f"  [yellow]next:[/] {what}", highlight=False, soft_wrap=True)
+            screen.print(f"  [yellow]next:[/] {what}", soft_wrap=True)
     return report
 
 
@@ -51,17 +51,16 @@ def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
     with collecting_garbage_rarely(), _library_output(verbose), quiet:
         report = build(spec, _stage)
     for warning in report.warnings:
-        screen.print(f"  [yellow]warning:[/] {warning}", highlight=False)
+        screen.print(f"  [yellow]warning:[/] {warning}")
     if report.choice:
-        screen.print(f"  {report.choice}", highlight=False)
+        screen.print(f"  {report.choice}")
     if report.memory:
         parts = ", ".join(f"{size / 1e6:.0f} MB of {what}" for what, size in report.memory.items())
-        screen.print(f"  {parts}", highlight=False)
+        screen.print(f"  {parts}")
     if report.attention["layers"]:
         fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
         screen.print(
             f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",
-            highlight=False,
             soft_wrap=True,
         )
     return report
@@ -70,7 +69,7 @@ def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
 def warn_of_release(triton: str, indent: str = "") -> None:
     """Print a warning for a release that is not for untrusted clients."""
     if too_old := older_than_fixes(triton):
-        screen.print(f"{indent}[yellow]warning:[/] {too_old}", highlight=False, soft_wrap=True)
+        screen.print(f"{indent}[yellow]warning:[/] {too_old}", soft_wrap=True)
 
 
 def older_than_fixes(triton: str) -> str:
@@ -88,7 +87,7 @@ def _stage(name: str) -> Iterator[None]:
     start = time.perf_counter()
     with screen.status(name):
         yield
-    screen.print(f"  [green]✓[/] {name:<16} {time.perf_counter() - start:6.1f} s", highlight=False)
+    screen.print(f"  [green]✓[/] {name:<16} {time.perf_counter() - start:6.1f} s")
 
 
 @contextlib.contextmanager

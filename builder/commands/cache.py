@@ -10,16 +10,19 @@ from rich.table import Table
 
 from builder.commands import screen, screen_table
 from builder.common.cache.entries import CacheEntries
-from builder.common.cache.fetched import ENGINES, PROGRAMS, prune_fetched
 from builder.common.cache.folder import (
     DEFAULT_MAX_GB,
+    ENGINES,
+    FOLDER,
     FOLDER_VARIABLE,
     LIMIT_VARIABLE,
+    PROGRAMS,
     cache_home,
     folder_size,
+    forget_removed,
     max_cache_bytes,
+    prune_fetched,
 )
-from builder.common.cache.published import FOLDER, forget_removed
 from builder.common.errors import SpecError
 
 TITLES = {
@@ -39,8 +42,9 @@ def parser() -> argparse.ArgumentParser:
         f"states another limit, in 10^9 bytes. {FOLDER_VARIABLE} names another folder; {FOLDER_VARIABLE}=off keeps no "
         "stages.",
     )
-    arguments.add_argument("action", nargs="?", choices=("show", "prune"), default="show", help="default: show")
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("action", nargs="?", choices=("show", "prune"), default="show", help="default: show")
+    add(
         "--max-gb",
         type=float,
         metavar="N",
@@ -62,11 +66,9 @@ def run(options: argparse.Namespace) -> int:
         programs, remaining = prune_fetched(round(options.max_gb * 1e9))
         removed = entries.prune(remaining)
         forget_removed()
-        screen.print(
-            f"{len(removed)} stages are gone, of {len({entry.model for entry in removed})} models", highlight=False
-        )
+        screen.print(f"{len(removed)} stages are gone, of {len({entry.model for entry in removed})} models")
         if programs:
-            screen.print(f"gone too: {', '.join(programs)}", highlight=False)
+            screen.print(f"gone too: {', '.join(programs)}")
     screen_table(_table(entries))
     return 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, screen
+from builder.commands import REPOSITORY, VERIFY_KEY_HELP, screen
 from builder.common.errors import SpecError
 from builder.common.releases import RELEASES
 from builder.repository.check import verdicts
@@ -29,22 +29,21 @@ def parser() -> argparse.ArgumentParser:
         "what it would load and do otherwise than was meant. The exit status is 1 where an error was found, 0 where "
         "there are warnings at most.",
     )
-    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("repository", nargs="?", **REPOSITORY)
+    add(
         "--triton",
         metavar="RELEASE",
         help="Triton release to check against (default: the one that each model was built for)",
     )
-    arguments.add_argument(
-        "--fix", action="store_true", help="first mend in config.pbtxt what can be mended without a decision"
-    )
-    arguments.add_argument(
+    add("--fix", action="store_true", help="first mend in config.pbtxt what can be mended without a decision")
+    add(
         "--format",
         choices=(TEXT, *FORMATS),
         default=TEXT,
         help="how findings are written: as text for people (default), or for a program, on standard output",
     )
-    arguments.add_argument("--verify-key", type=Path, metavar="FILE", help=f"verify signatures: {VERIFY_KEY_HELP}")
+    add("--verify-key", type=Path, metavar="FILE", help=f"verify signatures: {VERIFY_KEY_HELP}")
     return arguments
 
 
@@ -52,11 +51,11 @@ def run(options: argparse.Namespace) -> int:
     if options.triton is not None and options.triton not in RELEASES:
         raise SpecError(f"Triton {options.triton} is not known; known are {', '.join(RELEASES)}")
     for name in recover(options.repository):
-        screen.print(f"{name}: an interrupted build was undone", highlight=False)
+        screen.print(f"{name}: an interrupted build was undone")
     findings = lint(options.repository, options.triton, options.verify_key)
     if options.fix:
         for line in fix(options.repository, findings):
-            screen.print(f"[green]✎[/] {escape(line)}", highlight=False, soft_wrap=True)
+            screen.print(f"[green]✎[/] {escape(line)}", soft_wrap=True)
         findings = lint(options.repository, options.triton, options.verify_key)
     if options.format == TEXT:
         _show(options.repository, findings)
@@ -69,9 +68,9 @@ def _show(repository: Path, findings: Sequence[Finding]) -> None:
     for finding in sorted(findings, key=lambda finding: finding.severity):
         location = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
         text = f"{MARKS[finding.severity]} {escape(str(finding))} [dim]({finding.code}, {escape(location)})[/]"
-        screen.print(text, highlight=False, soft_wrap=True)
+        screen.print(text, soft_wrap=True)
     for name, verdict in verdicts(repository).items():
-        screen.print(f"  {name}: {escape(verdict)}", highlight=False, soft_wrap=True)
+        screen.print(f"  {name}: {escape(verdict)}", soft_wrap=True)
     if not any(finding.severity is Severity.ERROR for finding in findings):
         found = "no error found" if findings else "no problem found"
-        screen.print(f"[green]✓[/] {repository}: {found}", highlight=False)
+        screen.print(f"[green]✓[/] {repository}: {found}")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.commands import REPOSITORY, screen
 from builder.common.errors import RepositoryError
 from builder.repository.report.record import read_report
 from builder.repository.transaction import recover
@@ -19,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
         description="Compile the TensorRT plans of a repository on this GPU, compare each with ONNX Runtime's answers, "
         "and publish it. A plan that was compiled for this GPU and this TensorRT is kept.",
     )
-    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    arguments.add_argument("repository", nargs="?", **REPOSITORY)
     return arguments
 
 
@@ -41,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         outcome = "is up to date"
         if fingerprint is not None:
             outcome = f"compiled for {fingerprint['gpu']} by TensorRT {fingerprint['tensorrt']}"
-        screen.print(f"[green]✓[/] {name} {outcome}", highlight=False)
+        screen.print(f"[green]✓[/] {name} {outcome}")
         if fingerprint is not None and int(version.name) > (served_number(version.parent) or 0):
             front = read_report(version.parent, version.name).name
             screen.print(f"  {front}: version {rollback(options.repository, front, int(version.name))} is served now")

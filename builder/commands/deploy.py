@@ -23,22 +23,23 @@ def parser() -> argparse.ArgumentParser:
         description="Write what an orchestrator needs to serve a repository: replicas that each run Triton and the "
         "gateway, with the memory, cores and shared memory that the models take. Nothing is sent to a cluster.",
     )
-    arguments.add_argument("--to", required=True, choices=names(), help="the orchestrator")
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("--to", required=True, choices=names(), help="the orchestrator")
+    add(
         "--repository",
         default=str(DEFAULT_REPOSITORY),
         metavar="DIR",
         help=f"a folder (default {DEFAULT_REPOSITORY}), or an object store that each replica pulls from",
     )
-    arguments.add_argument(
+    add(
         "--output",
         default=Path("deploy"),
         type=Path,
         metavar="DIR",
         help="where the files are written (default deploy)",
     )
-    arguments.add_argument("--name", default="models", help="name of the deployment (default models)")
-    arguments.add_argument(
+    add("--name", default="models", help="name of the deployment (default models)")
+    add(
         "--model",
         action="append",
         default=[],
@@ -46,68 +47,60 @@ def parser() -> argparse.ArgumentParser:
         help="deploy this model alone, NAME@N this version of it; may be repeated (default: all models, of a store the "
         "newest versions, of a folder those that are served)",
     )
-    arguments.add_argument(
+    add(
         "--plan",
         type=Path,
         metavar="FILE",
         help="a models.yaml whose `load:` and `machine:` size replicas (default: as built)",
     )
-    arguments.add_argument(
-        "--cores", type=count, metavar="N", help="cores of a replica (default: as built, or planned)"
-    )
-    arguments.add_argument(
+    add("--cores", type=count, metavar="N", help="cores of a replica (default: as built, or planned)")
+    add(
         "--replicas",
         type=count,
         default=2,
         metavar="N",
         help="replicas at first, and the fewest that there are (default 2)",
     )
-    arguments.add_argument(
-        "--max-replicas", type=count, metavar="N", help="the most replicas: more are started while requests wait"
-    )
-    arguments.add_argument(
+    add("--max-replicas", type=count, metavar="N", help="the most replicas: more are started while requests wait")
+    add(
         "--prometheus",
         metavar="URL",
         help="address of the Prometheus that knows how long they wait; needed with --max-replicas",
     )
-    arguments.add_argument(
+    add(
         "--queue-ms",
         type=count,
         default=50,
         metavar="MS",
         help="the wait from which more replicas are started (default 50)",
     )
-    arguments.add_argument(
+    add(
         "--registry",
         metavar="HOST",
         help="where the cluster gets its images from, HOST or HOST/PATH; needed but for ray",
     )
-    arguments.add_argument("--namespace", default="default", help="namespace of the cluster (default default)")
-    arguments.add_argument(
-        "--keys-secret", metavar="SECRET", help="the cluster's secret whose entry `keys` says who may ask the gateway"
-    )
-    arguments.add_argument(
+    add("--namespace", default="default", help="namespace of the cluster (default default)")
+    add("--keys-secret", metavar="SECRET", help="the cluster's secret whose entry `keys` says who may ask the gateway")
+    add(
         "--store-secret",
         metavar="SECRET",
         help="the cluster's secret whose entries the pull gets as variables: credentials of the store",
     )
-    arguments.add_argument(
-        "--verify-key", type=Path, metavar="FILE", help=f"have replicas pull only what was signed: {VERIFY_KEY_HELP}"
-    )
-    arguments.add_argument(
+    add("--verify-key", type=Path, metavar="FILE", help=f"have replicas pull only what was signed: {VERIFY_KEY_HELP}")
+    add(
         "--endpoint",
         metavar="URL",
         help="address of a store that speaks S3, where it is not Amazon's: http://HOST:PORT",
     )
-    arguments.add_argument(
+    add(
         "--probe",
         action="append",
         default=[],
         metavar="NAME",
         help="probe this model by itself, with a request; may be repeated",
     )
-    arguments.add_argument("--monitor", action="store_true", help="have Prometheus' operator collect the metrics")
-    arguments.add_argument("--inference-pool", action="store_true", help="let an inference gateway choose the replica")
+    add("--monitor", action="store_true", help="have Prometheus' operator collect the metrics")
+    add("--inference-pool", action="store_true", help="let an inference gateway choose the replica")
     return arguments
 
 
@@ -117,9 +110,9 @@ def run(options: argparse.Namespace) -> int:
     target = find_target(options.to)
     _write(options.output, target.files(deployment))
     screen_table(_table(deployment))
-    screen.print(f"[green]✓[/] {options.output} is written; then:", highlight=False)
+    screen.print(f"[green]✓[/] {options.output} is written; then:")
     for step in target.steps(deployment, options.output):
-        screen.print(f"  {step}", highlight=False, soft_wrap=True)
+        screen.print(f"  {step}", soft_wrap=True)
     return 0
 
 

@@ -7,16 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.commands import (
-    DEFAULT_REPOSITORY,
-    DEFAULT_URL,
-    URL_HELP,
-    VERIFY_KEY_HELP,
-    count,
-    positive,
-    screen,
-    tcp_port,
-)
+from builder.commands import DEFAULT_REPOSITORY, URL, VERIFY_KEY_HELP, count, positive, screen, tcp_port
 from builder.common.addresses import is_address
 from builder.common.distribution import installing
 from builder.common.errors import SpecError
@@ -37,34 +28,68 @@ def parser() -> argparse.ArgumentParser:
         description="Answer the clients of OpenAI, Cohere, Jina and Text Embeddings Inference from the models of a "
         "running Triton, until Ctrl-C or SIGTERM; running requests are finished first. Needs the extra gateway.",
     )
-    arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
-    arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    arguments.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}")
-    _add_access(arguments)
-    _add_limits(arguments)
-    _add_web(arguments)
-    add_on_demand(arguments)
-    arguments.add_argument(
-        "--repository",
+    add = arguments.add_argument
+    add("--url", **URL)
+    add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    add("--port", type=tcp_port, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}")
+    add(
+        "--keys",
         type=Path,
-        metavar="DIR",
-        help="with --load-on-demand: the model repository that Triton reads",
+        metavar="FILE",
+        help=f"who may ask: NAME:SECRET, one a line; the variable {KEYS_VARIABLE} has them separated by commas",
     )
-    arguments.add_argument(
+    add(
+        "--admin-key",
+        type=Path,
+        metavar="FILE",
+        help="the secret of the admin API, which promote --canary uses; or the variable "
+        f"{ADMIN_KEY_VARIABLE}. Without one, the admin API is disabled",
+    )
+    add("--requests-per-minute", type=count, metavar="N", help="most requests of one key (default: any number)")
+    add("--tokens-per-minute", type=count, metavar="N", help="most tokens of one key (default: any number)")
+    add("--max-body-mb", type=count, default=8, metavar="N", help="largest body of a request (default 8)")
+    add(
+        "--max-waiting",
+        type=count,
+        default=256,
+        metavar="N",
+        help="requests of one encoder at once, and with --load-on-demand those that wait for one model to be loaded; "
+        "further ones get 429 (default 256)",
+    )
+    add("--timeout", type=count, default=600, metavar="S", help="seconds that a request may take (default 600)")
+    add(
+        "--drain",
+        type=count,
+        default=60,
+        metavar="S",
+        help="seconds that running requests have to finish when it is stopped (default 60)",
+    )
+    add(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a web origin whose pages may ask; may be repeated",
+    )
+    add("--tls-certificate", type=Path, metavar="FILE", help="speak HTTPS with this certificate (PEM)")
+    add("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM)")
+    add_on_demand(arguments)
+    add("--repository", type=Path, metavar="DIR", help="with --load-on-demand: the model repository that Triton reads")
+    add(
         "--verify-key",
         type=Path,
         metavar="FILE",
         help=f"with --load-on-demand: load only what was signed: {VERIFY_KEY_HELP}",
     )
-    arguments.add_argument(
+    add(
         "--token-ids",
         type=Path,
         metavar="FILE",
         help="take token ids in place of texts for embeddings, as LangChain sends them: the vocabulary that clients "
         "made them with, in tiktoken's format (cl100k_base.tiktoken). Refused without",
     )
-    arguments.add_argument("--forward-traces", action="store_true", help="hand the header traceparent on to Triton")
-    arguments.add_argument(
+    add("--forward-traces", action="store_true", help="hand the header traceparent on to Triton")
+    add(
         "--triton-metrics",
         type=_address,
         metavar="URL",
@@ -80,84 +105,22 @@ def _address(text: str) -> str:
     return text
 
 
-def _add_access(arguments: argparse.ArgumentParser) -> None:
-    """Add the options for client keys and the admin API."""
-    arguments.add_argument(
-        "--keys",
-        type=Path,
-        metavar="FILE",
-        help=f"who may ask: NAME:SECRET, one a line; the variable {KEYS_VARIABLE} has them separated by commas",
-    )
-    arguments.add_argument(
-        "--admin-key",
-        type=Path,
-        metavar="FILE",
-        help="the secret of the admin API, which promote --canary uses; or the variable "
-        f"{ADMIN_KEY_VARIABLE}. Without one, the admin API is disabled",
-    )
-
-
-def _add_limits(arguments: argparse.ArgumentParser) -> None:
-    """Add the options for the limits of each client's requests and time."""
-    arguments.add_argument(
-        "--requests-per-minute", type=count, metavar="N", help="most requests of one key (default: any number)"
-    )
-    arguments.add_argument(
-        "--tokens-per-minute", type=count, metavar="N", help="most tokens of one key (default: any number)"
-    )
-    arguments.add_argument(
-        "--max-body-mb", type=count, default=8, metavar="N", help="largest body of a request (default 8)"
-    )
-    arguments.add_argument(
-        "--max-waiting",
-        type=count,
-        default=256,
-        metavar="N",
-        help="requests of one encoder at once, and with --load-on-demand those that wait for one model to be loaded; "
-        "further ones get 429 (default 256)",
-    )
-    arguments.add_argument(
-        "--timeout", type=count, default=600, metavar="S", help="seconds that a request may take (default 600)"
-    )
-    arguments.add_argument(
-        "--drain",
-        type=count,
-        default=60,
-        metavar="S",
-        help="seconds that running requests have to finish when it is stopped (default 60)",
-    )
-
-
-def _add_web(arguments: argparse.ArgumentParser) -> None:
-    """Add the options that browsers and HTTPS need."""
-    arguments.add_argument(
-        "--cors",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="a web origin whose pages may ask; may be repeated",
-    )
-    arguments.add_argument(
-        "--tls-certificate", type=Path, metavar="FILE", help="speak HTTPS with this certificate (PEM)"
-    )
-    arguments.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM)")
-
-
 def add_on_demand(arguments: argparse.ArgumentParser) -> None:
     """Add the options of loading on demand, which `serve` has too."""
-    arguments.add_argument(
+    add = arguments.add_argument
+    add(
         "--load-on-demand",
         action="store_true",
         help="load each model when it is asked for, and unload the least recently used to make room",
     )
-    arguments.add_argument(
+    add(
         "--memory-gb",
         type=positive,
         metavar="N",
         help="with --load-on-demand: memory that Triton and its models may take, in 10^9 bytes (default: 0.8 of this "
         "machine's)",
     )
-    arguments.add_argument(
+    add(
         "--pin",
         action="append",
         default=[],
@@ -192,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
         token_ids=None if options.token_ids is None else read_vocabulary(options.token_ids),
     )
     scheme = "http" if options.tls_certificate is None else "https"
-    screen.print(f"gateway on {scheme}://{options.host}:{options.port} over Triton at {options.url}", highlight=False)
+    screen.print(f"gateway on {scheme}://{options.host}:{options.port} over Triton at {options.url}")
     serve(settings, options.host, options.port, options.tls_certificate, options.tls_key)
     screen.print("stopped")
     return 0

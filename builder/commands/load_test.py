@@ -12,16 +12,7 @@ from typing import Any
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from builder.commands import (
-    DEFAULT_REPOSITORY,
-    DEFAULT_URL,
-    REPOSITORY_HELP,
-    URL_HELP,
-    count,
-    positive,
-    screen,
-    screen_table,
-)
+from builder.commands import DEFAULT_URL, REPOSITORY, URL, count, positive, screen, screen_table
 from builder.common.errors import RepositoryError, ServeError, SpecError
 from builder.serving.client.client import Client
 from builder.serving.client.samples import samples_for
@@ -40,14 +31,15 @@ def parser() -> argparse.ArgumentParser:
         prog="build-repo load-test",
         description="Measure served models with perf_analyzer. Starts the embedded Triton if no server answers.",
     )
-    arguments.add_argument(
+    add = arguments.add_argument
+    add(
         "name",
         nargs="+",
         metavar="NAME[:SHARE]",
         help="models, and the share of the load that each gets, such as minilm:3",
     )
-    arguments.add_argument("--url", default=None, metavar="HOST:PORT", help=URL_HELP)
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    add("--url", metavar="HOST:PORT", help=URL["help"])
+    add("--repository", **REPOSITORY)
     load = arguments.add_mutually_exclusive_group()
     load.add_argument(
         "--concurrency",
@@ -55,27 +47,23 @@ def parser() -> argparse.ArgumentParser:
         help="numbers of concurrent requests, separated by commas, or START:END:STEP (default 1,8,32)",
     )
     load.add_argument("--rate", help="requests a second instead, at random times: a list, or the ramp START:END:STEP")
-    arguments.add_argument(
-        "--seconds", type=positive, default=6.0, metavar="S", help="seconds of one measurement (default 6)"
-    )
-    arguments.add_argument(
-        "--repeats", type=count, default=3, metavar="N", help="measurements of each level (default 3)"
-    )
-    arguments.add_argument(
+    add("--seconds", type=positive, default=6.0, metavar="S", help="seconds of one measurement (default 6)")
+    add("--repeats", type=count, default=3, metavar="N", help="measurements of each level (default 3)")
+    add(
         "--p99-ms",
         type=positive,
         metavar="MS",
         help="stop at the first level whose p99 latency exceeds this; of streams, whose time to the first token does",
     )
-    arguments.add_argument(
+    add(
         "--samples",
         type=Path,
         help="file of requests, one JSON object a line (default: the samples of the model's task)",
     )
-    arguments.add_argument("--json", action="store_true", help="print the measurements as JSON on standard output")
-    arguments.add_argument("--save", type=Path, metavar="FILE", help="keep the measurements as JSON")
-    arguments.add_argument("--page", type=Path, metavar="FILE", help="write them as one HTML page")
-    arguments.add_argument("--compare", type=Path, metavar="FILE", help="an earlier load test that was saved")
+    add("--json", action="store_true", help="print the measurements as JSON on standard output")
+    add("--save", type=Path, metavar="FILE", help="keep the measurements as JSON")
+    add("--page", type=Path, metavar="FILE", help="write them as one HTML page")
+    add("--compare", type=Path, metavar="FILE", help="an earlier load test that was saved")
     return arguments
 
 
@@ -88,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         url = options.url or DEFAULT_URL
         if options.url is None and not _answers(url):
-            screen.print(f"no server at {url}: starting one on {options.repository}", highlight=False)
+            screen.print(f"no server at {url}: starting one on {options.repository}")
             url = stack.enter_context(running(options.repository)).url
         targets = [Target(name, model_samples(url, name, options.samples), share) for name, share in mix.items()]
         tested = load_test(url, targets, levels, options.repeats, options.seconds, options.p99_ms)
@@ -113,7 +101,7 @@ def _show(
         return
     screen_table(table(tested))
     if tested.stopped is not None:
-        screen.print(f"stopped at {tested.stopped}", highlight=False)
+        screen.print(f"stopped at {tested.stopped}")
     if before is not None:
         screen_table(comparison_table(compared, before))
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from builder.commands import count, screen
+from builder.commands import count, output, screen
 from builder.common.errors import RepositoryError
 from builder.engines.gpu import HEADROOM
 from builder.options import load_specs
@@ -26,25 +25,22 @@ def parser() -> argparse.ArgumentParser:
         "threads, slots, queues, caches, memory and shared memory, with the arithmetic. The exit status is 1 where the "
         "load cannot be held.",
     )
-    arguments.add_argument(
-        "models", type=Path, metavar="models.yaml", help="the file whose `load:` is planned for, on its `machine:`"
-    )
-    arguments.add_argument(
-        "--compose", type=Path, metavar="FILE", help="write a file for docker compose with the numbers"
-    )
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("models", type=Path, metavar="models.yaml", help="the file whose `load:` is planned for, on its `machine:`")
+    add("--compose", type=Path, metavar="FILE", help="write a file for docker compose with the numbers")
+    add(
         "--service",
         default="triton",
         help="with --compose: the service of docker-compose.yml that it is for (default triton)",
     )
-    arguments.add_argument(
+    add(
         "--pods",
         type=count,
         default=1,
         metavar="N",
         help="how many pods, each with a `machine:` to itself, share the requests (default 1)",
     )
-    arguments.add_argument("--json", action="store_true", help="print the plan as JSON on standard output")
+    add("--json", action="store_true", help="print the plan as JSON on standard output")
     return arguments
 
 
@@ -63,46 +59,43 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"models": [asdict(one) for one in plans], "machine": asdict(machine)}, indent=1))
     else:
-        console = Console()
         for one in plans:
-            console.print(_table(one.name, one.lines))
+            output.print(_table(one.name, one.lines))
             for note in one.notes:
-                console.print(f"  {note}", highlight=False)
+                output.print(f"  {note}")
             settings = ", ".join(f"{key}: {value}" for key, value in one.settings.items())
-            console.print(f"  models.yaml: {settings}", highlight=False)
-        console.print(_table("all models", machine.lines))
+            output.print(f"  models.yaml: {settings}")
+        output.print(_table("all models", machine.lines))
         if options.pods > 1:
             first = next(spec for spec in specs if spec.load is not None)
             shm = first.machine.shm_mb
             gpus = tuple(HEADROOM * card.memory for card in first.machine.gpus)
             size = PodSize(first.serving_cores, first.usable_memory, None if shm is None else shm << 20, gpus)
-            _show_pods(console, options.pods, size, plans, whole=lambda: plan(specs)[0])
+            _show_pods(options.pods, size, plans, whole=lambda: plan(specs)[0])
     lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
     for text in lacking:
-        screen.print(f"[yellow]does not hold:[/] {text}", highlight=False, soft_wrap=True)
+        screen.print(f"[yellow]does not hold:[/] {text}", soft_wrap=True)
     return 1 if lacking else 0
 
 
-def _show_pods(
-    console: Console, pods: int, size: PodSize, plans: Sequence[ModelPlan], whole: Callable[[], Sequence[ModelPlan]]
-) -> None:
+def _show_pods(pods: int, size: PodSize, plans: Sequence[ModelPlan], whole: Callable[[], Sequence[ModelPlan]]) -> None:
     """Show what each of the pods serves and, if one pod's memory is too small for all models, how to divide them.
 
     `plans`: of models that share the requests with the other pods; `whole`: of models that have all requests.
     """
     if Pod(tuple(plans)).fits(size):
-        console.print(
+        output.print(
             _pods_table(f"{pods} pods, with all models and 1/{pods} of the requests each", [Pod(tuple(plans))])
         )
         return
     undivided = whole()
     filled, left = divide_models(undivided, pods, size)
-    console.print(_pods_table(f"{pods} pods that divide the models, with all requests for them", filled))
+    output.print(_pods_table(f"{pods} pods that divide the models, with all requests for them", filled))
     needed = pods_needed(undivided, size)
     if left:
         names = ", ".join(one.name for one in left)
         more = f"{needed} pods would hold all" if needed else "a larger pod is needed"
-        console.print(f"  no room for {names}: {more}", highlight=False)
+        output.print(f"  no room for {names}: {more}")
 
 
 def _pods_table(title: str, pods: Sequence[Pod]) -> Table:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, positive, screen, screen_table
+from builder.commands import REPOSITORY, URL, positive, screen, screen_table
 from builder.commands.gateway import ADMIN_KEY_VARIABLE, admin_key
 from builder.common.errors import ServeError
 from builder.serving.gateway.settings import DEFAULT_PORT
@@ -33,23 +33,24 @@ def parser() -> argparse.ArgumentParser:
         "it also has to do well with a share of the real requests, and is taken back by itself where not. The server "
         "has to run with --model-control-mode=explicit, as build-repo serve does, on this repository.",
     )
-    arguments.add_argument("name", help="name of the model")
-    arguments.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: the newest")
-    arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("name", help="name of the model")
+    add("version", nargs="?", type=int, metavar="VERSION", help="default: the newest")
+    add("--url", **URL)
+    add("--repository", **REPOSITORY)
+    add(
         "--samples",
         type=Path,
         help="file of requests, one JSON object a line (default: the samples of the model's task)",
     )
-    arguments.add_argument(
+    add(
         "--agreement",
         type=float,
         metavar="SHARE",
         help="lowest mean agreement with the version that answers, 0 to 1 (default: what the version was built for; "
         "of models that generate it is the share of next tokens that are the same)",
     )
-    arguments.add_argument(
+    add(
         "--tolerance",
         type=positive,
         default=TOLERANCE,
@@ -57,32 +58,32 @@ def parser() -> argparse.ArgumentParser:
         help="how far its scores or embeddings may be from those of the version that answers: 0 is equal, 1 is "
         f"unrelated (default {TOLERANCE}; raise it for a model that was retrained)",
     )
-    arguments.add_argument(
+    add(
         "--slower",
         type=positive,
         default=SLOWER,
         metavar="TIMES",
         help=f"longest median latency, as a multiple of that of the version that answers (default {SLOWER})",
     )
-    arguments.add_argument(
+    add(
         "--canary",
         type=_share,
         metavar="PERCENT",
         help="then have it answer this share of a running gateway's requests for a while, such as 10%%",
     )
-    arguments.add_argument(
+    add(
         "--gateway",
         default=GATEWAY,
         metavar="URL",
         help=f"with --canary: the address of that gateway (default {GATEWAY})",
     )
-    arguments.add_argument(
+    add(
         "--admin-key",
         type=Path,
         metavar="FILE",
         help=f"with --canary: the secret that the gateway was given; or the variable {ADMIN_KEY_VARIABLE}",
     )
-    arguments.add_argument(
+    add(
         "--watch",
         type=positive,
         default=WATCH_S,
@@ -126,14 +127,14 @@ def run(options: argparse.Namespace) -> int:
             raise
         if refusals:
             for refusal in refusals:
-                screen.print(f"[red]✗[/] {escape(refusal)}", highlight=False, soft_wrap=True)
+                screen.print(f"[red]✗[/] {escape(refusal)}", soft_wrap=True)
             _restore_running_version(repository, name, number, running)
-            screen.print(f"version {running} goes on answering", highlight=False)
+            screen.print(f"version {running} goes on answering")
             return 1
         with control.agreeing(name, running):
             rollback(repository, name, number)
             control.switch(name)
-    screen.print(f"[green]✓[/] version {number} of {name} answers at {options.url}", highlight=False)
+    screen.print(f"[green]✓[/] version {number} of {name} answers at {options.url}")
     return 0
 
 
@@ -149,7 +150,7 @@ def _refusals(
     limits = PromotionLimits(
         minimum if options.agreement is None else options.agreement, options.tolerance, options.slower
     )
-    screen.print(f"{name}: version {number} is tried beside version {running}", highlight=False)
+    screen.print(f"{name}: version {number} is tried beside version {running}")
     refusals: list[str] = []
     try:
         with beside(control, name, number, running) as candidate:
@@ -182,7 +183,7 @@ def _watch_canary(options: argparse.Namespace, candidate: str, numbers: tuple[in
 
     key = admin_key(options.admin_key)
     share = CanaryShare(options.gateway.rstrip("/"), key, options.name, candidate, numbers, options.canary)
-    screen.print(f"{options.canary:.0%} of the requests at {options.gateway} go to it", highlight=False)
+    screen.print(f"{options.canary:.0%} of the requests at {options.gateway} go to it")
     figures, refusals = watch(share.order, options.canary, options.watch, options.slower)
     screen_table(figures.table(options.name))
     return refusals

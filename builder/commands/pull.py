@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, VERIFY_KEY_HELP, count, screen
-from builder.common.store_address import split_version
+from builder.commands import REPOSITORY, STORE_HELP, VERIFY_KEY_HELP, count, screen
+from builder.common.addresses import split_version
 from builder.options.choices import KEEP
 from builder.repository.stores.store import open_store
 
@@ -17,18 +17,15 @@ def parser() -> argparse.ArgumentParser:
         description="Bring a version of a model, with its engine, from an object store and have it served. What is "
         "here already is not fetched, and a pull that was interrupted goes on where it stopped.",
     )
-    arguments.add_argument("name", nargs="+", help="a model of the store; NAME@N is its version N")
-    arguments.add_argument("--from", dest="store", required=True, metavar="URL", help=STORE_HELP)
-    arguments.add_argument(
-        "--version", type=int, metavar="N", help="of each model that names none itself (default: the newest)"
-    )
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("name", nargs="+", help="a model of the store; NAME@N is its version N")
+    add("--from", dest="store", required=True, metavar="URL", help=STORE_HELP)
+    add("--version", type=int, metavar="N", help="of each model that names none itself (default: the newest)")
+    add("--repository", **REPOSITORY)
+    add(
         "--keep", type=count, default=KEEP, metavar="N", help=f"versions that remain in the repository (default {KEEP})"
     )
-    arguments.add_argument(
-        "--verify-key", type=Path, metavar="FILE", help=f"take only what was signed: {VERIFY_KEY_HELP}"
-    )
+    add("--verify-key", type=Path, metavar="FILE", help=f"take only what was signed: {VERIFY_KEY_HELP}")
     return arguments
 
 
@@ -42,7 +39,6 @@ def run(options: argparse.Namespace) -> int:
         screen.print(
             f"[green]✓[/] version {pulled.manifest.version} of {name} is served in {options.repository}: "
             f"{pulled.fetched / 1e6:.1f} MB fetched",
-            highlight=False,
             soft_wrap=True,
         )
     return 0

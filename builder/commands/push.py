@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, screen
+from builder.commands import REPOSITORY, STORE_HELP, screen
 from builder.repository.stores.store import open_store
 from builder.repository.stores.transfer import push
 
@@ -16,10 +15,11 @@ def parser() -> argparse.ArgumentParser:
         description="Push a version of a model, with its engine, to an object store. Only what the store lacks is "
         "sent.",
     )
-    arguments.add_argument("name", help="name of the model")
-    arguments.add_argument("--to", required=True, metavar="URL", help=STORE_HELP)
-    arguments.add_argument("--version", type=int, metavar="N", help="default: the version that is served")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    add = arguments.add_argument
+    add("name", help="name of the model")
+    add("--to", required=True, metavar="URL", help=STORE_HELP)
+    add("--version", type=int, metavar="N", help="default: the version that is served")
+    add("--repository", **REPOSITORY)
     return arguments
 
 
@@ -29,7 +29,6 @@ def run(options: argparse.Namespace) -> int:
     screen.print(
         f"[green]✓[/] version {pushed.manifest.version} of {options.name} is in {options.to}: "
         f"{pushed.sent / 1e6:.1f} of {sizes / 1e6:.1f} MB sent",
-        highlight=False,
         soft_wrap=True,
     )
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from builder.commands import DEFAULT_URL, URL_HELP
+from builder.commands import URL
 from builder.common.errors import BuilderError, SpecError
 from builder.serving.client.client import Client
 
@@ -22,12 +22,11 @@ def parser() -> argparse.ArgumentParser:
         "input, its text. Each answer is printed as one line of JSON; on a terminal, generated text is shown as it "
         "arrives.",
     )
-    arguments.add_argument("name", help="name of the model")
-    arguments.add_argument(
-        "values", nargs="*", metavar="KEY=VALUE", help="inputs of one request; a VALUE in [...] is read as a JSON list"
-    )
-    arguments.add_argument("--file", type=Path, help="file with one request a line; - is standard input")
-    arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
+    add = arguments.add_argument
+    add("name", help="name of the model")
+    add("values", nargs="*", metavar="KEY=VALUE", help="inputs of one request; a VALUE in [...] is read as a JSON list")
+    add("--file", type=Path, help="file with one request a line; - is standard input")
+    add("--url", **URL)
     return arguments
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.commands import REPOSITORY, screen
 
 
 def parser() -> argparse.ArgumentParser:
@@ -13,9 +12,10 @@ def parser() -> argparse.ArgumentParser:
         prog="build-repo remove",
         description="Remove all versions of a model from a repository, and its engine unless another calls it.",
     )
-    arguments.add_argument("name", help="name of the model")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("name", help="name of the model")
+    add("--repository", **REPOSITORY)
+    add(
         "--url",
         metavar="HOST:PORT",
         help="gRPC address of a running server that is to unload it, when its last request is answered; it has to run "
@@ -38,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
             removed, where = remove(options.repository, options.name), f"{options.repository} and {options.url}"
             for model in removed:
                 control.unload(model)
-    screen.print(f"removed {' and '.join(removed)} from {where}", highlight=False)
+    screen.print(f"removed {' and '.join(removed)} from {where}")
     return 0

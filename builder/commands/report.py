@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
-
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen, screen_table
+from builder.commands import REPOSITORY, output, screen, screen_table
 from builder.common.errors import RepositoryError
 
 
@@ -15,9 +13,10 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo report", description="Show what a build measured, as a table and as one HTML page."
     )
-    arguments.add_argument("name", help="name of a model in the repository")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("name", help="name of a model in the repository")
+    add("--repository", **REPOSITORY)
+    add(
         "-o",
         "--output",
         type=Path,
@@ -34,11 +33,11 @@ def run(options: argparse.Namespace) -> int:
     report = read_report(options.repository, options.name)
     screen_table(report.table())
     if report.choice:
-        Console().print(report.choice, highlight=False)
-    output = options.output or options.repository / options.name / PAGE
+        output.print(report.choice)
+    file = options.output or options.repository / options.name / PAGE
     try:
-        output.write_text(page(report), "utf-8")
+        file.write_text(page(report), "utf-8")
     except OSError as error:
-        raise RepositoryError(f"{output} cannot be written ({error.strerror}); choose another with --output") from error
-    screen.print(f"wrote {output}", highlight=False)
+        raise RepositoryError(f"{file} cannot be written ({error.strerror}); choose another with --output") from error
+    screen.print(f"wrote {file}")
     return 0

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.commands import REPOSITORY, screen
 
 
 def parser() -> argparse.ArgumentParser:
@@ -14,10 +13,11 @@ def parser() -> argparse.ArgumentParser:
         description="Have another version of a model served, the one before the served version unless it is named: its "
         "files and its configuration.",
     )
-    arguments.add_argument("name", help="name of the model")
-    arguments.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: the one before")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("name", help="name of the model")
+    add("version", nargs="?", type=int, metavar="VERSION", help="default: the one before")
+    add("--repository", **REPOSITORY)
+    add(
         "--url",
         metavar="HOST:PORT",
         help="gRPC address of a running server that is to serve it at once; it has to run with "
@@ -38,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
         with Control(options.url, options.repository) as control, control.agreeing(options.name, before):
             control.switch(options.name)
     where = options.repository if options.url is None else f"{options.repository} and at {options.url}"
-    screen.print(f"{options.name}: version {number} is served from {where}", highlight=False)
+    screen.print(f"{options.name}: version {number} is served from {where}")
     return 0

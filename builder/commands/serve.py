@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, count, tcp_port
+from builder.commands import REPOSITORY, VERIFY_KEY_HELP, count, output, tcp_port
 from builder.commands.gateway import add_on_demand
 from builder.common.errors import SpecError
 from builder.serving.server.embedded import EMBEDDED
 from builder.serving.server.gateway import kept_gateway
 from builder.serving.server.process import adopting_orphans
-from builder.serving.server.triton import ModelState, Ports, TritonServer, refuse_taken_ports, running
+from builder.serving.server.triton import Ports, TritonServer, refuse_taken_ports, running
 from builder.serving.server.watch import keep_running
 
 
@@ -30,50 +29,45 @@ def parser() -> argparse.ArgumentParser:
         prog="build-repo serve",
         description="Run Triton Inference Server on a repository, without Docker, until Ctrl-C.",
     )
-    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("repository", nargs="?", **REPOSITORY)
+    add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    add(
         "--insecure-bind",
         action="store_true",
         help="allow a --host that other machines reach; anybody there can take over this old server",
     )
     for kind, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        arguments.add_argument(f"--{kind}-port", type=tcp_port, default=port, metavar="PORT", help=f"default {port}")
-    arguments.add_argument(
+        add(f"--{kind}-port", type=tcp_port, default=port, metavar="PORT", help=f"default {port}")
+    add(
         "--openai-port",
         type=tcp_port,
         metavar="PORT",
         help="start a gateway there too, with the APIs of OpenAI, Cohere and TEI: build-repo help gateway",
     )
     add_on_demand(arguments)
-    _add_ray(arguments)
-    arguments.add_argument(
-        "--verify-key", type=Path, metavar="FILE", help=f"serve only what was signed: {VERIFY_KEY_HELP}"
-    )
-    arguments.add_argument("--strict", action="store_true", help="serve all models or none (default: those that load)")
-    arguments.add_argument("-v", "--verbose", action="store_true", help="show Triton's log")
-    return arguments
-
-
-def _add_ray(arguments: argparse.ArgumentParser) -> None:
-    arguments.add_argument(
+    add(
         "--ray",
         action="store_true",
         help="replicas on a Ray cluster, behind --openai-port: the cluster of the variable RAY_ADDRESS, or one of "
         "this machine alone; needs the extra ray",
     )
-    arguments.add_argument(
+    add(
         "--replicas",
         type=_range,
         metavar="N:M",
         help="on Ray: N replicas, or from N to M as the load asks for (default 1)",
     )
-    arguments.add_argument(
+    add(
         "--models-per-replica",
         type=count,
         metavar="N",
         help="on Ray: models loaded at once; those used last stay (default 8)",
     )
+    add("--verify-key", type=Path, metavar="FILE", help=f"serve only what was signed: {VERIFY_KEY_HELP}")
+    add("--strict", action="store_true", help="serve all models or none (default: those that load)")
+    add("-v", "--verbose", action="store_true", help="show Triton's log")
+    return arguments
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -90,7 +84,6 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError("--load-on-demand needs the gateway, which loads the models: --openai-port PORT")
     if not options.load_on_demand and (options.memory_gb is not None or options.pin):
         raise SpecError("--memory-gb and --pin say what --load-on-demand loads; give that too")
-    console = Console()
     ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
     echo = (lambda line: print(line, file=sys.stderr, flush=True)) if options.verbose else None
     if options.openai_port in vars(ports).values():
@@ -98,11 +91,9 @@ def run(options: argparse.Namespace) -> int:
     if options.openai_port is not None:
         refuse_taken_ports(options.host, {"openai": options.openai_port})  # now, and not when all models are loaded
     with contextlib.suppress(KeyboardInterrupt), adopting_orphans(), contextlib.ExitStack() as gateway:
-        start = partial(
-            _start, options, ports, echo, gateway, cache(partial(_gateway, options, ports, console, gateway))
-        )
-        keep_running(start, partial(_show, console, options), partial(_say, console))
-    console.print("stopped")
+        start = partial(_start, options, ports, echo, gateway, cache(partial(_gateway, options, ports, gateway)))
+        keep_running(start, partial(_show, options), _say)
+    output.print("stopped")
     return 0
 
 
@@ -121,15 +112,15 @@ def _run_on_ray(options: argparse.Namespace) -> int:
     if options.models_per_replica:
         settings["models_per_replica"] = options.models_per_replica
     replica_options = read_options(settings)
-    console, address = Console(), cluster_address()
+    address = cluster_address()
     with contextlib.suppress(KeyboardInterrupt), connected(address):
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray installs its own handler
         with serving(replica_options, options.host, options.openai_port):
-            _say(console, f"{least} to {most} replicas on {address or 'this machine'}")
-            console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
-            console.print("ready; stop with Ctrl-C", highlight=False)
+            _say(f"{least} to {most} replicas on {address or 'this machine'}")
+            output.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1")
+            output.print("ready; stop with Ctrl-C")
             signal.pause()
-    console.print("stopped")
+    output.print("stopped")
     return 0
 
 
@@ -161,12 +152,12 @@ def _start(
             raise
 
 
-def _gateway(options: argparse.Namespace, ports: Ports, console: Console, stack: contextlib.ExitStack) -> None:
+def _gateway(options: argparse.Namespace, ports: Ports, stack: contextlib.ExitStack) -> None:
     """Start the gateway, if one was asked for, until `stack` is closed."""
     if options.openai_port is None:
         return
-    url, say = f"{options.host}:{ports.grpc}", partial(_say, console)
-    stack.enter_context(kept_gateway(url, options.host, options.openai_port, *_on_demand(options), say=say))
+    url = f"{options.host}:{ports.grpc}"
+    stack.enter_context(kept_gateway(url, options.host, options.openai_port, *_on_demand(options), say=_say))
 
 
 def _on_demand(options: argparse.Namespace) -> list[str]:
@@ -179,34 +170,29 @@ def _on_demand(options: argparse.Namespace) -> list[str]:
     return ["--load-on-demand", "--repository", str(options.repository), *memory, *pins, *key]
 
 
-def _say(console: Console, text: str) -> None:
-    console.print(f"{time.strftime('%H:%M:%S')} {escape(text)}", highlight=False, soft_wrap=True)
+def _say(text: str) -> None:
+    output.print(f"{time.strftime('%H:%M:%S')} {escape(text)}", soft_wrap=True)
 
 
-def _show(console: Console, options: argparse.Namespace, server: TritonServer) -> None:
+def _show(options: argparse.Namespace, server: TritonServer) -> None:
     """Print the models, and where they answer."""
     if options.load_on_demand:
-        _say(console, "models are loaded when they are asked for, by the gateway")
+        _say("models are loaded when they are asked for, by the gateway")
     else:
-        _show_models(console, options, server.models())
+        models = server.models()
+        table = Table(title=f"Triton on {escape(str(options.repository))}", title_justify="left")
+        for column in ("model", "version", "state"):
+            table.add_column(column)
+        for model in models:
+            table.add_row(model.name, model.version, model.state)
+        output.print(table)
+        for model in models:
+            if model.state != "READY":
+                _say(f"{model.name} is not served: {model.reason or model.state}. Check it: build-repo check")
     ports = server.ports
     for kind, port in (("gRPC", ports.grpc), ("HTTP", ports.http), ("metrics", ports.metrics)):
-        console.print(f"{kind:>8}  {server.host}:{port}", highlight=False)
+        output.print(f"{kind:>8}  {server.host}:{port}")
     if options.openai_port is not None:
-        console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
-    console.print(
-        f"Triton {EMBEDDED}: for development and load tests, not for clients you do not trust", highlight=False
-    )
-    console.print("ready; stop with Ctrl-C", highlight=False)
-
-
-def _show_models(console: Console, options: argparse.Namespace, models: list[ModelState]) -> None:
-    table = Table(title=f"Triton on {escape(str(options.repository))}", title_justify="left")
-    for column in ("model", "version", "state"):
-        table.add_column(column)
-    for model in models:
-        table.add_row(model.name, model.version, model.state)
-    console.print(table)
-    for model in models:
-        if model.state != "READY":
-            _say(console, f"{model.name} is not served: {model.reason or model.state}. Check it: build-repo check")
+        output.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1")
+    output.print(f"Triton {EMBEDDED}: for development and load tests, not for clients you do not trust")
+    output.print("ready; stop with Ctrl-C")

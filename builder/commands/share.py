@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.commands import REPOSITORY, screen
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,9 +31,10 @@ def front_parser(verb: str, description: str, models: tuple[str, str], name: str
     `models`: how many it takes, and their help; `name`: the help of --name.
     """
     arguments = argparse.ArgumentParser(prog=f"build-repo {verb}", description=description)
-    arguments.add_argument("models", nargs=models[0], metavar="MODEL", help=models[1])
-    arguments.add_argument("--name", required=True, help=name)
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    add = arguments.add_argument
+    add("models", nargs=models[0], metavar="MODEL", help=models[1])
+    add("--name", required=True, help=name)
+    add("--repository", **REPOSITORY)
     return arguments
 
 
@@ -44,5 +44,5 @@ def run(options: argparse.Namespace) -> int:
 
     recover(options.repository)
     hosted = share(options.repository, options.name, options.models, options.memory_mb)
-    screen.print(f"{options.name} answers for {len(hosted)} models: {', '.join(hosted[:10])}", highlight=False)
+    screen.print(f"{options.name} answers for {len(hosted)} models: {', '.join(hosted[:10])}")
     return 0

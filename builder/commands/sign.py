@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.commands import REPOSITORY, screen
 from builder.common.errors import SpecError
 from builder.repository.signatures import sign
 from builder.repository.signing_keys import Signer
@@ -18,13 +18,12 @@ def parser() -> argparse.ArgumentParser:
         description="Sign models, each with its engine: model.sig in each folder, in the format of OpenSSF's "
         "model-signing. Needs the extra sign, and no network.",
     )
-    arguments.add_argument("name", nargs="*", help="a model of the repository (default: all)")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument(
-        "--key", type=Path, required=True, metavar="FILE", help="private key (PEM, P-256, P-384 or P-521)"
-    )
-    arguments.add_argument("--certificate", type=Path, metavar="FILE", help="its certificate (PEM), to sign with that")
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("name", nargs="*", help="a model of the repository (default: all)")
+    add("--repository", **REPOSITORY)
+    add("--key", type=Path, required=True, metavar="FILE", help="private key (PEM, P-256, P-384 or P-521)")
+    add("--certificate", type=Path, metavar="FILE", help="its certificate (PEM), to sign with that")
+    add(
         "--chain",
         type=Path,
         action="append",
@@ -41,5 +40,5 @@ def run(options: argparse.Namespace) -> int:
     recover(options.repository)
     signer = Signer(options.key, options.certificate, tuple(options.chain))
     for name in sign(options.repository, signer, options.name):
-        screen.print(f"[green]✓[/] {name}: signed", highlight=False)
+        screen.print(f"[green]✓[/] {name}: signed")
     return 0

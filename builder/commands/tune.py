@@ -7,14 +7,12 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, count, positive, screen
+from builder.commands import REPOSITORY, count, output, positive, screen
 from builder.commands.load_test import model_samples
-from builder.common.cpu import cpu
 from builder.common.errors import RepositoryError, SpecError
-from builder.common.machine import available_cores, available_memory
+from builder.common.machine import available_cores, available_memory, cpu
 from builder.options import load_specs
 from builder.options.build_spec import HEADROOM
 from builder.repository.settings import publish_settings, read_settings
@@ -34,21 +32,20 @@ def parser() -> argparse.ArgumentParser:
         "What wins more than noise, repeated by turns, is published as the next version of the model, and written into "
         "a models.yaml for the next build.",
     )
-    arguments.add_argument("name", help="name of a model in the repository")
-    arguments.add_argument(
+    add = arguments.add_argument
+    add("name", help="name of a model in the repository")
+    add(
         "--p99-ms",
         type=positive,
         required=True,
         metavar="MS",
         help="limit of the p99 latency; of streams, of the time to the first token",
     )
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument("--models", type=Path, metavar="FILE", help="models.yaml to write the winner into")
-    arguments.add_argument("--trials", type=count, default=20, metavar="N", help="settings that are tried (default 20)")
-    arguments.add_argument(
-        "--seconds", type=positive, default=3.0, metavar="S", help="seconds of one measurement (default 3)"
-    )
-    arguments.add_argument(
+    add("--repository", **REPOSITORY)
+    add("--models", type=Path, metavar="FILE", help="models.yaml to write the winner into")
+    add("--trials", type=count, default=20, metavar="N", help="settings that are tried (default 20)")
+    add("--seconds", type=positive, default=3.0, metavar="S", help="seconds of one measurement (default 3)")
+    add(
         "--repeats",
         type=count,
         default=5,
@@ -62,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         help="numbers of concurrent requests that are tried (default 1,2,4,8,16,32,64)",
     )
     load.add_argument("--rate", help="requests a second instead: a list, or the ramp START:END:STEP")
-    arguments.add_argument("--samples", type=Path, help="file of requests (default: the samples of the model's task)")
+    add("--samples", type=Path, help="file of requests (default: the samples of the model's task)")
     return arguments
 
 
@@ -89,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         partial(measure_settings, version, conditions=conditions),
         lambda settings, level: measure_again(version, settings, conditions, level),
         options.repeats,
-        lambda text: screen.print(f"  {escape(text)}", highlight=False, soft_wrap=True),
+        lambda text: screen.print(f"  {escape(text)}", soft_wrap=True),
     )
     _publish_winner(options, result, cores)
     return 0
@@ -97,16 +94,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _publish_winner(options: argparse.Namespace, result: Finding, cores: int) -> None:
     """Publish and write the winner, or report that there is none."""
-    console = Console()
     if result.settings is None:
-        console.print(f"{options.name} stays as it is: {result.reason}", highlight=False, soft_wrap=True)
+        output.print(f"{options.name} stays as it is: {result.reason}", soft_wrap=True)
         return
     today = datetime.now(UTC).date().isoformat()
     reason = f"build-repo tune, {today}, {cores} cores of {cpu()['model']}: {result.reason}"
-    console.print(f"{options.name}: {result.reason}", highlight=False, soft_wrap=True)
+    output.print(f"{options.name}: {result.reason}", soft_wrap=True)
     settings = ", ".join(f"{key}: {value}" for key, value in result.settings.items())
     number = publish_settings(options.repository, options.name, result.settings, reason)
-    console.print(f"version {number} of {options.name} has {settings}", highlight=False, soft_wrap=True)
+    output.print(f"version {number} of {options.name} has {settings}", soft_wrap=True)
     if options.models is not None:
         write_settings(options.models, options.name, result.settings, reason)
-        console.print(f"written into {options.models}", highlight=False)
+        output.print(f"written into {options.models}")

@@ -25,7 +25,6 @@ def run(options: argparse.Namespace) -> int:
     recover(options.repository)
     left = unshare(options.repository, options.name, options.models)
     screen.print(
-        f"{', '.join(dict.fromkeys(options.models))} left {options.name}, which answers for {len(left)} models",
-        highlight=False,
+        f"{', '.join(dict.fromkeys(options.models))} left {options.name}, which answers for {len(left)} models"
     )
     return 0

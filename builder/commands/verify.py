@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, screen
+from builder.commands import REPOSITORY, VERIFY_KEY_HELP, screen
 from builder.repository.signatures import unsigned
 
 
@@ -17,15 +17,16 @@ def parser() -> argparse.ArgumentParser:
         description="Verify the signatures of a repository: every folder signed by the key, and no file of it changed, "
         "added or removed since. Needs the extra sign, and no network.",
     )
-    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument("--key", type=Path, required=True, metavar="FILE", help=VERIFY_KEY_HELP)
+    add = arguments.add_argument
+    add("repository", nargs="?", **REPOSITORY)
+    add("--key", type=Path, required=True, metavar="FILE", help=VERIFY_KEY_HELP)
     return arguments
 
 
 def run(options: argparse.Namespace) -> int:
     problems = unsigned(options.repository, options.key)
     for problem in problems:
-        screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
+        screen.print(f"[red]✗[/] {escape(problem)}", soft_wrap=True)
     if not problems:
-        screen.print(f"[green]✓[/] {options.repository}: every signature holds", highlight=False)
+        screen.print(f"[green]✓[/] {options.repository}: every signature holds")
     return int(bool(problems))

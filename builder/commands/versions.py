@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 from rich.table import Table
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen_table
+from builder.commands import REPOSITORY, screen_table
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo versions", description="Show the versions of a model, and which of them is served."
     )
-    arguments.add_argument("name", help="name of the model")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    add = arguments.add_argument
+    add("name", help="name of the model")
+    add("--repository", **REPOSITORY)
     return arguments
 
 

@@ -1,9 +1,16 @@
-"""Checks of the address of a server."""
+"""Addresses of servers and object stores, as given on a command line or in a models.yaml."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from urllib.parse import urlsplit
+
+from builder.common.errors import SpecError
+
+SCHEMES = ("s3", "gs", "az", "abfs", "file")
+ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/+(.+)")
+NAME_AND_VERSION = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
 
 
 def is_address(url: str) -> bool:
@@ -15,3 +22,25 @@ def is_address(url: str) -> bool:
         )
     except ValueError:  # of a port beyond 65535
         return False
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches an address."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def split_version(text: str) -> tuple[str, int | None]:
+    """Split NAME or NAME@VERSION, as given on a command line, into name and version. Raises SpecError."""
+    match = NAME_AND_VERSION.fullmatch(text)
+    if match is None:
+        raise SpecError(f"{text!r} is not a model: expected NAME or NAME@VERSION")
+    return match[1], int(match[2]) if match[2] else None
+
+
+def store_address(output: str | Path) -> str | None:
+    """Return `output` as the address of an object store; None for a folder. Accepts a Path, which has lost a slash."""
+    match = ADDRESS.fullmatch(str(output))
+    if match is None:
+        return None
+    scheme, rest = match[1], match[2].lstrip("/")
+    return f"{scheme}:///{rest}" if scheme == "file" else f"{scheme}://{rest}"

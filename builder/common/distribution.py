@@ -1,10 +1,13 @@
-"""Names of the installed project: its distribution, its version, and the installation of its extras."""
+"""The installed project: its folders, its version, and the installation of its extras."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
+from pathlib import Path
 
 DISTRIBUTION = "triton-model-repository-builder"
+PACKAGE = Path(__file__).parent.parent
+RUNTIME = PACKAGE / "runtime"  # the code that is emitted
 
 
 def own_version() -> str:

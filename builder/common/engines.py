@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from builder.common.folders import PACKAGE
+from builder.common.distribution import PACKAGE
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,4 @@
-"""Every error a user can cause. The command line prints the message and exits 1; a traceback means a bug.
-
-BuilderError
-├── SpecError          an option or a models.yaml that is wrong, or contradicts another
-├── CheckpointError    a checkpoint that cannot be found, trusted or served for the task
-├── ExportError        a graph that could not be made
-├── VerificationError  a model whose answers are not the reference's; nothing is published
-├── RepositoryError    a repository that cannot be written, or would not load
-└── ServeError         a server that cannot start, cannot be reached, or refuses a request
-"""
+"""Every error a user can cause. The command line prints the message and exits 1; a traceback means a bug."""
 
 
 class BuilderError(Exception):
@@ -15,27 +6,27 @@ class BuilderError(Exception):
 
 
 class SpecError(BuilderError):
-    pass
+    """An option or a models.yaml that is wrong, or contradicts another."""
 
 
 class CheckpointError(BuilderError):
-    pass
+    """A checkpoint that cannot be found, trusted or served for the task."""
 
 
 class ExportError(BuilderError):
-    pass
+    """A graph that could not be created."""
 
 
 class VerificationError(BuilderError):
-    pass
+    """A model whose answers are not the reference's; nothing is published."""
 
 
 class RepositoryError(BuilderError):
-    pass
+    """A repository that cannot be written, or would not load."""
 
 
 class ServeError(BuilderError):
-    pass
+    """A server that cannot start, cannot be reached, or refuses a request."""
 
 
 def first_line(error: BaseException) -> str:

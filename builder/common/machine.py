@@ -1,17 +1,19 @@
-"""Resources of this machine: cores and memory that a process may use."""
+"""Processor of this machine, on which latencies were measured, and the cores and memory that a process may use."""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from builder.common.processes import read_counter
+import psutil
 
 CGROUP = Path("/sys/fs/cgroup")  # in a container, its own
-UNKNOWN_BYTES = 1 << 62  # bytes: more than any machine has
+UNLIMITED = 1 << 62  # bytes: more than any machine has
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 _share: int | None = None  # of the cores, where other builds run beside this process
 
@@ -41,57 +43,29 @@ def sharing_cores(count: int) -> Iterator[None]:
 
 
 def available_memory() -> int:
-    """Return the bytes that this machine can still give, by /proc/meminfo, or fewer if the container has a limit.
-
-    A very large number where neither is known.
-    """
-    container = _container_memory()
-    return min(_memory("MemAvailable"), max(0, container.limit - container.used))
+    """Return the bytes that this machine can still give, or fewer if the container has a limit."""
+    limit, used = _container_memory()
+    return min(psutil.virtual_memory().available, max(0, limit - used))
 
 
 def total_memory() -> int:
-    """Return the bytes of this machine's memory, by /proc/meminfo, or the container's limit if that is less.
+    """Return the bytes of this machine's memory, or the container's limit if that is less."""
+    return min(psutil.virtual_memory().total, _container_memory()[0])
 
-    A very large number where neither is known.
+
+def _container_memory() -> tuple[int, int]:
+    """Return the bytes that the container may take, UNLIMITED if any number, and those in use.
+
+    Pages of files, which the system can read again, do not count. Source: Linux, Documentation/admin-guide,
+    cgroup-v2.rst and cgroup-v1/memory.rst; the latter's hierarchical limit is the least of the containers around it.
     """
-    return min(_memory("MemTotal"), _container_memory().limit)
-
-
-@dataclass(frozen=True)
-class ContainerMemory:
-    """Bytes that a container may take, and those of them that are in use.
-
-    Pages of files, which the system can read again, do not count.
-    """
-
-    limit: int
-    used: int
-
-
-def _container_memory() -> ContainerMemory:
-    for look in (_by_cgroup_2, _by_cgroup_1):
-        with suppress(OSError, ValueError, KeyError):  # another version, or "max" for no limit
-            return look()
-    return ContainerMemory(UNKNOWN_BYTES, 0)
-
-
-def _by_cgroup_2() -> ContainerMemory:
-    """Return the limits by cgroup 2.
-
-    Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.max, memory.current and memory.stat.
-    """
-    limit, used, counts = _number("memory.max"), _number("memory.current"), _counts("memory.stat")
-    return ContainerMemory(limit, used - counts["active_file"] - counts["inactive_file"])
-
-
-def _by_cgroup_1() -> ContainerMemory:
-    """Return the least limit of the container and of those that it is in.
-
-    Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst, memory.usage_in_bytes and memory.stat.
-    """
-    used, counts = _number("memory/memory.usage_in_bytes"), _counts("memory/memory.stat")
-    files = counts["total_active_file"] + counts["total_inactive_file"]
-    return ContainerMemory(counts["hierarchical_memory_limit"], used - files)
+    with suppress(OSError, ValueError, KeyError):  # cgroup 1, or "max" for no limit
+        limit, used, counts = _number("memory.max"), _number("memory.current"), _counts("memory.stat")
+        return limit, used - counts["active_file"] - counts["inactive_file"]
+    with suppress(OSError, ValueError, KeyError):
+        used, counts = _number("memory/memory.usage_in_bytes"), _counts("memory/memory.stat")
+        return counts["hierarchical_memory_limit"], used - counts["total_active_file"] - counts["total_inactive_file"]
+    return UNLIMITED, 0
 
 
 def _number(file: str) -> int:
@@ -103,6 +77,10 @@ def _counts(file: str) -> dict[str, int]:
     return {name: int(count) for name, count in map(str.split, lines)}
 
 
-def _memory(field: str) -> int:
-    size = read_counter("meminfo", field)
-    return UNKNOWN_BYTES if size is None else size
+def cpu() -> dict[str, Any]:
+    """Return the processor's model name, and the instruction sets of FLAGS that it has."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in fields.items()}
+    flags = fields.get("flags", "").split()
+    return {"model": fields.get("model name", platform.processor()), "flags": [f for f in FLAGS if f in flags]}

@@ -40,8 +40,8 @@ def build_folder() -> Iterator[Path]:
         if isinstance(reason, OSError) and reason.filename is not None and PREFIX not in str(reason.filename):
             raise RepositoryError(f"a disk is full ({text}): free some space there") from error
         raise RepositoryError(
-            f"the files of the build have no room ({text}). Free some space, or have them on another disk: set TMPDIR "
-            "to a folder there"
+            f"the files of the build do not fit on the disk ({text}). Free some space, or have them on another disk: "
+            "set TMPDIR to a folder there"
         ) from error
 
 
@@ -71,31 +71,23 @@ def remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is another user's, or its build has just ended
             if time.time() - folder.stat().st_mtime > MIN_AGE_S:
-                _remove_unlocked(folder)
-
-
-def _remove_unlocked(folder: Path) -> None:
-    with _locked(folder) as is_abandoned:
-        if is_abandoned:
-            shutil.rmtree(folder, ignore_errors=True)
+                with _locked(folder) as is_abandoned:
+                    if is_abandoned:
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
     """Lock `folder` for the block, as far as this process lives; yield True if the lock was taken."""
     descriptor = os.open(folder, os.O_RDONLY)
+    is_locked = False
     try:
-        yield _lock(descriptor)
+        with suppress(OSError):  # another process has locked it, or it is on NFS, which locks no folder
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        yield is_locked
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # it is locked, or on NFS, which locks no folder
-        return False
-    return True
 
 
 def find_disk_full_error(error: BaseException) -> BaseException | None:

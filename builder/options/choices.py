@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from builder.common.addresses import store_address
 from builder.common.engines import ENGINES
 from builder.common.releases import NEWEST, RELEASES
-from builder.common.store_address import store_address
 from builder.options.calibration import Calibration
 from builder.options.gpu import Gpu, TensorRT
 from builder.options.load import Load

@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from builder.common.cache.links import clone, link
-from builder.common.cache.published import Published
+from builder.common.cache.folder import Published
 from builder.common.errors import RepositoryError
+from builder.common.files import clone, link
 from builder.common.hashing import WRITTEN_DIGESTS
 from builder.options.choices import KEEP
 from builder.repository.check import check

@@ -18,8 +18,8 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from builder.common.cache.links import clone
 from builder.common.errors import RepositoryError
+from builder.common.files import clone
 from builder.repository.config.render import CONFIG, parse
 from builder.repository.locks import sync
 from builder.repository.report.bom import BOM

@@ -21,12 +21,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from builder.clusters.fleet.memory import own_memory, peak_memory, reset_peak_memory
-from builder.clusters.fleet.work import collecting_garbage_rarely, limit_spinning, load_libraries
+from builder.clusters.fleet.work import (
+    collecting_garbage_rarely,
+    limit_spinning,
+    load_libraries,
+    peak_memory,
+    reset_peak_memory,
+)
 from builder.common.cache.folder import DISABLED, FOLDER_VARIABLE
 from scripts.benchmarks.circumstances import circumstances, write_figures
 
@@ -162,7 +168,7 @@ class Looking:
 
     def most(self) -> int:
         """Return the highest value since the last call."""
-        highest, self.highest = max(self.highest, own_memory()), 0
+        highest, self.highest = max(self.highest, _own_memory()), 0
         return highest
 
     def stop(self) -> None:
@@ -171,8 +177,14 @@ class Looking:
 
     def _look(self) -> None:
         while not self.ended.wait(SAMPLED_S):
-            self.highest = max(self.highest, own_memory())
+            self.highest = max(self.highest, _own_memory())
             self.files = max(self.files, on_disk(Path(tempfile.gettempdir())))
+
+
+def _own_memory() -> int:
+    """Return the bytes of this process that are resident and belong to no file."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
 
 
 def on_disk(folder: Path) -> int:

@@ -7,8 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from builder.common.cpu import cpu
-from builder.common.machine import available_cores
+from builder.common.machine import available_cores, cpu
 from builder.repository.report.record import package_versions
 
 

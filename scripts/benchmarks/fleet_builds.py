@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 from builder.checkpoints.libraries import quiet_libraries
 from builder.common.machine import available_cores
-from builder.common.processes import read_counter
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from tests.decoders import make_decoder_checkpoint
 from tests.tiny_encoders import make_checkpoint
@@ -165,7 +165,10 @@ def processor_s(pid: int) -> float:
 
 def _resident(pid: int) -> int:
     """Return the process's own bytes and its share of the pages that others have too."""
-    return read_counter(f"{pid}/smaps_rollup", "Pss") or 0
+    try:
+        return int(psutil.Process(pid).memory_full_info().pss)
+    except psutil.Error:
+        return 0
 
 
 def show(figures: dict[str, Any], models: int) -> None:

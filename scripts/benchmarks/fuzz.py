@@ -27,8 +27,7 @@ from builder.building.pipeline import build
 from builder.checkpoints.libraries import quiet_libraries
 from builder.options import make_spec
 from builder.serving.client.client import Client
-from builder.serving.server.log import last_error
-from builder.serving.server.triton import TritonServer, running
+from builder.serving.server.triton import TritonServer, last_error, running
 from scripts.benchmarks.held import held
 from tests.decoders import make_decoder_checkpoint
 from tests.tiny_encoders import make_checkpoint

@@ -20,14 +20,13 @@ from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.building.pipeline import build
-from builder.common.cpu import cpu
-from builder.common.machine import available_cores
-from builder.common.processes import read_counter
+from builder.common.machine import available_cores, cpu
 from builder.options import make_spec
 from builder.runtime.fields import Field
 from builder.serving.gateway.server import allow_connections
@@ -242,7 +241,7 @@ async def crowd(through: Through, pid: int) -> dict[str, Any]:
 
 
 def _memory_mb(pid: int) -> float:
-    return (read_counter(f"{pid}/status", "VmRSS") or 0) / 2**20
+    return psutil.Process(pid).memory_info().rss / 2**20
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:

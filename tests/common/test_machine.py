@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from builder.common import machine
@@ -11,7 +13,8 @@ from builder.common import machine
 
 @pytest.fixture(autouse=True)
 def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "read_counter", lambda file, field: 512_000)
+    memory = SimpleNamespace(available=512_000, total=512_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     (tmp_path / "memory.current").write_text("9000\n")
     (tmp_path / "memory.stat").write_text("anon 6000\nfile 3000\ninactive_file 2000\nactive_file 500\n")

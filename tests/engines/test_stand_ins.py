@@ -21,8 +21,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from onnx import TensorProto, helper
 
-from builder.common.cpu import cpu
 from builder.common.errors import ExportError
+from builder.common.machine import cpu
 from builder.common.releases import NEWEST
 from builder.engines import onnxruntime, openvino
 from builder.engines.stock import STOCK_BACKENDS, Parameter

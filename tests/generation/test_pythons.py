@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.common.cache.fetched import ENGINES, fetched_folder
+from builder.common.cache.folder import ENGINES, fetched_folder
 from builder.common.releases import RELEASES
 
 

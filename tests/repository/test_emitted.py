@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.folders import RUNTIME
+from builder.common.distribution import RUNTIME
 from builder.repository.layout.emitted import emitted_files, encoder_files, generation_files
 from builder.runtime.contract import Arena, Chat, EncoderInput, LayerShape, Session
 from tests.servings import decoder_serving, encoder_serving

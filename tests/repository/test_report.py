@@ -17,8 +17,8 @@ from rich.console import Console
 from builder.building.pipeline import build
 from builder.building.variants.candidates import requested_variants
 from builder.cli import main
-from builder.common.cpu import cpu
 from builder.common.errors import RepositoryError
+from builder.common.machine import cpu
 from builder.engines import openvino
 from builder.options import Serving, make_spec
 from builder.repository.check import check, verdicts

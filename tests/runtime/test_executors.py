@@ -16,8 +16,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from builder.building.families import encoder
-from builder.common.cpu import cpu
 from builder.common.errors import SpecError
+from builder.common.machine import cpu
 from builder.engines import graph_engine, openvino
 from builder.engines.onnxruntime import loop_session
 from builder.graphs.onnx.graph import Graph, save_graph

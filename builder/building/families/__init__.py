@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
-from builder.common.cpu import cpu
+from builder.common.machine import cpu
 from builder.common.progress import Stage
 from builder.engines import refuse_to_choose
 from builder.graphs.onnx.graph import Graph

@@ -19,8 +19,8 @@ from builder.building.variants.evaluator import Evaluator
 from builder.building.variants.selection import Candidate
 from builder.building.variants.traffic import Rates
 from builder.building.verify.quality import Quality
-from builder.common.cache.digests import write_atomically
 from builder.common.cache.folder import cache_home
+from builder.common.files import write_atomically
 from builder.common.speed import Latencies, speed_up
 from builder.engines.encoding import Variant
 from builder.engines.optimise import Quantised

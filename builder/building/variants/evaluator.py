@@ -20,8 +20,8 @@ from builder.building.verify.quality import Quality, served_quality
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, encoder_task, one_pipeline
 from builder.checkpoints.tokenizer import tokenizer_json
-from builder.common.cache.digests import write_atomically
 from builder.common.errors import CheckpointError, SpecError
+from builder.common.files import write_atomically
 from builder.common.memory import weights_bytes
 from builder.common.samples import load_samples, with_mask
 from builder.common.speed import Latencies

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from builder.building.verify.replay import comparable
-from builder.common.folders import PACKAGE
+from builder.common.distribution import PACKAGE
 from builder.engines import graph_engine, infer_with
 from builder.engines.decoding import session_here
 from builder.graphs.onnx.graph import Graph, nodes_of

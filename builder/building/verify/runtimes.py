@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from builder.building.verify.recording import Case
-from builder.common.cache.fetched import ENGINES, fetched_folder
+from builder.common.cache.folder import ENGINES, fetched_folder
 from builder.common.errors import VerificationError
 from builder.common.progress import Stage
 from builder.engines import graph_engine

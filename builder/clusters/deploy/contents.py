@@ -1,23 +1,27 @@
-"""Models of a repository that can be deployed: the served version of each, read from a folder or a store."""
+"""Models of a repository that can be deployed: the served version of each, read from a folder or a store.
+
+A shared front is one model: one process that answers for encoders which have no front of their own.
+"""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from builder.clusters.deploy.deployment import DeployedModel, digest_of_model
-from builder.clusters.deploy.hosting import shared_fronts
+from builder.common.addresses import split_version
 from builder.common.errors import RepositoryError, SpecError
-from builder.common.store_address import split_version
 from builder.repository.config.render import CONFIG
 from builder.repository.report.record import REPORT, read_report
-from builder.repository.sharing.hosting import config_of
+from builder.repository.sharing.hosting import MODELS, NAMES_THE_MODEL, config_of, hosted_repositories, read_hosted
 from builder.repository.stores.store import Store, is_store, open_store
 from builder.repository.versions import entry_names, is_front
-from builder.runtime.contract import FILE, GenerationServing, load
+from builder.runtime.contract import FILE, ContractError, GenerationServing, load, load_shared
+from builder.runtime.hosted import HostedModel
 from builder.serving.plan.built import plan_built
+from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes
 from builder.serving.plan.needs import served_version
 
 DESCRIBING_FILES = (CONFIG, REPORT, FILE)  # the files that describe a version
@@ -76,6 +80,7 @@ def _model(folder: Path, name: str) -> DeployedModel:
         raise SpecError(f"{name}: its engine runs in a container of its own, which is not deployed here")
     generates = isinstance(load(version), GenerationServing)
     folders = tuple(entry_names(folder, name, int(version.name)))
+    texts = {tensor.name: "a" for tensor in config_of(folder / name).input if not tensor.optional}
     return DeployedModel(
         name=name,
         version=int(version.name),
@@ -83,14 +88,43 @@ def _model(folder: Path, name: str) -> DeployedModel:
         release=report.triton,
         target=report.target,
         generates=generates,
-        request=_request(folder / name, generates),
+        request=json.dumps({**texts, "max_tokens": 1} if generates else texts),
         plan=plan_built(folder, name),
         digest=digest_of_model([report], [config_of(folder / entry) for entry in folders]),
     )
 
 
-def _request(entry: Path, generates: bool) -> str:
-    """Return a request as JSON, with a short text in each required input."""
-    config = config_of(entry)
-    texts = {tensor.name: "a" for tensor in config.input if not tensor.optional}
-    return json.dumps({**texts, "max_tokens": 1} if generates else texts)
+def shared_fronts(folder: Path) -> Iterator[DeployedModel]:
+    """Yield the shared fronts of a repository that host models. Raises RepositoryError and SpecError."""
+    for repository in hosted_repositories(folder):
+        try:
+            hosted = dict(read_hosted(repository))
+        except ContractError as error:
+            raise RepositoryError(str(error)) from error
+        if hosted:
+            yield _shared_front(folder, repository.parent.name, hosted)
+
+
+def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) -> DeployedModel:
+    reports = [read_report(folder / name / MODELS, model) for model in hosted]
+    releases = sorted({report.triton for report in reports})
+    if len(releases) > 1:
+        raise SpecError(f"{name} hosts models for Triton {' and '.join(releases)}: build them again for one of them")
+    version = served_version(folder / name)
+    # the memory that the front was given, and the largest shared-memory region of its models
+    size, shm = load_shared(version).memory_mb << 20, max(plan_built(folder / name / MODELS, one).shm for one in hosted)
+    memory = PlanLine("memory", "--memory-mb of build-repo share", megabytes(size))
+    first, model = next(iter(hosted.items()))
+    texts = {name: "a" for name, optional in model.inputs.items() if not optional}
+    configs = [config_of(folder / name), *(config_of(folder / name / MODELS / model) for model in sorted(hosted))]
+    return DeployedModel(
+        name=name,
+        version=int(version.name),
+        entries=(name,),
+        release=releases[0],
+        target=reports[0].target,
+        generates=False,
+        request=json.dumps({NAMES_THE_MODEL: first, **texts}),
+        plan=ModelPlan(name, (memory,), {}, size, shm),
+        digest=digest_of_model(reports, configs),
+    )

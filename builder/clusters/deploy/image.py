@@ -62,15 +62,10 @@ def containerfile(deployment: Deployment) -> str:
         f"COPY {LIVENESS} {LIVENESS_FOLDER}",
     ]
     if not deployment.stored:
-        lines += [
-            f"COPY --chown={USER}:{USER} --from=models {model} /models/{model}/" for model in _entries(deployment)
-        ]
+        entries = [entry for model in deployment.models for entry in model.entries]
+        lines += [f"COPY --chown={USER}:{USER} --from=models {entry} /models/{entry}/" for entry in entries]
     return "\n".join([*lines, "# triton-server, of the stock image", f"USER {USER}:{USER}", ""])
 
 
 def _name(deployment: Deployment) -> str:
     return GPU if deployment.on_gpu else CPU
-
-
-def _entries(deployment: Deployment) -> list[str]:
-    return [entry for model in deployment.models for entry in model.entries]

@@ -1,21 +1,24 @@
 """Pod of a replica: the pull of the models, Triton, and the gateway in front of it.
 
 Triton is a sidecar (an init container that stays, Kubernetes 1.29 and later): it starts before the gateway, and is told
-to stop only when the gateway has finished its requests, so no accepted request is lost. Sources:
+to stop only when the gateway has finished its requests, so no accepted request is lost. A server may hang
+and still report that it is ready, so it has to answer an inference (builder.repository.liveness). Sources:
 https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../pods/pod-lifecycle/
 """
 
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.clusters.deploy.deployment import Deployment
+from builder.clusters.deploy.deployment import DeployedModel, Deployment
 from builder.clusters.deploy.image import build_command, image_tag
-from builder.clusters.deploy.probes import live_probe, ready_probe
 from builder.common.distribution import own_version
 from builder.common.errors import SpecError
+from builder.common.releases import version_tuple
 from builder.common.telemetry import OFF
 from builder.repository.config.arguments import (
     EXIT_TIMEOUT_S,
@@ -26,6 +29,7 @@ from builder.repository.config.arguments import (
     arguments,
     command,
 )
+from builder.repository.liveness import ask_command
 from builder.serving.gateway.settings import DEFAULT_PORT, GatewaySettings
 
 GATEWAY_PORT = DEFAULT_PORT
@@ -39,10 +43,21 @@ PULL_TIMEOUT_S = 900  # to fetch images of gigabytes, and the models
 TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds the key that models must be signed with
 CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps compiled engines, in the image
 GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
-PULL_CPU, PULL_MEMORY = (
-    "500m",
-    1 << 30,
-)  # 148 MiB were measured; eight pieces of 8 MiB in flight, and a graph to check
+# 148 MiB were measured; eight pieces of 8 MiB in flight, and a graph to check
+PULL_CPU, PULL_MEMORY = "500m", 1 << 30
+HTTP_API = f"http://127.0.0.1:{HTTP_PORT}/v2"
+REQUEST_TIMEOUT_S = 4  # to answer one request; a model that is only busy is not dead
+DEAD_STUB_ERROR = "is not healthy"  # python_backend: "Stub process '...' is not healthy."
+# From this release on the server is not ready if a loaded model is not: core, pull request 473, looked for in each
+# rYY.MM. The model alone is not since 25.12 (core, 461), and by its own is_ready since 26.03 (python_backend, 430).
+READINESS_COVERS_MODELS_SINCE = "26.04"
+PERIOD_S, FAILURE_THRESHOLD = 5, 3  # the interval between probes, and how many in a row have to fail
+KILL_GRACE_S = 8  # for running requests; a server that hangs does not end before it
+
+# A failed decode loop reports it in the metrics.
+METRICS = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+CHECK_DECODE_LOOPS = f"""metrics=$(curl --silent --max-time {REQUEST_TIMEOUT_S} {METRICS} || true)
+if echo "$metrics" | grep --quiet --extended-regexp '^build_repo_healthy.* 0(\\.0+)?$'; then exit 1; fi"""
 
 Document = dict[str, Any]
 
@@ -233,3 +248,38 @@ def volumes(deployment: Deployment) -> list[Document]:
 def trusted_name(deployment: Deployment) -> str:
     """Return the name of the ConfigMap with the key that pulled models must be signed with."""
     return f"{deployment.name}-trusted"
+
+
+def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
+    """Return a probe that all models are loaded; it also sends a request to the `probed` ones."""
+    if not probed:
+        return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
+    urls = [f"{HTTP_API}/health/ready", *(f"{HTTP_API}/models/{name}/ready" for name in probed)]
+    return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *urls]}}
+
+
+def live_probe(deployment: Deployment) -> dict[str, Any]:
+    """Return a probe that restarts a server within 30 s of the last inference that it answered.
+
+    No model is loaded or unloaded while it runs: once ready, it stays so. For a probed model only the answer that its
+    process is dead counts: one that is busy, or refuses because its queue is full, is not restarted.
+    """
+    models = [model for model in deployment.models if model.name in deployment.probed]
+    ask = ask_command(f"127.0.0.1:{GRPC_PORT}", REQUEST_TIMEOUT_S)
+    covers_models = version_tuple(deployment.release) >= version_tuple(READINESS_COVERS_MODELS_SINCE)
+    health = f"{HTTP_API}/health/{'ready' if covers_models else 'live'}"
+    server = f"curl --fail --silent --max-time {REQUEST_TIMEOUT_S} {health}"
+    script = "\n".join([ask, server, *([CHECK_DECODE_LOOPS] if models else []), *map(_probe_model, models)])
+    return {
+        "exec": {"command": ["sh", "-ec", script]},
+        "periodSeconds": PERIOD_S,
+        "timeoutSeconds": REQUEST_TIMEOUT_S * (len(models) + 3) + 2,
+        "failureThreshold": FAILURE_THRESHOLD,
+        "terminationGracePeriodSeconds": KILL_GRACE_S,
+    }
+
+
+def _probe_model(model: DeployedModel) -> str:
+    url = f"{HTTP_API}/models/{model.name}/generate"
+    answer = f"answer=$(curl --silent --max-time {REQUEST_TIMEOUT_S} --data {shlex.quote(model.request)} {url} || true)"
+    return f'{answer}\ncase $answer in *"{DEAD_STUB_ERROR}"*) exit 1 ;; esac'

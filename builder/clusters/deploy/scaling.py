@@ -32,7 +32,13 @@ def wait_queries(deployment: Deployment, pods: str, with_gateway: bool = True) -
         by_name["batcher"] = _mean_wait("nv_inference_queue_duration_us", answered, of_fronts, "model", "/ 1000")
         by_name["front"] = _mean_wait("build_repo_waited_seconds_total", answered, of_fronts, "model", "* 1000")
     if any(model.generates for model in deployment.models):
-        by_name["decode-loop"] = _gateway_wait(of) if with_gateway else _decode_loop_wait(of)
+        if with_gateway:
+            queue = "vllm:request_queue_time_seconds"
+            by_name["decode-loop"] = _mean_wait(f"{queue}_sum", f"{queue}_count", of, "model_name", "* 1000")
+        else:
+            waiting = f"sum by (model) (avg_over_time(build_repo_waiting{{{of}}}[{RATE_WINDOW}]))"
+            arriving = f"sum by (model) (rate(build_repo_requests_total{{{of}}}[{RATE_WINDOW}]))"
+            by_name["decode-loop"] = f"max({waiting} / clamp_min({arriving}, 0.001)) * 1000"
     return by_name
 
 
@@ -42,17 +48,6 @@ def pods_pattern(name: str) -> str:
     Names of pods end in two hashes, which are one if Kubernetes has cut a long name.
     """
     return f"{name}-[a-z0-9]+(-[a-z0-9]+)?"
-
-
-def _gateway_wait(of: str) -> str:
-    queue = "vllm:request_queue_time_seconds"
-    return _mean_wait(f"{queue}_sum", f"{queue}_count", of, "model_name", "* 1000")
-
-
-def _decode_loop_wait(of: str) -> str:
-    waiting = f"sum by (model) (avg_over_time(build_repo_waiting{{{of}}}[{RATE_WINDOW}]))"
-    arriving = f"sum by (model) (rate(build_repo_requests_total{{{of}}}[{RATE_WINDOW}]))"
-    return f"max({waiting} / clamp_min({arriving}, 0.001)) * 1000"
 
 
 def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:

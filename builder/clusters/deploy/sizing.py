@@ -9,8 +9,7 @@ from pathlib import Path
 from builder.clusters.deploy.deployment import DeployedModel, ReplicaSize
 from builder.common.errors import SpecError
 from builder.repository.config.arguments import RESPONSE_CACHE
-from builder.serving.plan.lines import ModelPlan
-from builder.serving.plan.process import all_memory, all_shared_memory, gpu_count
+from builder.serving.plan.lines import ModelPlan, all_memory, all_shared_memory, gpu_count
 
 
 def as_built(models: Sequence[DeployedModel], cores: int | None) -> ReplicaSize:

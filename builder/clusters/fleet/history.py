@@ -78,7 +78,10 @@ class History:
         self.path = cache_home() / FILE
         self.own: dict[tuple[str, str, int], PastBuild] = {}
         self.similar: defaultdict[tuple[str, int], list[PastBuild]] = defaultdict(list)
-        for line in _lines(self.path)[-MAX_LINES:]:
+        lines: list[str] = []
+        with suppress(OSError):
+            lines = self.path.read_text("utf-8", errors="replace").splitlines()
+        for line in lines[-MAX_LINES:]:
             with suppress(ValueError, TypeError):  # a full disk or a killed process cut the line
                 self._add(PastBuild(**json.loads(line)))
 
@@ -116,29 +119,16 @@ class History:
         del similar[:-MAX_SIMILAR]
 
 
-def _lines(path: Path) -> list[str]:
-    """Return the lines of a file; none if it cannot be read."""
-    try:
-        return path.read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
 def _size(weights: int) -> int:
     """Return a class of size: weights of one class differ by less than a factor of two."""
     return weights.bit_length()
 
 
 def _weights_of(model: str) -> int:
-    """Return the bytes of the checkpoint's weights; 0 if they are still on the Hub."""
+    """Return the bytes of the weights in a folder, or in the Hub's cache; 0 if they are still on the Hub."""
     folder = Path(model).expanduser()
-    return sum(file.stat().st_size for file in _folder(folder, model).rglob("*.safetensors"))
+    if not folder.is_dir():
+        from huggingface_hub.constants import HF_HUB_CACHE, REPO_ID_SEPARATOR
 
-
-def _folder(folder: Path, model: str) -> Path:
-    """Return the model's folder, or the one where the Hub's library keeps its files if `model` is a Hub id."""
-    if folder.is_dir():
-        return folder
-    from huggingface_hub.constants import HF_HUB_CACHE, REPO_ID_SEPARATOR
-
-    return Path(HF_HUB_CACHE) / REPO_ID_SEPARATOR.join(["models", *model.split("/")]) / "snapshots"
+        folder = Path(HF_HUB_CACHE) / REPO_ID_SEPARATOR.join(["models", *model.split("/")]) / "snapshots"
+    return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))

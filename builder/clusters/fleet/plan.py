@@ -13,7 +13,7 @@ from typing import Literal
 from builder.building.keys import build_key, last_cached_stage
 from builder.clusters.fleet.executor import BuildJob
 from builder.clusters.fleet.history import BuildEstimate, History, work_of
-from builder.clusters.fleet.published import newest_report
+from builder.clusters.fleet.work import newest_report
 from builder.common.errors import CheckpointError, RepositoryError, SpecError
 from builder.options import BuildSpec
 from builder.repository.report.record import BuildReport

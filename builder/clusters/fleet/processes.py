@@ -1,7 +1,7 @@
 """Executor of this machine: processes that keep torch loaded and run build after build.
 
-Each runs builder/clusters/fleet/worker.py, with a connection to this process. One that dies fails the model that it
-builds, and is replaced. When this process ends, in whatever way, they end too.
+Each runs `run_worker`, with a connection to this process. One that dies fails the model that it builds, and is
+replaced. When this process ends, in whatever way, they end too.
 """
 
 from __future__ import annotations
@@ -12,24 +12,28 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import SimpleQueue
+
+import psutil
 
 from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
-from builder.clusters.fleet.memory import resident_memory
-from builder.common.folders import PACKAGE
+from builder.clusters.fleet.work import run_job
+from builder.common.distribution import PACKAGE
 from builder.common.machine import available_cores
 
 # The worker must import this package: -m would prefer one of the same name in the user's current folder.
 PROGRAM = (
-    "import sys; sys.path[:0] = {sys.argv[1]} - {*sys.path}; from builder.clusters.fleet.worker import main; main()"
+    "import sys; sys.path[:0] = {sys.argv[1]} - {*sys.path}; from builder.clusters.fleet.processes import run_worker; "
+    "run_worker()"
 )
-PACKAGES = str(PACKAGE.parent)
 LOADING = "loading torch"  # the stage before the first
 ERROR_LOG = "errors.txt"  # in a worker's folder: the output of libraries, which may explain its death
 MAX_IDLE_BYTES = 1_500_000_000  # a larger idle worker is replaced: each build leaves some, torch alone takes 500 MB
@@ -131,7 +135,9 @@ class Worker:
 
     def resident(self) -> int:
         """Return the resident bytes of its process; 0 if there is none."""
-        return 0 if self.process is None else resident_memory(self.process.pid)
+        with suppress(psutil.Error):
+            return int(psutil.Process(self.process.pid).memory_info().rss) if self.process is not None else 0
+        return 0
 
     def claim(self) -> ResourceClaim:
         """Return the resources that the worker takes."""
@@ -161,8 +167,9 @@ class Worker:
         self.connection, theirs = Pipe()
         self.folder = Path(tempfile.mkdtemp(prefix="build-repo-worker-"))
         with (self.folder / ERROR_LOG).open("wb") as errors:
+            arguments = [str(PACKAGE.parent), str(self.folder), str(theirs.fileno()), self.name]
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, PACKAGES, str(self.folder), str(theirs.fileno()), self.name],
+                [sys.executable, "-P", "-c", PROGRAM, *arguments],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "TMPDIR": str(self.folder)},
                 stdin=subprocess.DEVNULL,
@@ -180,3 +187,29 @@ class Worker:
         error = f"its process {how} in the stage {self.stage!r}{why}" + "".join(f" ({line[:300]})" for line in last)
         self.stop()
         return BuildOutcome(job.name, self.name, time.perf_counter() - self.started, error=error)
+
+
+def run_worker() -> None:
+    """Build the jobs of a connection, one by one, until the process at its other end has no more, or has ended.
+
+    The last three arguments of this process: its folder for temporary files, the connection's number, its own name.
+    """
+    folder, connection, name = sys.argv[-3], Connection(int(sys.argv[-2])), sys.argv[-1]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent decides what stops
+    jobs: SimpleQueue[BuildJob] = SimpleQueue()
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # through SystemExit, so that the build cleans up
+        threading.Thread(target=_receive_jobs, args=(connection, jobs), daemon=True).start()
+        while True:
+            connection.send(run_job(jobs.get(), name, connection.send))
+    except SystemExit:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # because torch takes seconds to shut down
+
+
+def _receive_jobs(connection: Connection, jobs: SimpleQueue[BuildJob]) -> None:
+    try:
+        while True:
+            jobs.put(connection.recv())
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,14 +31,6 @@ def forwarded_variables() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class DriverEnvironment:
-    """Working folder and environment variables of this process, which tasks take over."""
-
-    folder: str
-    variables: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class BuildAttempt:
     """Running build. `number`: 1-based number of the attempt."""
 
@@ -57,62 +49,56 @@ class RayExecutor:
 
     def run(self, jobs: Sequence[BuildJob]) -> Generator[BuildProgress | BuildOutcome, None, None]:
         """Build jobs as Executor.run describes."""
-        environment = DriverEnvironment(os.getcwd(), forwarded_variables())
         with connected(self.address) as ray:
-            cluster = RayCluster(ray, environment)
-            running = {cluster.start(job): BuildAttempt(job, 1, time.perf_counter()) for job in jobs}
+            start = _starter(ray)
+            running = {start(job): BuildAttempt(job, 1, time.perf_counter()) for job in jobs}
             try:
                 while running:
-                    yield from _receive(cluster, running)
+                    for task in ray.wait(list(running), num_returns=1, fetch_local=False)[0]:
+                        yield _next_report(ray, task, running, start)
             finally:
                 for task in running:
                     ray.cancel(task, force=True)
 
 
-class RayCluster:
-    """Cluster that runs the tasks. Raises ServeError for one without a core to build on."""
+def _starter(ray: Any) -> Callable[[BuildJob], Any]:
+    """Return a function that starts a job as a task; one that needs more than any node has gets all of one.
 
-    def __init__(self, ray: Any, environment: DriverEnvironment) -> None:
-        self.ray, self.environment = ray, environment
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-        if not nodes:
-            raise ServeError("no node of the Ray cluster has a core: start one, ray start --num-cpus N")
-        self.cores = max(int(node["CPU"]) for node in nodes)
-        self.memory = max(int(node.get("memory", 0)) for node in nodes)
-        self.build = ray.remote(num_returns="streaming", max_retries=0, scheduling_strategy="SPREAD")(build_on_node)
+    Tasks take over the working folder and the environment of this process. Raises ServeError for a cluster without a
+    core to build on.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    if not nodes:
+        raise ServeError("no node of the Ray cluster has a core: start one, ray start --num-cpus N")
+    cores = max(int(node["CPU"]) for node in nodes)
+    memory = max(int(node.get("memory", 0)) for node in nodes)
+    build = ray.remote(num_returns="streaming", max_retries=0, scheduling_strategy="SPREAD")(build_on_node)
+    folder, variables = os.getcwd(), forwarded_variables()
 
-    def start(self, job: BuildJob) -> Any:
-        """Start a task and return it; a build that needs more than any node has gets all of one."""
-        needs = {"num_cpus": min(job.cores, self.cores), "memory": min(job.memory, self.memory)}
-        return self.build.options(**needs).remote(job, self.environment)
+    def start(job: BuildJob) -> Any:
+        needs = {"num_cpus": min(job.cores, cores), "memory": min(job.memory, memory)}
+        return build.options(**needs).remote(job, folder, variables)
 
-    def wait(self, tasks: Sequence[Any]) -> list[Any]:
-        """Return the tasks that have something to report, as soon as one has."""
-        return self.ray.wait(list(tasks), num_returns=1, fetch_local=False)[0]
-
-    def next_report(self, task: Any) -> BuildProgress | BuildOutcome:
-        """Return the next report of a task. Raises RayError for one that died."""
-        return self.ray.get(next(task))
+    return start
 
 
-def _receive(cluster: RayCluster, running: dict[Any, BuildAttempt]) -> Iterator[BuildProgress | BuildOutcome]:
-    """Wait until tasks have something to report, yield it, and restart those that died."""
-    for task in cluster.wait(list(running)):
-        attempt = running.pop(task)
-        try:
-            report = cluster.next_report(task)
-        except cluster.ray.exceptions.RayError as error:
-            if isinstance(error, cluster.ray.exceptions.RayTaskError) or attempt.number == MAX_ATTEMPTS:
-                yield _failed(attempt, error)
-                continue
-            again = BuildAttempt(attempt.job, attempt.number + 1, attempt.started)
-            running[cluster.start(attempt.job)] = again
-            stage = f"its worker died: begun again, {again.number} of {MAX_ATTEMPTS}"
-            yield BuildProgress(attempt.job.name, attempt.worker, stage)
-            continue
-        if isinstance(report, BuildProgress):
-            running[task] = replace(attempt, worker=report.worker, stage=report.stage)
-        yield report
+def _next_report(
+    ray: Any, task: Any, running: dict[Any, BuildAttempt], start: Callable[[BuildJob], Any]
+) -> BuildProgress | BuildOutcome:
+    """Return the next report of a task, or that it died; a job whose worker or node died is started again."""
+    attempt = running.pop(task)
+    try:
+        report: BuildProgress | BuildOutcome = ray.get(next(task))
+    except ray.exceptions.RayError as error:
+        if isinstance(error, ray.exceptions.RayTaskError) or attempt.number == MAX_ATTEMPTS:
+            return _failed(attempt, error)
+        again = BuildAttempt(attempt.job, attempt.number + 1, attempt.started)
+        running[start(attempt.job)] = again
+        stage = f"its worker died: begun again, {again.number} of {MAX_ATTEMPTS}"
+        return BuildProgress(attempt.job.name, attempt.worker, stage)
+    if isinstance(report, BuildProgress):
+        running[task] = replace(attempt, worker=report.worker, stage=report.stage)
+    return report
 
 
 def _failed(attempt: BuildAttempt, error: Exception) -> BuildOutcome:
@@ -124,15 +110,18 @@ def _failed(attempt: BuildAttempt, error: Exception) -> BuildOutcome:
     )
 
 
-def build_on_node(job: BuildJob, environment: DriverEnvironment) -> Iterator[BuildProgress | BuildOutcome]:
-    """Run a build as a task, and yield its reports."""
-    worker = f"{_node()}:{os.getpid()}"
-    if not Path(environment.folder).is_dir():
-        error = f"{_node()} has no {environment.folder}: all nodes need that folder, shared"
+def build_on_node(job: BuildJob, folder: str, variables: Mapping[str, str]) -> Iterator[BuildProgress | BuildOutcome]:
+    """Run a build as a task in `folder`, and yield its reports."""
+    import ray
+
+    node = f"node {ray.get_runtime_context().get_node_id()[:6]}"
+    worker = f"{node}:{os.getpid()}"
+    if not Path(folder).is_dir():
+        error = f"{node} has no {folder}: all nodes need that folder, shared"
         yield BuildOutcome(job.name, worker, 0, error=error)
         return
-    os.chdir(environment.folder)
-    os.environ.update(environment.variables)
+    os.chdir(folder)
+    os.environ.update(variables)
     yield BuildProgress(job.name, worker, LOADING)
     outgoing: SimpleQueue[BuildProgress | BuildOutcome] = SimpleQueue()
     Thread(target=lambda: outgoing.put(run_job(job, worker, outgoing.put)), daemon=True).start()
@@ -140,10 +129,3 @@ def build_on_node(job: BuildJob, environment: DriverEnvironment) -> Iterator[Bui
         yield (report := outgoing.get())
         if isinstance(report, BuildOutcome):
             return
-
-
-def _node() -> str:
-    """Return a short name of this node."""
-    import ray
-
-    return f"node {ray.get_runtime_context().get_node_id()[:6]}"

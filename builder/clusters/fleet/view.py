@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,21 +18,10 @@ from builder.clusters.fleet.executor import BuildOutcome, BuildProgress
 from builder.clusters.fleet.plan import FleetPlan
 
 MAX_ROWS = 40  # models of a plan that are listed
-REFRESHES_PER_S = 4  # a second
+REFRESHES_PER_S = 4
 
 
-class View(AbstractContextManager["View"], Protocol):
-    """View of a run."""
-
-    def show(self, event: BuildProgress | BuildOutcome) -> None: ...
-
-
-def view(console: Console, plan: FleetPlan, workers: int) -> View:
-    """Return a live view on a terminal, else one that prints a line per build."""
-    return LiveView(console, plan, workers) if console.is_terminal else LineView(console, len(plan.builds))
-
-
-class LineView(View):
+class LineView(AbstractContextManager["LineView"]):
     """View with one line per finished build."""
 
     def __init__(self, console: Console, builds: int) -> None:
@@ -48,7 +37,7 @@ class LineView(View):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class LiveView(View):
+class LiveView:
     """View with one line per finished build; below them a line per worker with its build, and a bar of all builds."""
 
     def __init__(self, console: Console, plan: FleetPlan, workers: int) -> None:
@@ -59,16 +48,16 @@ class LiveView(View):
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self.progress = Progress(*columns, console=console)
         self.task = self.progress.add_task("", total=len(plan.builds))
-        self.inside = ExitStack()
+        self.live = Live(
+            console=console, get_renderable=self._render, refresh_per_second=REFRESHES_PER_S, transient=True
+        )
 
     def __enter__(self) -> LiveView:
-        self.inside.enter_context(
-            Live(console=self.console, get_renderable=self._render, refresh_per_second=REFRESHES_PER_S, transient=True)
-        )
+        self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.inside.close()
+        self.live.stop()
 
     def show(self, event: BuildProgress | BuildOutcome) -> None:
         if isinstance(event, BuildProgress):

@@ -5,26 +5,29 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from builder.building.keys import build_key
 from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
-from builder.clusters.fleet.memory import peak_memory, reset_peak_memory
-from builder.clusters.fleet.published import newest_report
-from builder.common.errors import BuilderError
+from builder.common.errors import BuilderError, RepositoryError
 from builder.common.machine import sharing_cores
-from builder.repository.report.record import BuildReport
+from builder.options import BuildSpec
+from builder.repository.report.record import REPORT, BuildReport, parse_report, read_report
+from builder.repository.stores.store import open_store
+from builder.repository.versions import version_numbers
 
 OnProgress = Callable[[BuildProgress], None]
 
 GC_THRESHOLDS = (50_000, 20, 20)  # of gc.set_threshold
 GOMP_SPINCOUNT = "10000"  # about a tenth of a millisecond; the default is 300,000
 PIPELINE = "builder.building.pipeline"  # its import loads all that a build runs
+RESET_PEAK = "5"  # man proc_pid_clear_refs(5): the peak becomes what is resident now
 
 
 def run_job(job: BuildJob, worker: str, on_progress: OnProgress = lambda progress: None) -> BuildOutcome:
@@ -50,6 +53,36 @@ def find_published(job: BuildJob) -> BuildReport | None:
     return report if is_done else None
 
 
+def newest_report(spec: BuildSpec) -> BuildReport | None:
+    """Return the report of the newest version, whose files must all be there; None if there is none.
+
+    The newest counts, whichever is served: building the same again does not undo a rollback. Raises RepositoryError.
+    """
+    if spec.store is None:
+        return _newest_in_folder(spec.output, spec.entry_name)
+    store, name = open_store(spec.store), spec.entry_name
+    versions = store.versions(name)
+    if not versions:
+        return None
+    manifest, path = store.manifest(name, versions[-1]), f"{name}/{versions[-1]}/{REPORT}"
+    if path not in manifest.files:
+        raise RepositoryError(f"{spec.store} has no {path}")
+    return parse_report(store.read(manifest.files[path]), f"{spec.store}/{path}")
+
+
+def _newest_in_folder(output: Path, name: str) -> BuildReport | None:
+    folder = output / name
+    versions = version_numbers(folder)
+    if not versions:
+        return None
+    report = read_report(folder, str(versions[-1]))
+    files = [output / entry / path for entry in report.files for path in report.files[entry]]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise RepositoryError(f"{missing} is missing")
+    return report
+
+
 def _run_build(job: BuildJob, worker: str, on_progress: OnProgress) -> BuildOutcome:
     import torch
 
@@ -70,6 +103,20 @@ def _run_build(job: BuildJob, worker: str, on_progress: OnProgress) -> BuildOutc
             error, details = _in_a_line(defect), traceback.format_exc()
     took = time.perf_counter() - started
     return BuildOutcome(job.name, worker, took, peak_memory(), report, error, stages, details)
+
+
+def peak_memory() -> int:
+    """Return the peak resident bytes of this process since `reset_peak_memory`; 0 if there is no /proc."""
+    with suppress(OSError):
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(peak[1]) * 1024 if peak else 0
+    return 0
+
+
+def reset_peak_memory() -> None:
+    """Restart `peak_memory` from now; if the system does not allow that, it counts from the start of the process."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
 
 
 def load_libraries() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from builder.clusters.ray.options import RayOptions
+from builder.common.addresses import is_loopback
 from builder.common.distribution import installing
 from builder.common.errors import ServeError, SpecError
 from builder.common.machine import available_cores
@@ -41,8 +42,9 @@ def connected(address: str | None) -> Iterator[Any]:
 
     Raises SpecError if ray is not installed, ServeError if no cluster answers.
     """
+    is_elsewhere = address is not None and not is_loopback(address)
     # For ray, and for its child processes.
-    os.environ.update({**RAY_TIMEOUTS, **os.environ, **RAY_SETTINGS, **({} if _is_elsewhere(address) else LOOPBACK)})
+    os.environ.update({**RAY_TIMEOUTS, **os.environ, **RAY_SETTINGS, **({} if is_elsewhere else LOOPBACK)})
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -62,10 +64,6 @@ def connected(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _is_elsewhere(address: str | None) -> bool:
-    return address is not None and not address.startswith("127.")
-
-
 @contextmanager
 def serving(options: RayOptions, host: str, port: int) -> Iterator[None]:
     """Run the application of `options` on the connected cluster, at `host`:`port` of each node.
@@ -74,21 +72,15 @@ def serving(options: RayOptions, host: str, port: int) -> Iterator[None]:
     """
     from ray import serve
 
-    alone = host in ("localhost", "::1") or host.startswith("127.")
-    serve.start(proxy_location="HeadOnly" if alone else "EveryNode", http_options={"host": host, "port": port})
+    from builder.clusters.ray.application import application
+
+    location = "HeadOnly" if is_loopback(host) else "EveryNode"
+    serve.start(proxy_location=location, http_options={"host": host, "port": port})
     try:
-        _deploy(options)
+        try:
+            serve.run(application(options.model_dump()), name=NAME, route_prefix="/")
+        except RuntimeError as error:
+            raise ServeError(f"Ray does not start the application: {error}") from error
         yield
     finally:
         serve.shutdown()
-
-
-def _deploy(options: RayOptions) -> None:
-    from ray import serve
-
-    from builder.clusters.ray.application import application
-
-    try:
-        serve.run(application(options.model_dump()), name=NAME, route_prefix="/")
-    except RuntimeError as error:
-        raise ServeError(f"Ray does not start the application: {error}") from error

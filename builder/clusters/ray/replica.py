@@ -18,7 +18,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from builder.clusters.ray.wire import Answer, to_refusal
+from builder.clusters.ray.replicas import Answer, to_refusal
 from builder.common.errors import BuilderError
 from builder.repository.versions import entry_names, served_number
 from builder.serving.gateway.backend import Metadata
@@ -62,10 +62,8 @@ class LoadedModel:
         with self.changed:
             unloaded, self.unloaded = self.unloaded, True
             self.changed.wait_for(lambda: unloaded or not self.users)
-        if not unloaded and self.server.process.poll() is None:
-            self._unload()
-
-    def _unload(self) -> None:
+        if unloaded or self.server.process.poll() is not None:
+            return
         number = served_number(self.repository / self.name)
         with Control(self.server.url, self.repository) as control:
             for model in entry_names(self.repository, self.name, number) if number else [self.name]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 from tritonclient.grpc import service_pb2
 
-from builder.clusters.ray.wire import outputs_of
 from builder.common.errors import first_line
 from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError
@@ -85,3 +85,29 @@ async def _wait_before_retry(error: RayError | ApiError, pause: float | None) ->
         gone = f"the replica that had this request is gone: {first_line(error)}"
         raise ApiError(503, gone, code=UNAVAILABLE, retry_after=2) from error
     await asyncio.sleep(pause)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """ApiError in a form that can be pickled."""
+
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+    retry_after: float | None
+
+
+Answer = Outputs | Refusal
+
+
+def to_refusal(error: ApiError) -> Refusal:
+    """Return the answer with which a replica replaces raising `error`."""
+    return Refusal(error.status, error.message, error.param, error.code, error.retry_after)
+
+
+def outputs_of(answer: Answer) -> Outputs:
+    """Return the outputs of a replica's answer. Raises the ApiError if the answer is a refusal."""
+    if not isinstance(answer, Refusal):
+        return answer
+    raise ApiError(answer.status, answer.message, param=answer.param, code=answer.code, retry_after=answer.retry_after)

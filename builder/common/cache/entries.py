@@ -15,13 +15,12 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from builder.common.cache.digests import write_atomically
-from builder.common.cache.folder import max_cache_bytes
-from builder.common.cache.links import link
+from builder.common.cache.folder import cache_home, is_cache_disabled, max_cache_bytes
+from builder.common.files import link, write_atomically
 from builder.common.hashing import WRITTEN_DIGESTS, sha256_of
 
 FREE_DISK_SHARE = 0.05  # share of the disk that is left free
@@ -190,3 +189,17 @@ def _may_be_in_use(blob: Path) -> bool:
     with suppress(OSError):
         return time.time() - blob.stat().st_ctime < 60
     return True
+
+
+@contextmanager
+def bounded_cache() -> Iterator[None]:
+    """Trim the stages to `max_cache_bytes` bytes after the block. Raises SpecError as `max_cache_bytes` does."""
+    if is_cache_disabled():
+        yield
+        return
+    limit = max_cache_bytes()
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # a read-only disk
+            CacheEntries(cache_home()).trim(limit)

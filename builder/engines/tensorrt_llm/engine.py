@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import yaml
 
+from builder.common.distribution import RUNTIME
 from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
-from builder.common.folders import RUNTIME
 from builder.common.releases import version_tuple
 from builder.engines import CheckpointEngine
 from builder.engines.placement import InstanceGroup

@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.common.cache.links import link
+from builder.common.files import link
 
 MIN_FILE_BYTES = 1024  # bytes of a tensor that has its place in a file
 ALIGNED = 4096  # a page, so that each can be mapped as it is

@@ -11,8 +11,8 @@ import jinja2
 from google.protobuf import text_encoding, text_format
 from tritonclient.grpc import model_config_pb2
 
+from builder.common.distribution import PACKAGE
 from builder.common.errors import RepositoryError
-from builder.common.folders import PACKAGE
 
 if TYPE_CHECKING:
     from builder.repository.config.entries import Config

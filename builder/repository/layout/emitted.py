@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from builder.common.folders import RUNTIME
+from builder.common.distribution import RUNTIME
 from builder.runtime.contract import EncoderServing, GenerationServing
 
 

@@ -16,8 +16,7 @@ from typing import Any
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.requirements import Requirement
 
-from builder.common.distribution import own_version
-from builder.common.folders import RUNTIME
+from builder.common.distribution import RUNTIME, own_version
 from builder.common.releases import RELEASES
 from builder.repository.report.record import BuildReport
 

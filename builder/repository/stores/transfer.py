@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.common.cache.links import link
 from builder.common.errors import RepositoryError
+from builder.common.files import link
 from builder.common.hashing import sha256_of
 from builder.options.choices import KEEP
 from builder.repository.check import check

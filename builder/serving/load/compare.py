@@ -8,7 +8,7 @@ from rich.table import Table
 
 from builder.common.errors import SpecError
 from builder.serving.load.noise import Estimate, RelativeChange, compare_means
-from builder.serving.load.record import FIGURES, Figure, LoadMeasurement, LoadTestRun, estimate
+from builder.serving.load.record import FIGURES, Figure, LoadTestRun
 
 COMPARED = tuple(
     figure
@@ -43,23 +43,15 @@ def compare_runs(before: LoadTestRun, after: LoadTestRun) -> list[FigureComparis
     earlier, rows = before.repeats(), []
     for (model, level), loads in after.repeats().items():
         for figure in COMPARED:
-            row = _compared(model, str(level), figure, earlier.get((model, level), []), loads)
-            if row is not None:
-                rows.append(row)
+            both = earlier.get((model, level), []), loads
+            old, new = ([value for value in map(figure.of, side) if value is not None] for side in both)
+            if old and new:
+                change = compare_means(old, new)
+                rows.append(FigureComparison(model, str(level), figure, Estimate.of(old), Estimate.of(new), change))
     if not rows:
         had = ", ".join(sorted({f"{model} at {level}" for model, level in earlier}))
         raise SpecError(f"the earlier load test has no model and level in common with this one: it has {had}")
     return rows
-
-
-def _compared(
-    model: str, level: str, figure: Figure, before: list[LoadMeasurement], after: list[LoadMeasurement]
-) -> FigureComparison | None:
-    estimates = [estimate(figure, loads) for loads in (before, after)]
-    if estimates[0] is None or estimates[1] is None:
-        return None
-    values = [[value for value in map(figure.of, loads) if value is not None] for loads in (before, after)]
-    return FigureComparison(model, level, figure, estimates[0], estimates[1], compare_means(*values))
 
 
 def comparison_table(rows: list[FigureComparison], before: LoadTestRun) -> Table:

@@ -19,15 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from builder.common.cpu import cpu
 from builder.common.errors import ServeError
-from builder.common.machine import available_cores
+from builder.common.machine import available_cores, cpu
 from builder.runtime.fields import Field
 from builder.serving.client.client import Client
+from builder.serving.load.figures import ClientFigures, from_csv, from_export, statistics_between
 from builder.serving.load.perf_analyzer import find_perf_analyzer
-from builder.serving.load.profile import ClientFigures, from_csv, from_export
 from builder.serving.load.record import LoadMeasurement, LoadTestRun
-from builder.serving.load.statistics import statistics_between
 from builder.serving.load.traffic import Level, Target
 
 SAMPLES_SENT = 512  # samples in perf_analyzer's input, which it repeats

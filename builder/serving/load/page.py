@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from builder.repository.report import charts
 from builder.repository.report.page import render_page
@@ -53,8 +54,8 @@ def _charts(model: str, levels: Repeats, before: Repeats) -> dict[str, str]:
         return {**charts_by_title, **_stream_charts(model, levels)}
     times = {
         str(level): {
-            "queue": _mean([load.server.queue_ms for load in loads]),
-            "compute": _mean([load.server.compute_ms for load in loads]),
+            "queue": fmean([load.server.queue_ms for load in loads]),
+            "compute": fmean([load.server.compute_ms for load in loads]),
         }
         for level, loads in levels.items()
     }
@@ -67,9 +68,9 @@ def _charts(model: str, levels: Repeats, before: Repeats) -> dict[str, str]:
 def _latencies(levels: Repeats, suffix: str) -> dict[str, dict[float, float]]:
     lines: dict[str, dict[float, float]] = {f"p50{suffix}": {}, f"p99{suffix}": {}}
     for loads in levels.values():
-        rate = _mean([load.client.requests_per_s for load in loads])
-        lines[f"p50{suffix}"][rate] = _mean([load.client.p50_ms for load in loads])
-        lines[f"p99{suffix}"][rate] = _mean([load.client.p99_ms for load in loads])
+        rate = fmean([load.client.requests_per_s for load in loads])
+        lines[f"p50{suffix}"][rate] = fmean([load.client.p50_ms for load in loads])
+        lines[f"p99{suffix}"][rate] = fmean([load.client.p99_ms for load in loads])
     return lines
 
 
@@ -83,11 +84,11 @@ def _stream_charts(model: str, levels: Repeats) -> dict[str, str]:
         for level, loads in levels.items():
             for name in names:
                 values = [getattr(load.client.stream, name) for load in loads if load.client.stream is not None]
-                lines.setdefault(name.split("_")[1], {})[level.value] = _mean(values)
+                lines.setdefault(name.split("_")[1], {})[level.value] = fmean(values)
         axis = "requests at once" if next(iter(levels)).kind == "concurrency" else "requests/s offered"
         by_title[f"{model}: {title}"] = charts.lines(lines, (axis, "ms"), None)
     tokens = {
-        str(level): _mean([load.client.stream.tokens_per_s for load in loads if load.client.stream is not None])
+        str(level): fmean([load.client.stream.tokens_per_s for load in loads if load.client.stream is not None])
         for level, loads in levels.items()
     }
     by_title[f"{model}: tokens/s"] = charts.bars(tokens, "{:.0f}", None)
@@ -108,7 +109,3 @@ def _batches(loads: Sequence[LoadMeasurement]) -> dict[str, float]:
 def _range(exponent: int) -> str:
     low, high = 1 << exponent, (2 << exponent) - 1
     return str(low) if low == high else f"{low}-{high}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from builder.common.cache.fetched import PROGRAMS, fetched_folder
+from builder.common.cache.folder import PROGRAMS, fetched_folder
 from builder.common.errors import ServeError
 from builder.serving.server.embedded import wheel_folder
 

@@ -11,9 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from builder.common.errors import RepositoryError, SpecError
+from builder.serving.load.figures import ClientFigures, ServerFigures, StreamLatency
 from builder.serving.load.noise import Estimate
-from builder.serving.load.profile import ClientFigures, StreamLatency
-from builder.serving.load.statistics import ServerFigures
 from builder.serving.load.traffic import Level
 
 SCHEMA = 1  # incremented when a field changes its name, its type or its meaning

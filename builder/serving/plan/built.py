@@ -9,9 +9,8 @@ from tritonclient.grpc import model_config_pb2
 from builder.repository.config.render import parse
 from builder.repository.report.record import read_report
 from builder.runtime.contract import EncoderServing, GenerationServing, load
-from builder.serving.plan.lines import ModelPlan, PlanLine
+from builder.serving.plan.lines import ModelPlan, PlanLine, memory_lines
 from builder.serving.plan.needs import ModelNeeds, published, served_version
-from builder.serving.plan.process import memory_line, shared_memory_line
 
 
 def plan_built(repository: Path, name: str) -> ModelPlan:
@@ -28,16 +27,17 @@ def plan_built(repository: Path, name: str) -> ModelPlan:
 def _encoder(repository: Path, name: str, needs: ModelNeeds, serving: EncoderServing) -> ModelPlan:
     config = _config(repository, serving.engine or name)
     instances = sum(group.count or 1 for group in config.instance_group) or 1
-    memory, size = memory_line(instances, needs.weights)
-    batch, limits = max(1, _config(repository, name).max_batch_size), serving.limits
-    shm, shared = shared_memory_line(instances, batch, limits.request_bytes, needs.answer_bytes)
-    threads = _threads_said(config, instances) if serving.session is None else serving.session.threads
-    lines, cores = (memory, shm, _threads(instances, threads)), float(instances * threads) or None
+    batch = max(1, _config(repository, name).max_batch_size)
+    memory, size, shared = memory_lines(
+        instances, needs.weights, batch, serving.limits.request_bytes, needs.answer_bytes
+    )
+    threads = _configured_threads(config, instances) if serving.session is None else serving.session.threads
+    lines, cores = (*memory, _threads(instances, threads)), float(instances * threads) or None
     on_cards = {device: group.count * needs.weights for group in config.instance_group for device in group.gpus}
     return ModelPlan(name, lines, {}, size, shared, cores, gpu_memory=on_cards)
 
 
-def _threads_said(config: model_config_pb2.ModelConfig, instances: int) -> int:
+def _configured_threads(config: model_config_pb2.ModelConfig, instances: int) -> int:
     """Return the threads of one instance of an engine that is a Triton model; 0 if none are configured.
 
     All instances share OpenVINO's threads.
@@ -55,12 +55,13 @@ def _config(repository: Path, name: str) -> model_config_pb2.ModelConfig:
 
 def _generating(repository: Path, name: str, needs: ModelNeeds, serving: GenerationServing) -> ModelPlan:
     cache = (read_report(repository, name).memory or {}).get("cache", 0)
-    memory, size = memory_line(1, needs.weights, cache, needs.draft)
     requests = serving.arena.slots + serving.queue
-    shm, shared = shared_memory_line(1, requests, serving.limits.request_bytes, needs.answer_bytes)
+    memory, size, shared = memory_lines(
+        1, needs.weights, requests, serving.limits.request_bytes, needs.answer_bytes, cache, needs.draft
+    )
     session = serving.session
     on_card = {session.device_id: needs.weights + cache} if session.device == "cuda" else {}
-    lines, cores = (memory, shm, _threads(1, session.threads)), float(session.threads) or None
+    lines, cores = (*memory, _threads(1, session.threads)), float(session.threads) or None
     return ModelPlan(name, lines, {}, size, shared, cores, gpu_memory=on_card)
 
 

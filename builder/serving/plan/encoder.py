@@ -13,9 +13,8 @@ import numpy as np
 
 from builder.options import Capacity, Load
 from builder.runtime.contract import Batching
-from builder.serving.plan.lines import ModelPlan, PlanLine, SpeedPlan, number, power_of_two
+from builder.serving.plan.lines import ModelPlan, PlanLine, SpeedPlan, memory_lines, number, power_of_two
 from builder.serving.plan.needs import ModelNeeds
-from builder.serving.plan.process import memory_line, shared_memory_line
 from builder.serving.plan.speeds import CallCost, encoder_cost
 from builder.serving.plan.waiting import full_share, latencies
 
@@ -37,11 +36,10 @@ def plan_encoder(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelPlan
     if speed is not None:
         lines += speed.lines
         settings.update(speed.settings)
-    memory, size = memory_line(capacity.instances, needs.weights)
     request_bytes = capacity.serving.limits.request_bytes
     batch = capacity.max_batch_size if speed is None else speed.rows
-    shm, shared = shared_memory_line(capacity.instances, batch, request_bytes, needs.answer_bytes)
-    lines += [memory, shm]
+    memory, size, shared = memory_lines(capacity.instances, needs.weights, batch, request_bytes, needs.answer_bytes)
+    lines += memory
     cache, cache_lines = response_cache(load, needs)
     lines += cache_lines
     if cache:
@@ -78,8 +76,13 @@ def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) ->
     lines, cores = _cost_lines(capacity, load, needs, cost, arrivals), arrivals.share * capacity.cores
     if arrivals.share > MAX_UTILISATION:
         holds = MAX_UTILISATION * capacity.instances * 1000 / arrivals.text_ms / load.texts
-        too_much = _overload_problem(needs, holds, math.ceil(cores / MAX_UTILISATION))
-        return SpeedPlan(lines, {}, [too_much], cores, capacity.max_batch_size)
+        faster = f", or {needs.faster}, which was the fastest that its build measured" if needs.faster else ""
+        overload = (
+            f"the texts alone keep it busy for more than {MAX_UTILISATION:.0%} of the time; it holds {number(holds)} "
+            f"requests/s. What helps: about {math.ceil(cores / MAX_UTILISATION)} cores (machine: {{cores: ...}}), "
+            f"shorter texts{faster}, or a lower precision"
+        )
+        return SpeedPlan(lines, {}, [overload], cores, capacity.max_batch_size)
     at_most, arriving = _batch_arrivals(load, cost, arrivals)
     max_batch = max(MAX_BATCH, power_of_two(load.texts))  # a request is not divided
     batch = min_batch = min(max_batch, max(MIN_BATCH, power_of_two(2 * at_most)))
@@ -88,14 +91,28 @@ def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) ->
     requests = cost, arrivals.texts_s / load.texts, load.texts, load.tokens, load.longest or needs.length
     while (full := full_share(*requests, Batching(budget, batch, call_cost))) > MAX_FULL_SHARE and batch < max_batch:
         batch *= 2
+    larger = f", and {batch // min_batch} times that, or requests pile up" * (batch > min_batch)
+    chosen = PlanLine("max_batch_size", f"2 x {at_most} texts, to a power of two{larger}", str(batch))
     times = latencies(*requests, Batching(budget, batch, call_cost))
-    lines += [arriving, _batch_line(at_most, min_batch, batch), step, weighed, *_latency_lines(load, needs, times)]
+    p50, p99 = (float(np.quantile(times, share)) for share in (0.5, 0.99))
+    texts = f"of the same; texts of {load.tokens} tokens on average, {load.longest or needs.length} at most"
+    played = f"{len(times):,} requests at random times, played through"
+    lines += [arriving, chosen, step, weighed]
+    lines += [PlanLine("p50", played, f"{number(p50)} ms"), PlanLine("p99", texts, f"{number(p99)} ms")]
     settings = {"max_batch_size": batch, "serving.token_budget": budget, "serving.call_cost": call_cost}
-    lacking = (
-        [_queue_growth_problem(needs, full, max_batch)]
-        if full > MAX_FULL_SHARE
-        else _latency_problems(load, needs, cost, times)
-    )
+    lacking = []
+    faster = f", or {needs.faster}" if needs.faster else ""
+    if full > MAX_FULL_SHARE:
+        lacking.append(
+            f"requests pile up: with their padding, texts take {full:.0%} of the time in which they come, in batches "
+            f"of at most {max_batch}. What helps: fewer requests a second, shorter texts, more cores{faster}"
+        )
+    elif load.p99_ms is not None and p99 > load.p99_ms:
+        alone = cost.ms(load.texts * (load.longest or needs.length))  # of the longest request on an idle server
+        helps = "fewer requests a second" if alone < load.p99_ms else "shorter texts"
+        lacking.append(
+            f"99 of 100 within {number(p99)} ms, not {number(load.p99_ms)} ms. What helps: {helps}, more cores{faster}"
+        )
     return SpeedPlan(lines, settings, lacking, cores, batch)
 
 
@@ -123,27 +140,6 @@ def _batch_arrivals(load: Load, cost: CallCost, arrivals: Arrivals) -> tuple[int
     return at_most, PlanLine("texts that arrive during a batch", formula, result)
 
 
-def _batch_line(at_most: int, least: int, batch: int) -> PlanLine:
-    larger = f", and {batch // least} times that, or requests pile up" * (batch > least)
-    return PlanLine("max_batch_size", f"2 x {at_most} texts, to a power of two{larger}", str(batch))
-
-
-def _latency_lines(load: Load, needs: ModelNeeds, times: np.ndarray) -> list[PlanLine]:
-    """Return lines for `times`, the simulated milliseconds of requests."""
-    p50, p99 = (f"{number(float(np.quantile(times, share)))} ms" for share in (0.5, 0.99))
-    texts = f"of the same; texts of {load.tokens} tokens on average, {load.longest or needs.length} at most"
-    played = f"{len(times):,} requests at random times, played through"
-    return [PlanLine("p50", played, p50), PlanLine("p99", texts, p99)]
-
-
-def _latency_problems(load: Load, needs: ModelNeeds, cost: CallCost, times: np.ndarray) -> list[str]:
-    """Return a sentence if the p99 exceeds its limit."""
-    p99 = float(np.quantile(times, 0.99))
-    if load.p99_ms is None or p99 <= load.p99_ms:
-        return []
-    return [_too_slow_problem(load, needs, cost.ms(load.texts * (load.longest or needs.length)), p99)]
-
-
 def _token_budget(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) -> tuple[int, PlanLine]:
     """Return the largest token budget with which two calls fit into the p99; at least one text."""
     longest, configured = load.longest or needs.length, capacity.serving.token_budget
@@ -165,32 +161,3 @@ def _call_cost(capacity: Capacity, cost: CallCost) -> tuple[int, PlanLine]:
         return configured, PlanLine("call_cost", "as asked: a token costs nothing that was measured", str(configured))
     tokens = round(cost.call / cost.part)
     return tokens, PlanLine("call_cost", f"{number(cost.call)} ms / {number(1000 * cost.part)} us a token", str(tokens))
-
-
-def _overload_problem(needs: ModelNeeds, holds: float, cores: int) -> str:
-    faster = f", or {needs.faster}, which was the fastest that its build measured" if needs.faster else ""
-    return (
-        f"the texts alone keep it busy for more than {MAX_UTILISATION:.0%} of the time; it holds {number(holds)} "
-        f"requests/s. What helps: about {cores} cores (machine: {{cores: ...}}), shorter texts{faster}, or a lower "
-        "precision"
-    )
-
-
-def _queue_growth_problem(needs: ModelNeeds, full: float, max_batch: int) -> str:
-    faster = f", or {needs.faster}" if needs.faster else ""
-    return (
-        f"requests pile up: with their padding, texts take {full:.0%} of the time in which they come, in batches of at "
-        f"most {max_batch}. What helps: fewer requests a second, shorter texts, more cores{faster}"
-    )
-
-
-def _too_slow_problem(load: Load, needs: ModelNeeds, alone: float, p99: float) -> str:
-    """Return the sentence for a p99 that cannot be met.
-
-    `alone`: milliseconds of the longest request on an idle server.
-    """
-    what = "fewer requests a second" if load.p99_ms is not None and alone < load.p99_ms else "shorter texts"
-    faster = f", or {needs.faster}" if needs.faster else ""
-    return (
-        f"99 of 100 within {number(p99)} ms, not {number(load.p99_ms or 0)} ms. What helps: {what}, more cores{faster}"
-    )

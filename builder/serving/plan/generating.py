@@ -14,9 +14,8 @@ from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.engines import graph_engine
 from builder.options import Capacity, Load
 from builder.runtime.contract import LayerShape
-from builder.serving.plan.lines import ModelPlan, PlanLine, SpeedPlan, megabytes, number
+from builder.serving.plan.lines import PROCESS, ModelPlan, PlanLine, SpeedPlan, megabytes, memory_lines, number
 from builder.serving.plan.needs import ModelNeeds
-from builder.serving.plan.process import PROCESS, memory_line, shared_memory_line
 from builder.serving.plan.speeds import DecodingSpeed, decoding_cost
 
 MAX_UTILISATION = 0.85
@@ -44,13 +43,19 @@ def plan_generating(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelP
     elif not needs.cross:
         settings["max_length"] = length
     settings["slots"] = slots
-    memory, size = memory_line(1, needs.weights, cache, needs.draft)
-    lines.append(memory)
+    requests, limits = slots + capacity.serving.queue.size, capacity.serving.limits
+    memory, size, shared = memory_lines(
+        1, needs.weights, requests, limits.request_bytes, needs.answer_bytes, cache, needs.draft
+    )
     if size > capacity.memory:
-        lacking = [*lacking, _too_large(capacity, needs, length, cache)]
-    queue = capacity.serving.queue.size
-    shm, shared = shared_memory_line(1, slots + queue, capacity.serving.limits.request_bytes, needs.answer_bytes)
-    return ModelPlan(capacity.name, (*lines, shm), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,))
+        excess = needs.weights + needs.draft + cache - capacity.memory
+        lacking.append(
+            f"weights and cache exceed the {megabytes(capacity.memory)} that may be used, by {megabytes(excess)}. What "
+            f"helps: a max_length below {length}, fewer slots, --cache int8, or --precision int8"
+        )
+    return ModelPlan(
+        capacity.name, (*lines, *memory), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,)
+    )
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,12 @@ class _Demand:
 def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: DecodingSpeed) -> SpeedPlan:
     """Return how many answers run at once, how fast they are, and how long the queue is."""
     demand = _Demand(load, cost)
-    demanded = _demand_lines(demand, needs)
+    rate, step, prompt_ms = number(load.requests_per_s), cost.step, number(cost.prompt_ms)
+    demanded = [
+        PlanLine("a step", needs.measured, f"{number(step.call)} ms + {number(step.part)} ms a running answer"),
+        PlanLine("prompts", f"{rate}/s x {load.tokens} tokens x {prompt_ms} ms", f"{number(demand.prompts)} ms/s"),
+        PlanLine("tokens", f"{rate}/s x {load.answer_tokens}", f"{number(demand.tokens)}/s"),
+    ]
     if demand.spare_ms <= 0:
         return SpeedPlan(demanded, {}, [_overload_problem(demand)], float(capacity.cores), capacity.slots)
     slots = max(1, math.ceil(demand.running + SIGMAS * math.sqrt(demand.running)))
@@ -110,17 +120,6 @@ def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: DecodingSpee
     settings = {"serving.prefill_tokens": prefill, "serving.queue.max_size": wait}
     lines = [*demanded, *_concurrency_lines(demand, slots), chunk, queue]
     return SpeedPlan(lines, settings, _too_slow_problems(demand), capacity.cores * demand.busy, slots)
-
-
-def _demand_lines(demand: _Demand, needs: ModelNeeds) -> list[PlanLine]:
-    """Return lines for the prompts and tokens of a second, and their cost."""
-    load, cost, rate = demand.load, demand.cost, number(demand.load.requests_per_s)
-    step, prompt_ms = cost.step, number(cost.prompt_ms)
-    return [
-        PlanLine("a step", needs.measured, f"{number(step.call)} ms + {number(step.part)} ms a running answer"),
-        PlanLine("prompts", f"{rate}/s x {load.tokens} tokens x {prompt_ms} ms", f"{number(demand.prompts)} ms/s"),
-        PlanLine("tokens", f"{rate}/s x {load.answer_tokens}", f"{number(demand.tokens)}/s"),
-    ]
 
 
 def _concurrency_lines(demand: _Demand, slots: int) -> list[PlanLine]:
@@ -224,11 +223,3 @@ def _shared_cache(
     blocks = slots * average + longest
     formula = f"{slots} x {average} blocks + {longest} of the longest text, {size} tokens each, x {megabytes(block)}"
     return blocks * block, [PlanLine("cache", formula, megabytes(blocks * block))]
-
-
-def _too_large(capacity: Capacity, needs: ModelNeeds, length: int, cache: int) -> str:
-    return (
-        f"weights and cache exceed the {megabytes(capacity.memory)} that may be used, by "
-        f"{megabytes(needs.weights + needs.draft + cache - capacity.memory)}. What helps: a max_length below {length}, "
-        "fewer slots, --cache int8, or --precision int8"
-    )

@@ -17,9 +17,8 @@ from builder.engines.gpu import HEADROOM, refuse_card
 from builder.options import BuildSpec, Card, Load
 from builder.serving.plan.encoder import response_cache
 from builder.serving.plan.generating import slot_length
-from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes
+from builder.serving.plan.lines import CONTEXT, SERVER_ON_CARD, ModelPlan, PlanLine, megabytes, memory_lines
 from builder.serving.plan.needs import ModelNeeds
-from builder.serving.plan.process import CONTEXT, SERVER_ON_CARD, memory_line, shared_memory_line
 
 
 @dataclass(frozen=True)
@@ -50,49 +49,49 @@ def plan_on_gpu(spec: BuildSpec, load: Load, needs: ModelNeeds) -> ModelPlan:
     cards, capacity = spec.machine.gpus, spec.capacity
     if not cards:
         raise SpecError(f"{spec.entry_name}: say which cards its machine has (machine: {{gpus: [{{name: l4}}]}})")
-    instances = spec.instances if needs.kind == "encoder" else 1
-    share, lines, settings = (_encoder if needs.kind == "encoder" else _decoder)(spec, load, needs)
-    lines += [_card_line(number, card, share, needs) for number, card in enumerate(cards)]
+    is_encoder = needs.kind == "encoder"  # its engine is a Triton model, whose instances run in the server's process
+    instances = spec.instances if is_encoder else 1
+    lines = [
+        PlanLine("weights", "of an instance", megabytes(needs.weights)),
+        PlanLine("activations", needs.activated, megabytes(needs.activations)),
+    ]
+    share, settings = GpuShare(needs.weights + needs.activations, 0), dict[str, object]()
+    if not is_encoder:  # one loop, whose cache is on the card; in process it has a CUDA context of its own
+        length, cuda = slot_length(load, needs), CONTEXT if spec.executor == "in-process" else 0
+        if spec.cache_gb is None:
+            size, cache_lines = _slots(spec, needs, length, share.instance + cuda)
+            settings = {"slots": spec.slots, "max_length": length}
+        else:
+            size, cache_lines = _blocks(spec.target, spec.cache_gb, needs, length)
+            settings = {"slots": spec.slots, "cache_gb": spec.cache_gb}
+        share = GpuShare(share.instance + size, cuda)
+        lines += cache_lines
+        lines += [PlanLine("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
+    for number, card in enumerate(cards):
+        rest = f" - {megabytes(share.once)}" if share.once else ""
+        taken = f"{megabytes(SERVER_ON_CARD)} of the server{rest}"
+        formula = f"({HEADROOM} x {megabytes(card.memory)} - {taken}) / {megabytes(share.instance)}"
+        many = "instances" if is_encoder else "such models"
+        lines.append(PlanLine(f"GPU {number} ({card.name})", formula, f"{share.fit(card)} {many} fit"))
     processes = capacity.serving.front_instances or instances
-    memory, size = memory_line(processes, needs.weights)
-    requests = capacity.max_batch_size if needs.kind == "encoder" else capacity.slots + capacity.serving.queue.size
+    requests = capacity.max_batch_size if is_encoder else capacity.slots + capacity.serving.queue.size
     request_bytes = capacity.serving.limits.request_bytes
-    shm, shared = shared_memory_line(processes, requests, request_bytes, needs.answer_bytes)
-    cache, cache_lines = response_cache(load, needs)
-    named = {"serving.response_cache": True} if cache else {}
+    memory, resident, shared = memory_lines(processes, needs.weights, requests, request_bytes, needs.answer_bytes)
+    cache, response_lines = response_cache(load, needs)
+    smallest = min((cards[device] for device in spec.gpu.devices), key=lambda card: card.memory)
+    of_cards = {"instances": instances, "gpu.devices": list(spec.gpu.devices), "gpu.card": smallest.name}
+    cached = {"serving.response_cache": True} if cache else {}
     return ModelPlan(
         capacity.name,
-        (*lines, memory, shm, *cache_lines),
-        {"instances": instances, "gpu.devices": list(spec.gpu.devices), **_card_name(spec), **settings, **named},
-        size,
+        (*lines, *memory, *response_lines),
+        {**of_cards, **settings, **cached},
+        resident,
         shared,
         response_cache=cache,
         lacking=tuple(_lacking(spec, share, instances)),
         notes=(needs.measured,),
         gpu_memory=dict.fromkeys(spec.gpu.devices, share.bytes(instances)),
     )
-
-
-def _encoder(spec: BuildSpec, load: Load, needs: ModelNeeds) -> tuple[GpuShare, list[PlanLine], dict[str, object]]:
-    """Plan an encoder. Its engine is a Triton model, whose instances run in the server's own process."""
-    lines = [_weights(needs), _activations(needs)]
-    return GpuShare(needs.weights + needs.activations, 0), lines, {}
-
-
-def _decoder(spec: BuildSpec, load: Load, needs: ModelNeeds) -> tuple[GpuShare, list[PlanLine], dict[str, object]]:
-    """Plan a decoder: one loop, whose cache is on the card; in process it has a CUDA context of its own."""
-    length = slot_length(load, needs)
-    cuda = CONTEXT if spec.executor == "in-process" else 0
-    rest = needs.weights + needs.activations + cuda
-    if spec.cache_gb is None:
-        cache, cache_lines = _slots(spec, needs, length, rest)
-        settings: dict[str, object] = {"slots": spec.slots, "max_length": length}
-    else:
-        cache, cache_lines = _blocks(spec.target, spec.cache_gb, needs, length)
-        settings = {"slots": spec.slots, "cache_gb": spec.cache_gb}
-    lines = [_weights(needs), _activations(needs), *cache_lines]
-    lines += [PlanLine("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
-    return GpuShare(needs.weights + needs.activations + cache, cuda), lines, settings
 
 
 def _slots(spec: BuildSpec, needs: ModelNeeds, length: int, rest: int) -> tuple[int, list[PlanLine]]:
@@ -117,28 +116,6 @@ def _blocks(target: str, cache_gb: float, needs: ModelNeeds, length: int) -> tup
         PlanLine("longest texts at once", f"{blocks} blocks / {of_text} of {length} tokens", str(blocks // of_text)),
     ]
     return blocks * block, lines
-
-
-def _weights(needs: ModelNeeds) -> PlanLine:
-    return PlanLine("weights", "of an instance", megabytes(needs.weights))
-
-
-def _activations(needs: ModelNeeds) -> PlanLine:
-    return PlanLine("activations", needs.activated, megabytes(needs.activations))
-
-
-def _card_line(number: int, card: Card, share: GpuShare, needs: ModelNeeds) -> PlanLine:
-    taken = f"{megabytes(SERVER_ON_CARD)} of the server"
-    taken += f" - {megabytes(share.once)}" if share.once else ""
-    formula = f"({HEADROOM} x {megabytes(card.memory)} - {taken}) / {megabytes(share.instance)}"
-    many = "instances" if needs.kind == "encoder" else "such models"
-    return PlanLine(f"GPU {number} ({card.name})", formula, f"{share.fit(card)} {many} fit")
-
-
-def _card_name(spec: BuildSpec) -> dict[str, object]:
-    """Return the card that the build has to be checked against: the smallest of several."""
-    cards = [spec.machine.gpus[device] for device in spec.gpu.devices]
-    return {"gpu.card": min(cards, key=lambda card: card.memory).name}
 
 
 def _lacking(spec: BuildSpec, share: GpuShare, instances: int) -> Sequence[str]:

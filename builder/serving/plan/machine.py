@@ -12,20 +12,23 @@ import yaml
 from builder.common.errors import SpecError
 from builder.engines.gpu import HEADROOM
 from builder.options import BuildSpec, Capacity, Load, Machine
+from builder.repository.layout.encoder import queue_limits
 from builder.serving.plan.encoder import plan_encoder
 from builder.serving.plan.generating import plan_generating
 from builder.serving.plan.gpu import plan_on_gpu
-from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes, number
-from builder.serving.plan.needs import ModelNeeds, needs_of
-from builder.serving.plan.process import (
+from builder.serving.plan.lines import (
     SERVER_ON_CARD,
     SHARED_MEMORY_STEP,
+    ModelPlan,
+    PlanLine,
     all_gpu_memory,
     all_memory,
     all_shared_memory,
     gpu_count,
+    megabytes,
+    number,
 )
-from builder.serving.plan.queueing import queue_note
+from builder.serving.plan.needs import ModelNeeds, needs_of
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -91,12 +94,31 @@ def _plan(spec: BuildSpec, load: Load, needs: ModelNeeds) -> ModelPlan:
     if needs.kind == "generation":
         return plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_generating(spec.capacity, load, needs)
     found = plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_encoder(spec.capacity, load, needs)
-    return replace(found, notes=(*found.notes, queue_note(spec)))
+    return replace(found, notes=(*found.notes, _queue_note(spec)))
+
+
+def _queue_note(options: BuildSpec) -> str:
+    """Return the limits that a build with these options would have, as a sentence."""
+    limits, serving = queue_limits(options), options.serving
+    if not limits.size and not limits.timeout_us:
+        return "nothing limits how many requests wait, nor for how long (serving.queue)"
+    many = f"at most {limits.size} requests" if limits.size else "any number of requests"
+    many += " of each priority" if serving.priority_levels else ""
+    late = ", and then behind all others" if serving.queue.timeout_action == "DELAY" else ""
+    time = f"for at most {number(limits.timeout_us / 1e6)} s{late}" if limits.timeout_us else "for any time"
+    keeper = "the front" if limits.by_front else "Triton's batcher, which pauses where it has limits,"
+    return f"{keeper} lets {many} wait, each {time} (serving.queue)"
 
 
 def _machine(capacity: Capacity, machine: Machine, plans: Sequence[ModelPlan]) -> MachinePlan:
     cores, usable, shm_mb = capacity.cores, capacity.memory, machine.shm_mb
     memory, shm = all_memory(plans), all_shared_memory(plans)
+    if shm_mb is not None:
+        there = f"{shm_mb} MiB"
+    elif SHARED_MEMORY.is_dir():
+        there = f"{shutil.disk_usage(SHARED_MEMORY).total >> 20} MiB here"
+    else:
+        there = "unknown"
     known = [plan.cores for plan in plans if plan.cores is not None]
     lines = [
         PlanLine(
@@ -104,9 +126,7 @@ def _machine(capacity: Capacity, machine: Machine, plans: Sequence[ModelPlan]) -
             " + ".join(["server", *(plan.name for plan in plans)]),
             f"{megabytes(memory)} of {megabytes(usable)}",
         ),
-        PlanLine(
-            "/dev/shm", f"to the next {SHARED_MEMORY_STEP >> 20} MiB", f"{shm >> 20} MiB of {_shared_memory(shm_mb)}"
-        ),
+        PlanLine("/dev/shm", f"to the next {SHARED_MEMORY_STEP >> 20} MiB", f"{shm >> 20} MiB of {there}"),
     ]
     lacking = []
     if known:
@@ -151,9 +171,3 @@ def _gpus(machine: Machine, plans: Sequence[ModelPlan]) -> tuple[list[PlanLine],
                 "of them on another card (gpu: {devices: [...]})"
             )
     return lines, lacking
-
-
-def _shared_memory(configured_mb: int | None) -> str:
-    if configured_mb is not None:
-        return f"{configured_mb} MiB"
-    return f"{shutil.disk_usage(SHARED_MEMORY).total >> 20} MiB here" if SHARED_MEMORY.is_dir() else "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from builder.repository.config.render import parse
 from builder.repository.publish import existing_source
 from builder.repository.report.record import read_report
 from builder.repository.versions import served_number
-from builder.runtime.contract import CacheType, EncoderServing, GenerationServing, LayerShape, load
+from builder.runtime.contract import CacheType, EncoderServing, LayerShape, load
 
 STRING = 64  # bytes of a text in an answer, such as a label or a name
 
@@ -81,18 +82,8 @@ def published(repository: Path, name: str) -> ModelNeeds:
         answer_bytes=_answer_bytes(repository / name),
         draft=(report.memory or {}).get("draft", 0),
     )
-    return needs if isinstance(serving, EncoderServing) else _with_cache(needs, serving)
-
-
-def served_version(model: Path) -> Path:
-    """Return the folder of the version that is served. Raises RepositoryError."""
-    number = served_number(model)
-    if number is None:
-        raise RepositoryError(f"{model.name} has no version that is served: build it again")
-    return model / str(number)
-
-
-def _with_cache(needs: ModelNeeds, serving: GenerationServing) -> ModelNeeds:
+    if isinstance(serving, EncoderServing):
+        return needs
     arena, source = serving.arena, serving.source
     return replace(
         needs,
@@ -105,13 +96,19 @@ def _with_cache(needs: ModelNeeds, serving: GenerationServing) -> ModelNeeds:
     )
 
 
+def served_version(model: Path) -> Path:
+    """Return the folder of the version that is served. Raises RepositoryError."""
+    number = served_number(model)
+    if number is None:
+        raise RepositoryError(f"{model.name} has no version that is served: build it again")
+    return model / str(number)
+
+
 def _answer_bytes(model: Path) -> int:
     """Return the bytes of the fixed dimensions of its outputs; a text or a free dimension counts as a short text."""
     config = parse((model / "config.pbtxt").read_text("utf-8"), model.name)
     total = 0
     for output in config.output:
-        size = 1
-        for dim in output.dims:
-            size *= max(dim, 1)
+        size = math.prod(max(dim, 1) for dim in output.dims)
         total += size * 4 if min(output.dims, default=1) > 0 and size > 1 else STRING
     return total

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from builder.serving.plan.lines import ModelPlan
-from builder.serving.plan.process import all_gpu_memory, all_memory, all_shared_memory
+from builder.serving.plan.lines import ModelPlan, all_gpu_memory, all_memory, all_shared_memory
 
 
 @dataclass(frozen=True)

@@ -152,9 +152,11 @@ class Control:
         try:
             self._client.load_model(model, config=config, client_timeout=LOAD_TIMEOUT_S)
         except InferenceServerException as error:
+            advice = ""
+            if "explicit model load / unload is not allowed" in str(error.message()):
+                advice = "; start it with --model-control-mode=explicit, as build-repo serve does"
             raise ServeError(
-                f"{model} is not loaded by the server at {self.url}: {server_reason(error)}"
-                f"{_model_control_advice(error)}"
+                f"{model} is not loaded by the server at {self.url}: {server_reason(error)}{advice}"
             ) from error
 
     def unload(self, model: str, patience_s: float = DRAIN_TIMEOUT_S) -> None:
@@ -185,9 +187,3 @@ class Control:
 def server_reason(error: InferenceServerException) -> str:
     """Return the server's error message in one line."""
     return str(error.message()).strip().splitlines()[0]
-
-
-def _model_control_advice(error: InferenceServerException) -> str:
-    """Return the advice for a server whose model control is off."""
-    refused = "explicit model load / unload is not allowed" in str(error.message())
-    return "; start it with --model-control-mode=explicit, as build-repo serve does" if refused else ""

@@ -42,30 +42,24 @@ def kept_gateway(
     triton: str, host: str, port: int, *more: str, say: Callable[[str], None], poll_s: float = POLL_S
 ) -> Iterator[None]:
     """Run a gateway and restart it if it ends by itself, up to a limit; check every `poll_s`. `say` prints a line."""
-    start = partial(_start, triton, host, port, *more)
-    process = start()
+    keeper = GatewayKeeper(partial(_start, triton, host, port, *more), say, poll_s)
     try:
-        _wait(process, host, port)
-    except BaseException:
-        _stop(process)
-        raise
-    keeper = GatewayKeeper(process, start, say, poll_s)
-    keeper.start()
-    try:
+        _wait(keeper.process, host, port)
+        keeper.start()
         yield
     finally:
         keeper.stopping.set()
-        keeper.join()
+        if keeper.is_alive():
+            keeper.join()
+        _stop(keeper.process)
 
 
 class GatewayKeeper(threading.Thread):
-    """Thread that restarts a process, and stops the current one when the thread ends."""
+    """Thread that restarts a process until `stopping` is set."""
 
-    def __init__(
-        self, process: Process, start: Callable[[], Process], say: Callable[[str], None], poll_s: float
-    ) -> None:
+    def __init__(self, start: Callable[[], Process], say: Callable[[str], None], poll_s: float) -> None:
         super().__init__(name="keeper of the gateway", daemon=True)
-        self.process, self.start_again, self.say, self.poll_s = process, start, say, poll_s
+        self.process, self.start_process, self.say, self.poll_s = start(), start, say, poll_s
         self.stopping, self.backoff = threading.Event(), restart_backoff()
 
     def run(self) -> None:
@@ -79,32 +73,17 @@ class GatewayKeeper(threading.Thread):
                 self.say(f"{ended}, once more: it stays down after {self.backoff.max_failures} attempts")
                 break
             self.say(f"{ended}; it is started again" + (f" in {delay:g} s" if delay else ""))
-            if not self.stopping.wait(delay):
-                self._start_again()
-        _stop(self.process)
-
-    def _start_again(self) -> None:
-        """Start the process again; the next check counts a failure as another end."""
-        try:
-            self.process = self.start_again()
-        except OSError as error:
-            self.say(f"the gateway cannot be started ({error.strerror or error})")
+            if self.stopping.wait(delay):
+                break
+            try:
+                self.process = self.start_process()
+            except OSError as error:  # the next check counts it as another end
+                self.say(f"the gateway cannot be started ({error.strerror or error})")
 
 
 def _start(triton: str, host: str, port: int, *more: str) -> Process:
-    command = [
-        sys.executable,
-        "-c",
-        GATEWAY_PROGRAM,
-        "gateway",
-        "--url",
-        triton,
-        "--host",
-        host,
-        "--port",
-        str(port),
-        *more,
-    ]
+    options = ["--url", triton, "--host", host, "--port", str(port), *more]
+    command = [sys.executable, "-c", GATEWAY_PROGRAM, "gateway", *options]
     return subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
-from builder.common.processes import PROC
+import psutil
 
 MAX_LOG_LINES = 10_000  # kept in memory
 READ_TIMEOUT_S = 10.0  # time to read the last output of a program that ended
@@ -99,11 +99,9 @@ def end_group(leader: subprocess.Popen[Any]) -> None:
 def _members(leader: int) -> set[int]:
     """Return the processes of a group, without the dead ones that only another process can reap."""
     group = set()
-    for folder in PROC.glob("[0-9]*"):
-        try:
-            state, parent, number = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
-        except (OSError, ValueError):
-            continue  # the process has ended
-        if int(number) == leader and (state != "Z" or int(parent) == os.getpid()):
-            group.add(int(folder.name))
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended
+            is_member = os.getpgid(process.pid) == leader
+            if is_member and (process.status() != psutil.STATUS_ZOMBIE or process.ppid() == os.getpid()):
+                group.add(process.pid)
     return group

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tritonclient.grpc import model_config_pb2
 
+from builder.common.addresses import is_loopback
 from builder.common.errors import RepositoryError, ServeError
 from builder.engines.gpu import gpus
 from builder.engines.tensorrt_llm import engine as tensorrt_llm
@@ -33,21 +34,13 @@ def refuse_host(host: str) -> None:
         )
 
 
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches an address."""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
-
-
 def refuse_unsigned(repository: Path, key: Path, names: Sequence[str] = ()) -> None:
     """Raise ServeError if a model, or one of `names`, differs from what was signed with `key`."""
     problems = unsigned(repository, key, names)
     if problems:
         see = f"build-repo verify {repository} --key {key}"
-        raise ServeError(f"{problems[0]}. {_none(repository, names)} is served; see all: {see}")
-
-
-def _none(repository: Path, names: Sequence[str]) -> str:
-    return f"Nothing of {repository}" if not names else f"No new process of {', '.join(names)}"
+        nothing = f"No new process of {', '.join(names)}" if names else f"Nothing of {repository}"
+        raise ServeError(f"{problems[0]}. {nothing} is served; see all: {see}")
 
 
 def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:

@@ -23,14 +23,14 @@ from pathlib import Path
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
+from builder.common.addresses import is_loopback
 from builder.common.errors import ServeError
 from builder.repository.config.arguments import EXIT_TIMEOUT_S
 from builder.repository.liveness import NAME
 from builder.repository.transaction import recover
 from builder.serving.server.embedded import BACKENDS, EmbeddedCommand, prepare_embedded
-from builder.serving.server.log import start_failure
 from builder.serving.server.process import READ_TIMEOUT_S, process_group
-from builder.serving.server.refusals import SHARED_MEMORY, is_loopback, refuse_host, refuse_repository, refuse_unsigned
+from builder.serving.server.refusals import SHARED_MEMORY, refuse_host, refuse_repository, refuse_unsigned
 
 IDLE_REPORTS = 4  # reports of a stopping server, one per second; a model's Python takes one or two to end
 START_TIMEOUT_S = 600.0  # includes loading the models; a server that ends meanwhile is noticed at once
@@ -163,8 +163,11 @@ def running(
     if verify_key is not None:
         refuse_unsigned(repository, verify_key)
     controlled = is_loopback(host)  # every client of the ports may use model control
-    loaded = ("*",) if not on_demand else (NAME,) if liveness else ()
-    options = [*ports.options(host), *_loading(strict, controlled, loaded)]
+    options = [*ports.options(host)]
+    options += [f"--exit-on-error={str(strict).lower()}", f"--strict-readiness={str(strict).lower()}"]
+    if controlled:  # each loaded model can be reloaded
+        loaded = ("*",) if not on_demand else (NAME,) if liveness else ()
+        options += ["--model-control-mode=explicit", *(f"--load-model={model}" for model in loaded)]
     with (
         tempfile.TemporaryDirectory(prefix="triton-") as folder,
         _start(prepare_embedded(repository, Path(folder), backends, liveness), options, echo) as (process, log, reader),
@@ -192,14 +195,6 @@ def _start(
             leftover.unlink(missing_ok=True)
 
 
-def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]:
-    """Return the options that load `models`; under model control each can be reloaded."""
-    options = [f"--exit-on-error={str(strict).lower()}", f"--strict-readiness={str(strict).lower()}"]
-    if not controlled:
-        return options
-    return [*options, "--model-control-mode=explicit", *(f"--load-model={model}" for model in models)]
-
-
 def refuse_taken_ports(host: str, ports: Mapping[str, int]) -> None:
     """Raise ServeError for a port that cannot be used. `ports`: by the prefix of their option names."""
     for kind, port in ports.items():
@@ -221,12 +216,11 @@ def _wait_until_ready(server: TritonServer, timeout_s: float, reader: threading.
                 reader.join(READ_TIMEOUT_S)
                 raise ServeError(start_failure(server.log))
             try:
-                if client.is_server_ready(client_timeout=READY_TIMEOUT_S) and _is_open(
-                    server.host, server.ports.metrics
-                ):
-                    return
+                is_ready = client.is_server_ready(client_timeout=READY_TIMEOUT_S)
             except InferenceServerException:
-                pass
+                is_ready = False
+            if is_ready and _is_open(server.host, server.ports.metrics):
+                return
             time.sleep(0.1)
     raise ServeError(f"Triton was not ready within {timeout_s:.0f} s: {start_failure(server.log)}")
 
@@ -264,3 +258,18 @@ def _drained(server: TritonServer) -> bool:
     return all(
         float(n) == 0 for n in re.findall(r"^build_repo_(?:running|waiting)\{.*\} (\S+)$", metrics, re.MULTILINE)
     )
+
+
+def start_failure(log: list[str]) -> str:
+    """Return the reason in a log why the server did not start, in one line."""
+    for line in log:
+        if failed := re.search(r"failed to load '([^']+)'", line):
+            reason = line.split("failed to load", 1)[1].split(": ", 1)[-1]
+            return f"the model {failed[1]} does not load: {reason[:300]}. Check the repository: build-repo check"
+    return f"Triton stopped: {last_error(log)}; -v shows its log"
+
+
+def last_error(log: list[str]) -> str:
+    """Return the last error in a log, in one line."""
+    errors = [line.split("] ", 1)[-1] for line in log if line.startswith("E") or "error" in line.lower()]
+    return errors[-1][:300] if errors else "it gave no reason"

@@ -24,10 +24,9 @@ from builder.repository.liveness import NAME as LIVENESS
 from builder.serving.server.backoff import Backoff, restart_backoff
 from builder.serving.server.control import LOAD_TIMEOUT_S, Control, server_reason, versions_in
 from builder.serving.server.heartbeat import heartbeat
-from builder.serving.server.log import last_error
 from builder.serving.server.refusals import refuse_unsigned
 from builder.serving.server.stubs import Stub, Stubs
-from builder.serving.server.triton import TritonServer
+from builder.serving.server.triton import TritonServer, last_error
 
 POLL_S = 1.0
 INDEX_TIMEOUT_S = 10.0  # models are not watched while a server lists its versions
@@ -152,21 +151,20 @@ def keep_running(
     Raises ServeError if it does not start, or ends too often in a row.
     """
     backoff = restart_backoff()
-    with start() as server:
-        started(server)
-        ended = _watch_until_end(server, say)
     while True:
-        delay = backoff.fail(time.monotonic(), first_at_once=True)
-        if math.isinf(delay):
-            raise ServeError(f"{ended}; that was the {_ordinal(backoff.failures)} time in a row")
-        say(f"{ended}; it is started again" + (f" in {delay:g} s" if delay else ""))
-        time.sleep(delay)
         try:
             with start() as server:
                 started(server)
                 ended = _watch_until_end(server, say)
         except ServeError as error:
+            if not backoff.failures:
+                raise
             ended = str(error)
+        delay = backoff.fail(time.monotonic(), first_at_once=True)
+        if math.isinf(delay):
+            raise ServeError(f"{ended}; that was the {_ordinal(backoff.failures)} time in a row")
+        say(f"{ended}; it is started again" + (f" in {delay:g} s" if delay else ""))
+        time.sleep(delay)
 
 
 def describe_exit(status: int) -> str:

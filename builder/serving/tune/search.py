@@ -9,7 +9,7 @@ from typing import Any
 
 from builder.common.distribution import installing
 from builder.common.errors import ServeError, SpecError
-from builder.serving.load.noise import Estimate, RelativeChange, compare_pairs
+from builder.serving.load.noise import Estimate, compare_pairs
 from builder.serving.load.record import LoadMeasurement
 from builder.serving.load.traffic import Level
 from builder.serving.tune.space import Space, settings_of
@@ -65,66 +65,40 @@ def search(
     """
     base = attempt(None)
     say(f"as it is: {format_settings(base)}")
-    study = _study(space, defaults, base)
+    library = optuna()
+    choices = {name: library.distributions.CategoricalDistribution(list(values)) for name, values in space.items()}
+    study = library.create_study(direction="maximize", sampler=library.samplers.TPESampler(seed=SEED))
+    study.add_trial(library.trial.create_trial(params=dict(defaults), distributions=choices, value=base.score))
     tried: list[TriedSettings] = []
     for number in range(trials):
-        trial = study.ask({name: _choices(values) for name, values in space.items()})
+        trial = study.ask(choices)
         settings = settings_of(trial.params)
         known = next((one for one in tried if one.settings == settings), None)
-        if known is None:
-            outcome = base if trial.params == dict(defaults) else _attempt(attempt, settings, say)
-        else:
+        outcome: TrialOutcome | None = None
+        if known is not None:
             outcome = known.outcome
+        elif trial.params == dict(defaults):
+            outcome = base
+        else:
+            try:
+                outcome = attempt(settings)
+            except ServeError as error:
+                say(f"{settings}: {error}")
         study.tell(trial, outcome.score if outcome is not None else -1e9)
         tried.append(TriedSettings(settings, outcome))
         if outcome is not None:
             say(f"trial {number + 1} of {trials}: {format_settings(outcome)} with {settings}")
-    measured = [one for one in tried if one.outcome is not None]
-    best = max(measured, key=lambda one: one.outcome.score if one.outcome else 0.0, default=None)
-    if best is None or best.outcome is None or best.outcome.score <= base.score:
-        return Finding(
-            None, f"none of {trials} trials did better than what it has: {format_settings(base)}", tuple(tried)
-        )
-    return _by_turns(best.settings, best.outcome, base, again, repeats, limit_ms, tuple(tried), say)
-
-
-def _study(space: Space, defaults: Mapping[str, object], base: TrialOutcome) -> Any:
-    library = optuna()
-    study = library.create_study(direction="maximize", sampler=library.samplers.TPESampler(seed=SEED))
-    distributions = {name: _choices(values) for name, values in space.items()}
-    study.add_trial(library.trial.create_trial(params=dict(defaults), distributions=distributions, value=base.score))
-    return study
-
-
-def _choices(values: Sequence[object]) -> Any:
-    return optuna().distributions.CategoricalDistribution(list(values))
-
-
-def _attempt(attempt: Attempt, settings: Mapping[str, int], say: Say) -> TrialOutcome | None:
-    try:
-        return attempt(settings)
-    except ServeError as error:
-        say(f"{settings}: {error}")
-        return None
-
-
-def _by_turns(
-    settings: Mapping[str, int],
-    best: TrialOutcome,
-    base: TrialOutcome,
-    again: Remeasure,
-    repeats: int,
-    limit_ms: float,
-    tried: tuple[TriedSettings, ...],
-    say: Say,
-) -> Finding:
-    """Measure both in turn, each at its own best level, so that both see the same conditions; return the verdict."""
+    measured = [(one.outcome, one.settings) for one in tried if one.outcome is not None]
+    best, winner = max(measured, key=lambda pair: pair[0].score, default=(base, {}))
+    if best.score <= base.score:
+        reason = f"none of {trials} trials did better than what it has: {format_settings(base)}"
+        return Finding(None, reason, tuple(tried))
     new, old = [], []
-    for turn in range(repeats):
+    for turn in range(repeats):  # each at its own best level, so that both see the same conditions
         old.append(again(None, base.level))
-        new.append(again(settings, best.level))
+        new.append(again(winner, best.level))
         say(f"turn {turn + 1} of {repeats}: {throughput(old[-1]):.1f}/s as it is, {throughput(new[-1]):.1f}/s tuned")
-    return verdict(settings, new, old, best, base, limit_ms, tried)
+    return verdict(winner, new, old, best, base, limit_ms, tuple(tried))
 
 
 def verdict(
@@ -137,9 +111,7 @@ def verdict(
     tried: tuple[TriedSettings, ...],
 ) -> Finding:
     """Decide whether the winner is still within the limit, and ahead of the unchanged model by more than noise."""
-    change: RelativeChange | None = compare_pairs(
-        [throughput(load) for load in old], [throughput(load) for load in new]
-    )
+    change = compare_pairs([throughput(load) for load in old], [throughput(load) for load in new])
     after, before = (Estimate.of([throughput(load) for load in loads]) for loads in (new, old))
     p99, had = (mean(load.client.bounded_ms for load in loads) for loads in (new, old))
     unit = "answers/s" if new[0].client.stream is None else "tokens/s"

@@ -29,7 +29,13 @@ def write_settings(path: Path, name: str, settings: Mapping[str, object], reason
     document = yaml.load(path.read_text("utf-8"))
     entry = document["models"][position.position]
     for key, value in settings.items():
-        _set(entry, key.split("."), value)
+        *parents, last = key.split(".")
+        place = entry
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                place[parent] = type(place)()
+            place = place[parent]
+        place[last] = value
     first = next(iter(settings)).split(".")[0]
     entry.yaml_set_comment_before_after_key(first, before=reason, indent=entry.lc.col)
     text = io.StringIO()
@@ -57,11 +63,3 @@ def _yaml() -> Any:
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
     return yaml
-
-
-def _set(entry: Any, path: list[str], value: object) -> None:
-    for key in path[:-1]:
-        if not isinstance(entry.get(key), dict):
-            entry[key] = type(entry)()
-        entry = entry[key]
-    entry[path[-1]] = value

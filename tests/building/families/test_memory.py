@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 from builder.checkpoints.resolve import resolve
 from builder.graphs.export.decoder import export_decoder
-from builder.clusters.fleet.memory import peak_memory, reset_peak_memory
+from builder.clusters.fleet.work import peak_memory, reset_peak_memory
 from builder.engines.optimise.fusion import fuse
 from builder.building.pipeline import build
 from builder.options import make_spec
@@ -101,24 +101,30 @@ def product(path: Path) -> Graph:
 
 LOOK = """
 import select, sys
-from builder.common.processes import read_counter
+import psutil
+watched = psutil.Process(int(sys.argv[1]))
 print("looking", flush=True)
 highest = 0
 while not select.select([sys.stdin], [], [], 0.001)[0]:
-    highest = max(highest, read_counter(f"{sys.argv[1]}/status", "RssAnon") or 0)
+    memory = watched.memory_info()
+    highest = max(highest, memory.rss - memory.shared)
 print(highest)
 """
 
 TAKEN = """
 import json, os, subprocess, sys
 from pathlib import Path
+import psutil
 import builder.graphs.onnx.graph as graphs
 from builder.engines import onnxruntime
 from builder.engines.decoding import opened
-from builder.clusters.fleet.memory import own_memory
 from builder.engines.optimise.compaction import compact
 from builder.engines.optimise.quantisation import quantise
 from tests.building.families.test_memory import LOOK, product
+
+def own_memory():
+    memory = psutil.Process().memory_info()
+    return memory.rss - memory.shared
 
 def most(call):
     "The most memory of its own that the process has while `call` runs and its result is kept, beside what it had."

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from builder.building.families.encoder import Encoder
 from builder.building.variants.candidates import VariantMaker, requested_variants
 from builder.checkpoints.resolve import resolve
-from builder.common.cpu import cpu
 from builder.common.errors import ExportError, SpecError
+from builder.common.machine import cpu
 from builder.common.samples import TEXTS
 from builder.engines import infer_with
 from builder.engines.encoding import Variant, all_variants

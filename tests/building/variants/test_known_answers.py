@@ -11,8 +11,8 @@ import pytest
 
 from builder.building.pipeline import build
 from builder.checkpoints.resolve import resolve
-from builder.common.cpu import cpu
 from builder.common.errors import SpecError, VerificationError
+from builder.common.machine import cpu
 from builder.engines.openvino import BF16
 from builder.engines.optimise.static_quantisation import quantise_statically
 from builder.engines.plain_attention import spell_out_attention

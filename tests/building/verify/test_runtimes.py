@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window, tolerance
 from builder.building.verify.runtimes import EngineUnavailable, compare, difference, environment, replayed
-from builder.common.cpu import cpu
 from builder.common.errors import ExportError, VerificationError
+from builder.common.machine import cpu
 from builder.common.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.engines import openvino
 from builder.engines.onnxruntime.older import for_runtime, unmarked_windows

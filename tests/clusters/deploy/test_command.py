@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from builder.cli import main
 from builder.clusters.deploy.contents import read_deployed_models
 from builder.repository.versions import version_numbers
-from builder.serving.plan.process import PROCESS, SERVER
+from builder.serving.plan.lines import PROCESS, SERVER
 from tests.clusters.deploy.conftest import CACHE, WEIGHTS
 
 MIB = 1 << 20

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from builder.clusters.deploy import image
 from builder.clusters.deploy.image import image_files, image_tag
 from builder.clusters.deploy.targets import find_target
-from builder.common.cache.fetched import ENGINES, fetched_folder
+from builder.common.cache.folder import ENGINES, fetched_folder
 from builder.common.releases import RELEASES
 from tests.clusters.deploy.deployments import ENCODER, IN_IMAGE, STORED
 

@@ -12,8 +12,7 @@ import pytest
 from builder.cli import parse
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import objects
-from builder.clusters.deploy.pod import GATEWAY_PORT, LOAD_BYTES_PER_S, PULL_TIMEOUT_S, pod
-from builder.clusters.deploy.probes import REQUEST_TIMEOUT_S
+from builder.clusters.deploy.pod import GATEWAY_PORT, LOAD_BYTES_PER_S, PULL_TIMEOUT_S, REQUEST_TIMEOUT_S, pod
 from builder.clusters.deploy.targets import find_target
 from builder.repository.config.arguments import LIVENESS_FOLDER
 from builder.repository.liveness import METHOD

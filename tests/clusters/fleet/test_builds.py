@@ -78,7 +78,7 @@ def ran(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path])
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(signal, "signal", lambda *_: None)
-        patch.setattr(build_many, "view", lambda console, plan, workers: Killing(console, len(plan.builds)))
+        patch.setattr(build_many, "LineView", Killing)
         written, printed = Console(record=True, width=500), []
         patch.setattr(build_many, "screen", written)
         patch.setattr("builtins.print", lambda text: printed.append(text))
@@ -105,7 +105,9 @@ def test_fleet_run_leaves_no_worker_and_no_temporary_file(ran: Ran) -> None:
     left = {path.name for path in ran.models.parent.iterdir()}
     assert left == {"broken", "cache", "model_repository", "models.yaml"}
     assert {path.name for path in ran.output.iterdir()} == {"good"}
-    workers = [path for path in Path("/proc").glob("[0-9]*/cmdline") if "builder.clusters.fleet.worker" in _text(path)]
+    workers = [
+        path for path in Path("/proc").glob("[0-9]*/cmdline") if "builder.clusters.fleet.processes" in _text(path)
+    ]
     own = [path for path in workers if f"PPid:\t{os.getpid()}\n" in _text(path.with_name("status"))]
     assert own == []
 

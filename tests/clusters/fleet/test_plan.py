@@ -20,9 +20,9 @@ from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgres
 from builder.clusters.fleet.history import History, work_of
 from builder.clusters.fleet.plan import FleetPlan, plan_builds
 from builder.clusters.fleet.processes import ResourceClaim, fits
-from builder.clusters.fleet.runs import run_jobs
-from builder.clusters.fleet.view import LineView, LiveView, duration, plan_document, plan_line, summary, view
+from builder.clusters.fleet.view import LineView, LiveView, duration, plan_document, plan_line, summary
 from builder.clusters.fleet.work import find_published, run_job
+from builder.commands.build_many import run_jobs
 from builder.options import BuildSpec, make_spec
 from builder.repository.report.record import read_report
 from tests.models import options_of
@@ -236,8 +236,7 @@ def test_live_view_shows_a_line_per_worker_and_a_total(make: Make, monkeypatch: 
     monkeypatch.setattr("builder.clusters.fleet.view.time", SimpleNamespace(monotonic=lambda: 0.0))
     plan = _plan(make(name="one"), make(name="two"), make(name="three"))
     console = Console(file=StringIO(), force_terminal=True, width=120)
-    with view(console, plan, 2) as shown:
-        assert isinstance(shown, LiveView)
+    with LiveView(console, plan, 2) as shown:
         shown.show(BuildProgress("one", "worker 1", "export"))
         shown.show(BuildProgress("two", "worker 2", "loading torch"))
         assert _text(shown) == ["worker 1 one export 0 s", "worker 2 two loading torch 0 s", "0/3"]

@@ -15,8 +15,7 @@ from tritonclient.grpc import service_pb2
 from builder.clusters.ray import proxy, replicas
 from builder.clusters.ray.application import application
 from builder.clusters.ray.proxy import RetryMiddleware
-from builder.clusters.ray.replicas import ReplicaBackend
-from builder.clusters.ray.wire import Answer, Refusal, outputs_of, to_refusal
+from builder.clusters.ray.replicas import Answer, Refusal, ReplicaBackend, outputs_of, to_refusal
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import Output
 from tests.serving.gateway.asgi import ask

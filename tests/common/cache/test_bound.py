@@ -12,8 +12,7 @@ import pytest
 
 from builder.building.pipeline import build
 from builder.cli import main
-from builder.common.cache.bound import bounded_cache
-from builder.common.cache.entries import CacheEntries
+from builder.common.cache.entries import CacheEntries, bounded_cache
 from builder.common.cache.folder import FOLDER_VARIABLE, LIMIT_VARIABLE, max_cache_bytes
 from builder.common.errors import SpecError, VerificationError
 from builder.options import make_spec

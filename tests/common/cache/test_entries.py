@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from builder.cli import main
-from builder.common.cache.digests import write_atomically
 from builder.common.cache.entries import CacheEntries
-from builder.common.cache.fetched import ENGINES, IN_USE_S, PROGRAMS, fetched_folder, prune_fetched
-from builder.common.cache.links import link
+from builder.common.cache.folder import ENGINES, IN_USE_S, PROGRAMS, fetched_folder, prune_fetched
+from builder.common.files import link, write_atomically
 from builder.common.hashing import sha256_of
 
 GRAPH = b"graph" * 1000

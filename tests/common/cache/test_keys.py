@@ -13,10 +13,9 @@ import pytest
 
 from builder.building import keys
 from builder.building.keys import build_key
-from builder.common.cache import digests
-from builder.common.cache.digests import digest_of
+from builder.common import hashing as digests
 from builder.common.errors import CheckpointError, SpecError
-from builder.common.hashing import sha256_of
+from builder.common.hashing import digest_of, sha256_of
 from builder.options import BuildSpec, make_spec
 
 

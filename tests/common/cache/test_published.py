@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.cache.published import forget_removed
+from builder.common.cache.folder import forget_removed
 from builder.options import Serving
 from builder.repository import versions
 from builder.repository.config.entries import Config, RepositoryEntry

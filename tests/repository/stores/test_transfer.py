@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from builder.building.pipeline import build
 from builder.cli import main
-from builder.clusters.fleet.published import newest_report
+from builder.clusters.fleet.work import newest_report
 from builder.common.errors import RepositoryError, SpecError
 from builder.options import make_spec
 from builder.repository.signatures import sign, unsigned

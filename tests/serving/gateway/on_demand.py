@@ -11,7 +11,7 @@ from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.residency.backend import OnDemandBackend, make_on_demand_app
 from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
 from builder.serving.gateway.settings import GatewaySettings, OnDemandSettings
-from builder.serving.plan.process import PROCESS
+from builder.serving.plan.lines import PROCESS
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_control import SIZE, FakeServer
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from builder.serving.load.profile import ClientFigures, StreamLatency
+from builder.serving.load.figures import ClientFigures, ServerFigures, StreamLatency
 from builder.serving.load.record import LoadMeasurement, LoadTestRun
-from builder.serving.load.statistics import ServerFigures
 from builder.serving.load.traffic import Level
 
 SERVED = ServerFigures(queue_ms=2.0, compute_ms=6.0, mean_batch=3.5, batches={"1": 4, "2": 3, "3": 3}, failures=0)

@@ -14,11 +14,10 @@ from rich.console import Console
 from builder.common.errors import ServeError, SpecError
 from builder.serving.load import measure
 from builder.serving.load.compare import compare_runs, comparison_table
+from builder.serving.load.figures import from_csv, from_export, statistics_between
 from builder.serving.load.noise import Estimate, compare_means, compare_pairs
 from builder.serving.load.page import page
-from builder.serving.load.profile import from_csv, from_export
 from builder.serving.load.record import LoadTestRun, read, save, table
-from builder.serving.load.statistics import statistics_between
 from builder.serving.load.traffic import Level, concurrencies, rates, shares
 from tests.pages import shows_every_text, stands_alone
 from tests.serving.load.runs import encoder, run_of, stream

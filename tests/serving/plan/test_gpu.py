@@ -24,10 +24,9 @@ from builder.runtime.contract import LayerShape
 from builder.runtime.fields import Field
 from builder.serving.plan import machine
 from builder.serving.plan.gpu import plan_on_gpu, usable_bytes
-from builder.serving.plan.lines import ModelPlan
+from builder.serving.plan.lines import CONTEXT, SERVER_ON_CARD, ModelPlan
 from builder.serving.plan.needs import ModelNeeds, needs_of
 from builder.serving.plan.pods import Pod, PodSize
-from builder.serving.plan.process import CONTEXT, SERVER_ON_CARD
 from tests.clusters.deploy.deployments import ON_GPU, WITH_GPU
 from tests.golden.repositories import graph
 from tests.tiny_encoders import make_checkpoint

@@ -17,9 +17,8 @@ from builder.runtime.contract import LayerShape
 from builder.serving.plan import machine
 from builder.serving.plan.encoder import plan_encoder
 from builder.serving.plan.generating import plan_generating
-from builder.serving.plan.lines import ModelPlan, power_of_two
+from builder.serving.plan.lines import PROCESS, ModelPlan, power_of_two
 from builder.serving.plan.needs import ModelNeeds
-from builder.serving.plan.process import PROCESS
 from builder.serving.plan.speeds import decoding_cost, encoder_cost
 
 GRID = {f"{rows}x{tokens}": 2.0 + 0.01 * rows * tokens for rows in (1, 8) for tokens in (16, 64, 128)}

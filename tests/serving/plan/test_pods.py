@@ -9,9 +9,8 @@ import pytest
 from builder.cli import main
 from builder.options import Capacity, Load, load_specs
 from builder.serving.plan import machine
-from builder.serving.plan.lines import ModelPlan
+from builder.serving.plan.lines import SERVER, ModelPlan
 from builder.serving.plan.pods import Pod, PodSize, divide_models, pods_needed
-from builder.serving.plan.process import SERVER
 
 GB = 1_000_000_000
 PLANS = [

@@ -16,8 +16,8 @@ from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import locate, resolve
 from builder.checkpoints.same_tokens import vocabulary_difference
+from builder.common.distribution import RUNTIME
 from builder.common.errors import BuilderError, CheckpointError, SpecError
-from builder.common.folders import RUNTIME
 from builder.common.memory import refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.engines.decoding import engine_of

@@ -25,8 +25,8 @@ from builder.building.verify.quality import SERVED_TOLERANCE
 from builder.building.verify.recording import graph_case
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.common.cpu import cpu
 from builder.common.errors import CheckpointError, SpecError, VerificationError
+from builder.common.machine import cpu
 from builder.common.memory import weights_bytes
 from builder.common.progress import Stage
 from builder.common.workplace import require_disk_space

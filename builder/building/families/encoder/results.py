@@ -13,7 +13,7 @@ from builder.building.variants.selection import Selection
 from builder.building.verify.parity import TOLERANCE, BatchReference
 from builder.building.verify.quality import SERVED_TOLERANCE, Quality
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.common.cpu import cpu
+from builder.common.machine import cpu
 from builder.engines.encoding import Variant
 from builder.engines.optimise import Quantised
 from builder.engines.optimise.compaction import Removed

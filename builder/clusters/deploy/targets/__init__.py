@@ -7,8 +7,13 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from builder.clusters.deploy.deployment import Deployment
+
+HEADER = "# Written by build-repo deploy.\n"
 
 
 @dataclass(frozen=True)
@@ -32,3 +37,22 @@ def find_target(name: str) -> Target:
     """Return the target called `name`, which is one of names()."""
     target: Target = importlib.import_module(f"{__name__}.{name}").TARGET
     return target
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper of readable YAML: multi-line texts as blocks, no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """Return `document` as YAML, its keys in order, under a line that names the program that wrote it."""
+    return HEADER + yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, width=1000)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.image import image_files
 from builder.clusters.deploy.objects import objects
 from builder.clusters.deploy.pod import MIN_KUBERNETES, image_steps
-from builder.clusters.deploy.targets import Target
-from builder.clusters.deploy.yamls import HEADER, to_yaml
+from builder.clusters.deploy.targets import HEADER, Target, to_yaml
 from builder.common.distribution import own_version
 
 POD = "spec.template.spec"
@@ -102,11 +100,10 @@ def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _steps(deployment: Deployment, output: Path) -> list[str]:
-    return [
+TARGET = Target(
+    _files,
+    steps=lambda deployment, output: [
         *image_steps(deployment, output),
         f"helm upgrade --install {deployment.name} {output} --namespace {deployment.namespace}",
-    ]
-
-
-TARGET = Target(_files, _steps)
+    ],
+)

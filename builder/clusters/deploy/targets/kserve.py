@@ -7,16 +7,13 @@ Triton itself: there is no gateway. Source: https://github.com/kserve/kserve, v0
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from builder.clusters.deploy import pod
 from builder.clusters.deploy.deployment import Deployment, Scaling
 from builder.clusters.deploy.image import image_files
 from builder.clusters.deploy.objects import disruption_budget, document, pod_monitor, trusted
 from builder.clusters.deploy.pod import Document, image_steps
 from builder.clusters.deploy.scaling import pods_pattern, scaling_behavior, wait_queries
-from builder.clusters.deploy.targets import Target
-from builder.clusters.deploy.yamls import to_yaml
+from builder.clusters.deploy.targets import Target, to_yaml
 from builder.common.errors import SpecError
 from builder.repository.config.arguments import EXIT_TIMEOUT_S, METRICS_PORT
 
@@ -88,14 +85,14 @@ def _scaling(deployment: Deployment, scaling: Scaling) -> Document:
     KServe has KEDA divide by the number of replicas (keda_reconciler.go names no metricType), so that number is a
     factor here.
     """
-    triggers = wait_queries(deployment, f"{deployment.name}-predictor", with_gateway=False)
-    return {
-        "maxReplicas": scaling.max_replicas,
-        "autoScaling": {
-            "metrics": [_metric(scaling, f"{query} * {replicas_query(deployment)}") for query in triggers.values()],
-            "behavior": scaling_behavior(),
-        },
-    }
+    target = {"type": "Value", "value": str(scaling.queue_ms)}
+    metrics: list[Document] = []
+    for wait in wait_queries(deployment, f"{deployment.name}-predictor", with_gateway=False).values():
+        query = f"{wait} * {replicas_query(deployment)}"
+        metric = {"backend": "prometheus", "serverAddress": scaling.prometheus, "query": query}
+        metrics.append({"type": "External", "external": {"metric": metric, "target": target}})
+    autoscaling = {"metrics": metrics, "behavior": scaling_behavior()}
+    return {"maxReplicas": scaling.max_replicas, "autoScaling": autoscaling}
 
 
 def replicas_query(deployment: Deployment) -> str:
@@ -104,14 +101,10 @@ def replicas_query(deployment: Deployment) -> str:
     return f"scalar(count(count by (pod) (nv_inference_request_success{{{of}}})))"
 
 
-def _metric(scaling: Scaling, query: str) -> Document:
-    metric = {"backend": "prometheus", "serverAddress": scaling.prometheus, "query": query}
-    target = {"type": "Value", "value": str(scaling.queue_ms)}
-    return {"type": "External", "external": {"metric": metric, "target": target}}
-
-
-def _steps(deployment: Deployment, output: Path) -> list[str]:
-    return [*image_steps(deployment, output), f"kubectl apply -n {deployment.namespace} -f {output}"]
-
-
-TARGET = Target(_files, _steps)
+TARGET = Target(
+    _files,
+    steps=lambda deployment, output: [
+        *image_steps(deployment, output),
+        f"kubectl apply -n {deployment.namespace} -f {output}",
+    ],
+)

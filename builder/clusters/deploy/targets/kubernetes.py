@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.image import image_files
 from builder.clusters.deploy.objects import objects
 from builder.clusters.deploy.pod import image_steps
-from builder.clusters.deploy.targets import Target
-from builder.clusters.deploy.yamls import to_yaml
+from builder.clusters.deploy.targets import Target, to_yaml
 
 
 def _files(deployment: Deployment) -> dict[str, str]:
@@ -24,8 +21,6 @@ def _files(deployment: Deployment) -> dict[str, str]:
     return {**written, **image_files(deployment)}
 
 
-def _steps(deployment: Deployment, output: Path) -> list[str]:
-    return [*image_steps(deployment, output), f"kubectl apply -k {output}"]
-
-
-TARGET = Target(_files, _steps)
+TARGET = Target(
+    _files, steps=lambda deployment, output: [*image_steps(deployment, output), f"kubectl apply -k {output}"]
+)

@@ -14,8 +14,7 @@ from builder.clusters.deploy import pod
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import trusted
 from builder.clusters.deploy.pod import NOBODY_UID, Document
-from builder.clusters.deploy.targets import Target
-from builder.clusters.deploy.yamls import to_yaml
+from builder.clusters.deploy.targets import Target, to_yaml
 from builder.clusters.ray.cluster import OBJECT_STORE_BYTES, RAY_SETTINGS, RAY_TIMEOUTS
 from builder.clusters.ray.options import RayOptions
 from builder.common.distribution import own_version
@@ -26,6 +25,7 @@ RAY_VERSION = "2.60.0"
 PORT = 8000  # Ray's proxies, on every node: KubeRay's service leads there
 SERVICE, CONFIG = "rayservice.yaml", "serve.yaml"
 KEYS = "/keys"
+OBJECT_STORE = {"object-store-memory": str(OBJECT_STORE_BYTES)}
 HEAD_CORES, HEAD_MEMORY = 2, 4 << 30  # the head node has no replica: Ray's own processes, and a proxy
 RAY_CORES, RAY_MEMORY = 1, 2 << 30  # beside a replica: Ray's own processes, a proxy and a gateway
 
@@ -91,9 +91,6 @@ def _options(deployment: Deployment) -> RayOptions:
     )
 
 
-_OBJECTS = {"object-store-memory": str(OBJECT_STORE_BYTES)}
-
-
 def _cluster(deployment: Deployment) -> Document:
     """Return a head node, and as many workers as there are replicas, one on each."""
     size, replicas = deployment.size, deployment.replicas
@@ -104,7 +101,7 @@ def _cluster(deployment: Deployment) -> Document:
         "rayVersion": RAY_VERSION,
         "enableInTreeAutoscaling": max_replicas > replicas,
         "headGroupSpec": {
-            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_OBJECTS},
+            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **OBJECT_STORE},
             "template": _template(deployment, "head", head),
         },
         "workerGroupSpecs": [
@@ -113,7 +110,7 @@ def _cluster(deployment: Deployment) -> Document:
                 "replicas": replicas,
                 "minReplicas": replicas,
                 "maxReplicas": max_replicas,
-                "rayStartParams": {"num-cpus": str(size.cores), "memory": str(size.memory), **_OBJECTS},
+                "rayStartParams": {"num-cpus": str(size.cores), "memory": str(size.memory), **OBJECT_STORE},
                 "template": _template(deployment, "worker", worker),
             }
         ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from builder.common.cpu import cpu
+from builder.common.machine import cpu
 from builder.common.releases import missing_fixes
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import Repository, RepositoryModel

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import psutil
 
-from builder.common.processes import read_counter
 from builder.repository.config.render import CONFIG, parse
 from builder.repository.report.record import REPORT
 from builder.repository.versions import entry_names
 from builder.runtime.contract import ContractError, load_shared
-from builder.serving.plan.process import PROCESS
+from builder.serving.plan.lines import PROCESS
 from builder.serving.server.stubs import Stub, Stubs
 
 
@@ -71,7 +70,10 @@ class TritonProcesses:
 
 def size_of(process: int) -> int:
     """Return the bytes of a process; 0 if it has ended or is not readable."""
-    return read_counter(f"{process}/smaps_rollup", "Pss") or 0
+    try:
+        return int(psutil.Process(process).memory_full_info().pss)
+    except psutil.Error:
+        return 0
 
 
 def _listener(url: str) -> int | None:

@@ -1,6 +1,8 @@
-"""Read perf_analyzer's results: its CSV for single answers, its JSON of every response for streams.
+"""Read the figures of a load test: those of the clients from perf_analyzer, those of the server from Triton's counters.
 
-JSON: triton-inference-server/perf_analyzer, src/profile_data_exporter.cc; times are nanoseconds since 1970.
+perf_analyzer writes a CSV for single answers and, for streams, a JSON of every response, with times in nanoseconds
+since 1970: triton-inference-server/perf_analyzer, src/profile_data_exporter.cc. Triton has counts, and nanoseconds
+since its start: triton-inference-server/server, docs/protocol/extension_statistics.md.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ import numpy as np
 from builder.common.errors import ServeError
 
 MICROSECONDS = 1e3  # in a millisecond; the CSV has microseconds
-NANOSECONDS = 1e6
+NANOSECONDS = 1e6  # in a millisecond
+COMPUTE = ("compute_input", "compute_infer", "compute_output")
+
+Statistics = Mapping[str, Any]  # of one model: an entry of `model_stats`
 
 
 @dataclass(frozen=True)
@@ -83,3 +88,49 @@ def _tokens(outputs: Sequence[Mapping[str, Any]]) -> int:
         return len(outputs)
     last = counted[-1]
     return int(sum(last) if isinstance(last, list) else last)
+
+
+@dataclass(frozen=True)
+class ServerFigures:
+    """Server's work for one model. Times are the mean of a request, in milliseconds."""
+
+    queue_ms: float
+    compute_ms: float
+    mean_batch: float
+    batches: Mapping[str, int]  # size of a batch, as a JSON key -> number of executions
+    failures: int
+
+
+def statistics_between(before: Statistics, after: Statistics) -> ServerFigures:
+    """Return the difference of two statistics of the same model."""
+    requests = _grown(before, after, "inference_stats", "success", "count")
+    queue = _grown(before, after, "inference_stats", "queue", "ns")
+    compute = sum(_grown(before, after, "inference_stats", part, "ns") for part in COMPUTE)
+    executions = _grown(before, after, "execution_count")
+    rows = _grown(before, after, "inference_count")
+    counted, had = _batches(after), _batches(before)
+    batches = {str(size): count - had.get(size, 0) for size, count in sorted(counted.items())}
+    return ServerFigures(
+        queue_ms=queue / max(requests, 1) / NANOSECONDS,
+        compute_ms=compute / max(requests, 1) / NANOSECONDS,
+        mean_batch=rows / max(executions, 1),
+        batches={size: count for size, count in batches.items() if count > 0},
+        failures=_grown(before, after, "inference_stats", "fail", "count"),
+    )
+
+
+def _grown(before: Statistics, after: Statistics, *path: str) -> int:
+    return _count(after, *path) - _count(before, *path)
+
+
+def _count(statistics: Any, *path: str) -> int:
+    """Return a counter at `path`: protobuf's JSON omits 0, and writes 64-bit numbers as strings."""
+    for name in path:
+        statistics = statistics.get(name, {} if name != path[-1] else 0)
+    return int(statistics)
+
+
+def _batches(statistics: Statistics) -> dict[int, int]:
+    return {
+        int(entry["batch_size"]): _count(entry, "compute_infer", "count") for entry in statistics.get("batch_stats", ())
+    }

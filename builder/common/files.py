@@ -1,4 +1,4 @@
-"""Link one content under many names: a hard link if possible, else blocks that the file system shares, else a copy.
+"""Write a file atomically, and link one content under many names.
 
 A linked file is never written in place: it is replaced by one that was written beside it.
 """
@@ -8,9 +8,21 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from pathlib import Path
 
 FICLONE = 0x40049409  # _IOW(0x94, 9, int) of linux/fs.h: ioctl_ficlone(2)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically: concurrent readers and writers see all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def link(source: Path, target: Path) -> str:
