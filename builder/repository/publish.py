@@ -30,7 +30,7 @@ from builder.options.choices import KEEP
 from builder.repository.check import check
 from builder.repository.config.entries import RepositoryEntry, numbered
 from builder.repository.config.render import CONFIG, render
-from builder.repository.locks import sync, what_to_do
+from builder.repository.locks import explain_os_errors, sync, what_to_do
 from builder.repository.report.bom import BOM, bom
 from builder.repository.report.page import PAGE, page
 from builder.repository.report.record import REPORT, BuildReport, checkpoint_source, read_report
@@ -61,12 +61,8 @@ def publish(
     """
     if not isinstance(outcome, Verified | Unverified):
         raise TypeError(f"only Verified or Unverified entries are published, not {type(outcome).__name__}")
-    try:
+    with explain_os_errors(repository):
         repository.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RepositoryError(
-            f"{repository} could not be written ({error.strerror or error}). Choose another folder"
-        ) from error
     names = [entry.name for entry in outcome.entries]
     with changing(repository, names[0]) as change:
         later = _published_since(repository / names[0], since, outcome.report.build_key)

@@ -115,7 +115,7 @@ class RepositoryChange:
         for path in folder.parent.parent.glob("*/*"):
             if path.is_symlink() and folder.resolve() in path.resolve().parents:
                 self.write(path.read_bytes(), path)
-        self.move(folder, self._next("left"))
+        self.move(folder, self._next("interrupted"))
 
     def undo(self) -> None:
         """Put everything back."""

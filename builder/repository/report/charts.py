@@ -197,8 +197,8 @@ def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     fitting = int(LABEL_WIDTH / GLYPH_WIDTH)
     shown, whole = escape(text), ""
     if len(text) > fitting:
-        kept = fitting - 1
-        shown = escape(f"{text[: kept - kept // 3]}…{text[-(kept // 3) :]}")  # names differ at their ends
+        end = (fitting - 1) // 3  # names differ at their ends
+        shown = escape(f"{text[: fitting - 1 - end]}…{text[-end:]}")
         whole = f"<title>{escape(text)}</title>"
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{whole}{shown}</text>'
 

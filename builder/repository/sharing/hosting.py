@@ -8,7 +8,7 @@ rename; the shared front then reads it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +130,12 @@ def refuse_misfit(front: Any, model: Any) -> None:
     for side, of_front, of_model in sides:
         known = {field.name: field for field in of_front}
         for field in of_model:
-            if field.name not in known or not _fits(known[field.name], field):
+            other = known.get(field.name)
+            fits = other is not None and other.data_type == field.data_type and has_shape(field.dims, other.dims)
+            if not fits:
                 raise RepositoryError(
                     f"{model.name} has the {side} {_shown(field)}, and the shared front {front.name} "
-                    f"{_shown(known[field.name]) if field.name in known else 'has none of that name'}: share it under "
-                    "another --name"
+                    f"{'has none of that name' if other is None else _shown(other)}: share it under another --name"
                 )
     missing = {field.name for field in front.output} - {field.name for field in model.output} - {LISTS}
     if missing:
@@ -144,9 +145,9 @@ def refuse_misfit(front: Any, model: Any) -> None:
         )
 
 
-def _fits(of_front: Any, of_model: Any) -> bool:
-    same = of_front.data_type == of_model.data_type and len(of_front.dims) == len(of_model.dims)
-    return same and all(a in (-1, b) for a, b in zip(of_front.dims, of_model.dims, strict=True))
+def has_shape(dims: Sequence[int], declared: Sequence[int]) -> bool:
+    """Return True if a tensor of `dims` is one of the `declared` shape, in which -1 is any size."""
+    return len(dims) == len(declared) and all(size in (-1, own) for own, size in zip(dims, declared, strict=True))
 
 
 def _shown(field: Any) -> str:

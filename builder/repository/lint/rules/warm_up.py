@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import RepositoryModel
 from builder.repository.lint.rule import WARNING, rule
+from builder.repository.sharing.hosting import has_shape
 
 GENERATE = "core, src/backend_model_instance.cc, GenerateWarmupData; src/infer_request.cc, Normalize"
 FOLDER = "warmup"
@@ -117,15 +118,9 @@ def warm_ups_are_requests(model: RepositoryModel) -> Iterator[Problem]:
         elif tensor is not None and tensor.data_type != entry.data_type:
             types = [model_config_pb2.DataType.Name(kind) for kind in (entry.data_type, tensor.data_type)]
             yield Problem(f"the warm-up of {name} is {types[0]} and the input {types[1]}", f"write {types[1]}", field)
-        elif tensor is not None and not _fits(dims, list(tensor.dims)):
+        elif tensor is not None and not has_shape(dims, tensor.dims):
             problem = f"the warm-up of {name} has dims {dims} and the input {list(tensor.dims)}"
             yield Problem(problem, "write the sizes of one request, without the batch", field)
-
-
-def _fits(dims: list[int], declared: list[int]) -> bool:
-    return len(dims) == len(declared) and all(
-        expected in (-1, size) for size, expected in zip(dims, declared, strict=True)
-    )
 
 
 @rule(
@@ -238,7 +233,7 @@ def states_of_sequences_are_whole(model: RepositoryModel) -> Iterator[Problem]:
         for initial in state.initial_state:
             if not initial.name:
                 yield Problem(f"the initial state of {state.input_name} has no name", "write one", field)
-            elif initial.data_type != state.data_type or not _fits(list(initial.dims), list(state.dims)):
+            elif initial.data_type != state.data_type or not has_shape(initial.dims, state.dims):
                 problem = f"the initial state of {state.input_name} has another type or shape than the state"
                 yield Problem(problem, "write the same, with numbers for every size", field)
             elif -1 in initial.dims:
