@@ -121,7 +121,7 @@ def queue_limits(options: BuildSpec) -> QueueLimits:
     """Return the limits of the queue, and whether the front or Triton's batcher keeps them.
 
     The front keeps them if it can and the batcher need not. If it cannot, the batcher keeps those that the options
-    name. A front cannot that answers every request before execute() returns: the Python backend of the release has no
+    name. It cannot if it has to answer every request before execute() returns: the Python backend of the release has no
     other way, or the front needs resources that Triton's rate limiter takes back then.
     """
     queue = options.serving.queue

@@ -29,7 +29,7 @@ def lint(
     findings = [finding for rule in all_rules() for finding in rule.findings(linted)]
     for path in hosted_repositories(repository):
         hosted, prefix = Repository(path, triton, digests=linted.digests), f"{path.parent.name}/{path.name}"
-        of_models = [rule for rule in all_rules() if rule.scope is not Repository]  # no server loads all of the models
-        for finding in (finding for rule in of_models for finding in rule.findings(hosted)):
-            findings.append(replace(finding, model=f"{prefix}/{finding.model}", file=f"{prefix}/{finding.file}"))
+        for rule in all_rules():
+            for finding in rule.findings(hosted) if rule.scope is not Repository else ():  # no server loads all of them
+                findings.append(replace(finding, model=f"{prefix}/{finding.model}", file=f"{prefix}/{finding.file}"))
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
