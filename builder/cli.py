@@ -104,7 +104,7 @@ def _run(arguments: Sequence[str]) -> int:
     try:
         command, options = parse(arguments)
         for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell starts background jobs with it ignored
-            signal.signal(number, _interrupt)
+            signal.signal(number, signal.default_int_handler)
         return int(command.run(options))
     except BuilderError as error:
         screen.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
@@ -152,7 +152,3 @@ def _refuse_misspelt_verb(word: str) -> None:
             f"{word!r} is neither a verb nor a folder here; did you mean build-repo {near[0]}? "
             f"For a model of that name on the Hub, give its organisation too: build-repo ORGANISATION/{word}"
         )
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -118,9 +118,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _deployment(options: argparse.Namespace) -> Deployment:
     """Return the deployment that the options describe. Raises SpecError and RepositoryError."""
-    from builder.clusters.deploy.contents import read_deployed_models
+    from builder.clusters.deploy.contents import as_built, as_planned, read_deployed_models
     from builder.clusters.deploy.deployment import Deployment, Scaling, SecretNames, check_deployment
-    from builder.clusters.deploy.sizing import as_built, as_planned
     from builder.repository.signing_keys import trusted_text
     from builder.repository.stores.store import is_store
 

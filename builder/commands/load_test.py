@@ -13,7 +13,8 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from builder.commands import DEFAULT_URL, REPOSITORY, URL, count, positive, screen, screen_table
-from builder.common.errors import RepositoryError, ServeError, SpecError
+from builder.common.errors import ServeError, SpecError
+from builder.common.files import write_output
 from builder.serving.client.client import Client
 from builder.serving.client.samples import samples_for
 from builder.serving.load.compare import FigureComparison, compare_runs, comparison_table
@@ -92,10 +93,7 @@ def _show(
     if options.save is not None:
         save(tested, options.save)
     if options.page is not None:
-        try:
-            options.page.write_text(page(tested, before, compared), "utf-8")
-        except OSError as error:
-            raise RepositoryError(f"{options.page} cannot be written ({error.strerror}): choose another") from error
+        write_output(options.page, page(tested, before, compared), "choose another with --page")
     if options.json:
         print(json.dumps(tested.document(), indent=1))
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from builder.commands import count, output, screen
-from builder.common.errors import RepositoryError
+from builder.common.files import write_output
 from builder.engines.gpu import HEADROOM
 from builder.options import load_specs
 from builder.serving.plan.lines import ModelPlan, megabytes
@@ -50,12 +50,7 @@ def run(options: argparse.Namespace) -> int:
     specs = load_specs(options.models)
     plans, machine = plan(specs, options.pods)
     if options.compose is not None:
-        try:
-            options.compose.write_text(machine.compose(options.service), "utf-8")
-        except OSError as error:
-            raise RepositoryError(
-                f"{options.compose} cannot be written ({error.strerror}); choose another with --compose"
-            ) from error
+        write_output(options.compose, machine.compose(options.service), "choose another with --compose")
     if options.json:
         print(json.dumps({"models": [asdict(one) for one in plans], "machine": asdict(machine)}, indent=1))
     else:

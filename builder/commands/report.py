@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from builder.commands import REPOSITORY, output, screen, screen_table
-from builder.common.errors import RepositoryError
+from builder.common.files import write_output
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,9 +35,6 @@ def run(options: argparse.Namespace) -> int:
     if report.choice:
         output.print(report.choice)
     file = options.output or options.repository / options.name / PAGE
-    try:
-        file.write_text(page(report), "utf-8")
-    except OSError as error:
-        raise RepositoryError(f"{file} cannot be written ({error.strerror}); choose another with --output") from error
+    write_output(file, page(report), "choose another with --output")
     screen.print(f"wrote {file}")
     return 0

@@ -99,8 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_on_ray(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C. Raises BuilderError."""
-    from builder.clusters.ray.cluster import cluster_address, connected, serving
-    from builder.clusters.ray.options import read_options
+    from builder.clusters.ray.cluster import cluster_address, connected, read_options, serving
 
     if options.openai_port is None or options.load_on_demand or options.strict or options.verify_key:
         raise SpecError(

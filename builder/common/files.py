@@ -1,4 +1,4 @@
-"""Write a file atomically, and link one content under many names.
+"""Write a file, also atomically, and link one content under many names.
 
 A linked file is never written in place: it is replaced by one that was written beside it.
 """
@@ -11,7 +11,17 @@ import shutil
 import time
 from pathlib import Path
 
+from builder.common.errors import RepositoryError
+
 FICLONE = 0x40049409  # _IOW(0x94, 9, int) of linux/fs.h: ioctl_ficlone(2)
+
+
+def write_output(path: Path, text: str, advice: str) -> None:
+    """Write a file that the user asked for. Raises RepositoryError, whose message ends with `advice`."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be written ({error.strerror}); {advice}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

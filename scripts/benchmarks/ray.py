@@ -26,8 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from builder.building.pipeline import build
-from builder.clusters.ray.cluster import NAME, connected, serving
-from builder.clusters.ray.options import RayOptions
+from builder.clusters.ray.cluster import NAME, RayOptions, connected, serving
 from builder.options import make_spec
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import free_ports, running

@@ -1,6 +1,7 @@
-"""Models of a repository that can be deployed: the served version of each, read from a folder or a store.
+"""Models of a repository that can be deployed, read from a folder or a store, and the resources of a replica of them.
 
-A shared front is one model: one process that answers for encoders which have no front of their own.
+A shared front is one model: one process that answers for encoders which have no front of their own. Resources are those
+of a models.yaml that describes a load, or as the models were built.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from builder.clusters.deploy.deployment import DeployedModel, digest_of_model
+from builder.clusters.deploy.deployment import DeployedModel, ReplicaSize, digest_of_model
 from builder.common.addresses import split_version
 from builder.common.errors import RepositoryError, SpecError
+from builder.repository.config.arguments import RESPONSE_CACHE
 from builder.repository.config.render import CONFIG
 from builder.repository.report.record import REPORT, read_report
 from builder.repository.sharing.hosting import MODELS, NAMES_THE_MODEL, config_of, hosted_repositories, read_hosted
@@ -21,7 +24,7 @@ from builder.repository.versions import entry_names, is_front
 from builder.runtime.contract import FILE, ContractError, GenerationServing, load, load_shared
 from builder.runtime.hosted import HostedModel
 from builder.serving.plan.built import plan_built
-from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes
+from builder.serving.plan.lines import ModelPlan, PlanLine, all_memory, all_shared_memory, gpu_count, megabytes
 from builder.serving.plan.needs import served_version
 
 DESCRIBING_FILES = (CONFIG, REPORT, FILE)  # the files that describe a version
@@ -128,3 +131,45 @@ def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) ->
         plan=ModelPlan(name, (memory,), {}, size, shm),
         digest=digest_of_model(reports, configs),
     )
+
+
+def as_built(models: Sequence[DeployedModel], cores: int | None) -> ReplicaSize:
+    """Return the size with `cores`, or with those of the most demanding model. Raises SpecError if neither is known."""
+    plans = [model.plan for model in models]
+    gpus = gpu_count(device for plan in plans for device in plan.gpu_memory)
+    return ReplicaSize(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE, gpus)
+
+
+def as_planned(
+    models: Sequence[DeployedModel], file: Path, replicas: int, cores: int | None
+) -> tuple[tuple[DeployedModel, ...], ReplicaSize]:
+    """Return the models and the size by the numbers of `build-repo plan --pods`.
+
+    The numbers are for the `load:` and `machine:` of a models.yaml; the `replicas` share the requests equally. Raises
+    SpecError if a model that is deployed has no load there, or the load is too high.
+    """
+    from builder.options import load_specs
+    from builder.serving.plan.machine import plan  # loads torch
+
+    plans, machine = plan(load_specs(file), replicas)
+    by_name = {one.name: one for one in plans}
+    missing = [model.name for model in models if model.name not in by_name]
+    if missing:
+        raise SpecError(
+            f"{file} has no load for {missing[0]}, which is to be deployed; it has one for {', '.join(by_name)}"
+        )
+    lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
+    if lacking:
+        raise SpecError(
+            f"{file}: the load cannot be held ({lacking[0]}); see all: build-repo plan {file} --pods {replicas}"
+        )
+    cache = machine.response_cache or RESPONSE_CACHE
+    size = ReplicaSize(cores or machine.cores, machine.memory, machine.shm, cache, machine.gpus)
+    return tuple(replace(model, plan=by_name[model.name]) for model in models), size
+
+
+def _cores(plans: Sequence[ModelPlan]) -> int:
+    open_ended = [plan.name for plan in plans if plan.cores is None]
+    if open_ended:
+        raise SpecError(f"{open_ended[0]} takes all cores that it finds; say how many a replica has: --cores N")
+    return max(1, *(round(plan.cores or 0) for plan in plans))

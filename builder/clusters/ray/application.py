@@ -7,7 +7,7 @@ from typing import Any
 
 from ray import serve
 
-from builder.clusters.ray.options import RayOptions, read_options
+from builder.clusters.ray.cluster import RayOptions, read_options
 from builder.clusters.ray.replica import replica_class
 from builder.clusters.ray.replicas import ReplicaBackend
 from builder.serving.gateway.access_log import AccessLog

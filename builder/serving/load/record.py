@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from builder.common.errors import RepositoryError, SpecError
+from builder.common.errors import SpecError
+from builder.common.files import write_output
 from builder.serving.load.figures import ClientFigures, ServerFigures, StreamLatency
 from builder.serving.load.noise import Estimate
 from builder.serving.load.traffic import Level
@@ -110,10 +111,7 @@ def table(run: LoadTestRun) -> Table:
 
 def save(run: LoadTestRun, path: Path) -> None:
     """Save a run as JSON. Raises RepositoryError if the file cannot be written."""
-    try:
-        path.write_text(json.dumps(run.document(), indent=1), "utf-8")
-    except OSError as error:
-        raise RepositoryError(f"{path} cannot be written ({error.strerror}): choose another file") from error
+    write_output(path, json.dumps(run.document(), indent=1), "choose another file")
 
 
 def read(path: Path) -> LoadTestRun:

@@ -12,8 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from builder.clusters.deploy.deployment import Deployment, Scaling, SecretNames
 from builder.clusters.deploy.targets import find_target
-from builder.clusters.ray.cluster import RAY_SETTINGS, RAY_TIMEOUTS
-from builder.clusters.ray.options import read_options
+from builder.clusters.ray.cluster import RAY_SETTINGS, RAY_TIMEOUTS, read_options
 from builder.common.errors import SpecError
 from tests.clusters.deploy.deployments import ALL, IN_IMAGE, STORED, WITH_GPU
 from tests.clusters.deploy.restricted import violations

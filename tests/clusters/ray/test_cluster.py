@@ -18,8 +18,7 @@ import pytest
 
 from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
 from builder.clusters.fleet.ray import RayExecutor
-from builder.clusters.ray.cluster import NAME, connected, serving
-from builder.clusters.ray.options import read_options
+from builder.clusters.ray.cluster import NAME, connected, read_options, serving
 from builder.options import make_spec
 from builder.serving.server.triton import free_ports
 from tests.clusters.ray.cluster import Nodes, kill, ray_nodes, stop, stubs

@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 from builder.clusters.ray import replica
-from builder.clusters.ray.cluster import LOOPBACK, RAY_SETTINGS, RAY_TIMEOUTS, connected
-from builder.clusters.ray.options import read_options
+from builder.clusters.ray.cluster import LOOPBACK, RAY_SETTINGS, RAY_TIMEOUTS, connected, read_options
 from builder.clusters.ray.replica import LoadedModel
 from builder.commands import serve
 from builder.common.errors import ServeError, SpecError

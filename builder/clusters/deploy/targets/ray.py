@@ -15,8 +15,7 @@ from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import trusted
 from builder.clusters.deploy.pod import NOBODY_UID, Document
 from builder.clusters.deploy.targets import Target, to_yaml
-from builder.clusters.ray.cluster import OBJECT_STORE_BYTES, RAY_SETTINGS, RAY_TIMEOUTS
-from builder.clusters.ray.options import RayOptions
+from builder.clusters.ray.cluster import OBJECT_STORE_BYTES, RAY_SETTINGS, RAY_TIMEOUTS, RayOptions
 from builder.common.distribution import own_version
 from builder.common.errors import SpecError
 from builder.common.telemetry import OFF
