@@ -1,6 +1,6 @@
 """Tests of the page at /: one file that loads nothing, with labels, and a form that a phone shows first.
 
-Its script was tried by hand in a browser, because the tests run without one.
+test_page_script.py runs its script in a browser.
 """
 
 from __future__ import annotations
