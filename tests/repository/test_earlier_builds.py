@@ -22,6 +22,7 @@ from builder.repository.sharing.hosting import FRONT, hosted_model
 from builder.repository.versions import newest_first, rollback, served_number
 from builder.runtime.contract import dump, read
 from builder.serving.gateway.served_model import read_model
+from tests.reports import REPORT
 from tests.versions import copy_version
 
 EARLIER = Path(__file__).with_name("earlier")
@@ -121,3 +122,8 @@ def test_earlier_versions_can_be_rolled_back(name: str, earlier: Path) -> None:
 
 def _configurations(repository: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in sorted(repository.glob("*/config.pbtxt"))}
+
+
+def test_report_answers_to_the_earlier_name_of_its_variants() -> None:
+    """Programs written for version 0.3 read `report.ladder`."""
+    assert REPORT.ladder == REPORT.variants != ()

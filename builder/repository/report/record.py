@@ -163,6 +163,11 @@ class BuildReport:
     """Settings that `build-repo tune` changed after the build, without another one, and why."""
 
     @property
+    def ladder(self) -> tuple[MeasuredVariant, ...]:
+        """Variants, by the name that they had before version 0.4 and still have in build.json."""
+        return self.variants
+
+    @property
     def has_times_of_other_builds(self) -> bool:
         """Return True if the cache gave times of a variant or of PyTorch, so that some have no speed-up."""
         return len({variant.timed_in for variant in self.variants if variant.latency_ms}) > 1
