@@ -94,13 +94,13 @@ def select_variant(family: Family, context: Context, stage: Stage) -> BuiltModel
     with stage("export"):
         exported = cache.run("export", family.export)
     with stage("measure PyTorch"):
-        reference = cache.run("reference", lambda: family.reference(exported.get()))
+        reference = cache.run("reference", lambda: family.reference(exported()))
     with stage("fuse"):
-        fused = cache.run("fuse", lambda: family.fuse(exported.get()))
+        fused = cache.run("fuse", lambda: family.fuse(exported()))
     with stage("verify"):
-        exact = cache.run("verify", lambda: family.verify(fused.get(), reference.get()))
-    choice = cache.run("select", lambda: family.select(exact.get(), stage), lambda choice: choice.is_cacheable)
-    return BuiltModel(family, choice.get(), cache.reused)
+        exact = cache.run("verify", lambda: family.verify(fused(), reference()))
+    choice = cache.run("select", lambda: family.select(exact(), stage), lambda choice: choice.is_cacheable)
+    return BuiltModel(family, choice(), cache.reused)
 
 
 def _select_with_draft(family: Family, context: Context, stage: Stage) -> DraftedModel:

@@ -8,6 +8,7 @@ that were reused.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from transformers import PreTrainedModel
 
@@ -37,19 +38,6 @@ NEEDED_BY = {  # stages that make a stage unnecessary if they are cached
     "verify": ("select",),
     "select": (),
 }
-
-
-class Lazy(Generic[Value]):
-    """Result of a stage, computed when it is first read."""
-
-    def __init__(self, compute: Callable[[], Value]) -> None:
-        self.compute = compute
-        self.values: list[Value] = []
-
-    def get(self) -> Value:
-        if not self.values:
-            self.values.append(self.compute())
-        return self.values[0]
 
 
 @dataclass(frozen=True)
@@ -89,14 +77,15 @@ class StageCache:
 
     def run(
         self, stage: str, compute: Callable[[], Value], is_cacheable: Callable[[Value], bool] = lambda value: True
-    ) -> Lazy[Value]:
-        """Return the result of `stage`; it is computed now, unless a later stage is cached that makes it unnecessary.
+    ) -> Callable[[], Value]:
+        """Return a function that returns the result of `stage`, which is computed once.
 
-        `is_cacheable`: whether a later build may reuse a result.
+        It is computed now, unless a later stage is cached that makes it unnecessary. `is_cacheable`: returns True for a
+        result that a later build may reuse.
         """
-        result = Lazy(lambda: self._cached(stage, compute, is_cacheable))
+        result = functools.cache(lambda: self._cached(stage, compute, is_cacheable))
         if self.entries is None or all(self.entries.find(self.keys[later]) is None for later in NEEDED_BY[stage]):
-            result.get()
+            result()
         return result
 
     def _cached(self, stage: str, compute: Callable[[], Value], is_cacheable: Callable[[Value], bool]) -> Value:
@@ -115,15 +104,12 @@ class StageCache:
         value = compute()
         duration = time.perf_counter() - start
         if is_cacheable(value):
+            stream, folder, model = io.BytesIO(), self.context.folder, self.context.spec.entry_name
             with suppress(OSError):  # a full or read-only disk
-                self._write(self.entries, stage, value, duration)
+                writer = Writer(stream, folder)
+                writer.dump(value)
+                self.entries.write(stage, key, model, duration, stream.getvalue(), folder, sorted(writer.files))
         return value
-
-    def _write(self, entries: CacheEntries, stage: str, value: object, duration: float) -> None:
-        stream, folder, model = io.BytesIO(), self.context.folder, self.context.spec.entry_name
-        writer = Writer(stream, folder)
-        writer.dump(value)
-        entries.write(stage, self.keys[stage], model, duration, stream.getvalue(), folder, sorted(writer.files))
 
 
 class Writer(pickle.Pickler):

@@ -73,10 +73,13 @@ class CudaDecoding(OnnxRuntimeDecoding):
             refuse_blocks(spec, self._card)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
-        """Plan the card's memory, beside the least that the weights will take."""
+        """Plan the card's memory, beside the least that the weights will take; with --cache-gb, whole blocks."""
         refuse_head_sizes({shape.size for shape in layers})
-        if self._in_blocks:
-            cache, parts, lower = self._whole_blocks(layers, length), "weights and the cache", "--cache-gb"
+        if self.spec.cache_gb is not None:
+            engine = graph_engine(ENGINE)
+            block, tokens = engine.block_bytes(layers, self.cache_type), engine.block_tokens(layers)
+            cache = block * blocks_that_fit(self.spec.cache_gb * 1e9, block, length, tokens)
+            parts, lower = "weights and the cache", "--cache-gb"
         else:
             cache = cache_bytes(layers, self.spec.slots, length, BYTES[self.cache_type])
             parts = f"weights and a cache of {self.spec.slots} slots of {length} tokens"
@@ -84,13 +87,6 @@ class CudaDecoding(OnnxRuntimeDecoding):
         needs = cache + weights // SMALLER[self.spec.precision]
         refuse_size(self.spec.gpu, needs, parts, f"lower {lower}")
         return ReservedMemory(cache, weights)
-
-    def _whole_blocks(self, layers: Sequence[LayerShape], length: int) -> int:
-        """Return the bytes of the whole blocks in --cache-gb. Raises SpecError if one text does not fit."""
-        assert self.spec.cache_gb is not None
-        engine = graph_engine(ENGINE)
-        block, tokens = engine.block_bytes(layers, self.cache_type), engine.block_tokens(layers)
-        return block * blocks_that_fit(self.spec.cache_gb * 1e9, block, length, tokens)
 
     @property
     def attention(self) -> str:

@@ -80,16 +80,11 @@ def quantise_statically(
         if floats:
             _to_float8(model.graph, steps.weights)
         drop_unused(model.graph)
-        done = _quantised(model.graph, chosen)
+        real = {node.output[0] for node in model.graph.node if node.op_type == "DequantizeLinear"}
+        done = sum(node.name in chosen and set(node.input) <= real for node in model.graph.node)
         if done != len(chosen):
             raise _missed(done, len(chosen))
         return Quantised(save_graph(model, path), done, len(tables), tuple(left_alone))
-
-
-def _quantised(graph: onnx.GraphProto, products: Collection[str]) -> int:
-    """Return how many of `products` read nothing but outputs of DequantizeLinear."""
-    real = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
-    return sum(node.name in products and set(node.input) <= real for node in graph.node)
 
 
 def _missed(done: int, products: int) -> VerificationError:

@@ -52,59 +52,51 @@ class TensorRtEncoding(EncodingEngine):
         folder: Path,
         stage: Stage,
     ) -> Mapping[str, bytes | Path]:
-        """Return the recipe from which a GPU compiles the plan."""
+        """Return the recipe from which a GPU compiles the plan.
+
+        Raises SpecError for profiles that leave a call out.
+        """
+        from polygraphy.comparator import RunResults  # here, so that builds for a CPU do not load it
+        from polygraphy.comparator.struct import IterationResult
+        from polygraphy.json import save_json
+
         with stage("recipe"):
-            return recipe_files(options, graph, serving, feeds, folder)
+            limits = Calls(options.max_batch_size, serving.max_length, serving.batching.token_budget)
+            profiles = profiles_of(options.tensorrt.profiles, limits, plan=True)
+            run = onnxruntime.infer(graph, options.build_threads)
+            step = max(1, len(feeds) // SAMPLE_CALLS)
+            shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, limits))]
+            calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
+            calls.extend(_enlarged(calls[0], shape) for shape in dict.fromkeys(shapes))
+            answers = [IterationResult(dict(run(call)), runner_name="ONNX Runtime") for call in calls]
+            inputs, outputs = folder / "inputs.json", folder / "outputs.json"
+            save_json(calls, str(inputs))
+            RunResults([("ONNX Runtime", answers)]).save(str(outputs))
+            recipe = {
+                "onnx": MODEL_FILE,
+                "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, MODEL_FILE)),
+                "triton": options.triton,
+                "tensorrt": RELEASES[options.triton].tensorrt,
+                "precision": options.precision,
+                "least_capability": least_capability(options.target, options.precision, options.triton)[0],
+                "tolerance": TOLERANCE[options.precision],
+                "profiles": [input_shapes(profile, graph.inputs, TOKEN_INPUTS) for profile in profiles],
+                "workspace": None if options.tensorrt.workspace_mb is None else options.tensorrt.workspace_mb << 20,
+                "optimization_level": options.tensorrt.optimization_level,
+            }
+            return {
+                **{f"1/{program.FOLDER}/{file.name}": file for file in graph.files},
+                f"1/{program.FOLDER}/recipe.json": json.dumps(recipe, indent=1).encode(),
+                f"1/{program.FOLDER}/inputs.json": inputs,
+                f"1/{program.FOLDER}/outputs.json": outputs,
+                f"1/{program.FOLDER}/compile.py": Path(program.__file__),
+            }
 
     def refuse_release(self, target: str, triton: str) -> None:
         refuse_release(triton)
 
 
-def recipe_files(
-    options: BuildSpec,
-    graph: Graph,
-    serving: EncoderServing,
-    feeds: Sequence[Mapping[str, np.ndarray]],
-    folder: Path,
-) -> dict[str, bytes | Path]:
-    """Return the files of NAME_model/1/recipe. Raises SpecError for profiles that leave a call out."""
-    from polygraphy.comparator import RunResults  # here, so that builds for a CPU do not load it
-    from polygraphy.comparator.struct import IterationResult
-    from polygraphy.json import save_json
-
-    limits = Calls(options.max_batch_size, serving.max_length, serving.batching.token_budget)
-    profiles = profiles_of(options.tensorrt.profiles, limits, plan=True)
-    run = onnxruntime.infer(graph, options.build_threads)
-    step = max(1, len(feeds) // SAMPLE_CALLS)
-    shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, limits))]
-    calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
-    calls.extend(enlarged(calls[0], shape) for shape in dict.fromkeys(shapes))
-    answers = [IterationResult(dict(run(call)), runner_name="ONNX Runtime") for call in calls]
-    inputs, outputs = folder / "inputs.json", folder / "outputs.json"
-    save_json(calls, str(inputs))
-    RunResults([("ONNX Runtime", answers)]).save(str(outputs))
-    recipe = {
-        "onnx": MODEL_FILE,
-        "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, MODEL_FILE)),
-        "triton": options.triton,
-        "tensorrt": RELEASES[options.triton].tensorrt,
-        "precision": options.precision,
-        "least_capability": least_capability(options.target, options.precision, options.triton)[0],
-        "tolerance": TOLERANCE[options.precision],
-        "profiles": [input_shapes(profile, graph.inputs, TOKEN_INPUTS) for profile in profiles],
-        "workspace": None if options.tensorrt.workspace_mb is None else options.tensorrt.workspace_mb << 20,
-        "optimization_level": options.tensorrt.optimization_level,
-    }
-    return {
-        **{f"1/{program.FOLDER}/{file.name}": file for file in graph.files},
-        f"1/{program.FOLDER}/recipe.json": json.dumps(recipe, indent=1).encode(),
-        f"1/{program.FOLDER}/inputs.json": inputs,
-        f"1/{program.FOLDER}/outputs.json": outputs,
-        f"1/{program.FOLDER}/compile.py": Path(program.__file__),
-    }
-
-
-def enlarged(call: Mapping[str, np.ndarray], shape: Shape) -> dict[str, np.ndarray]:
+def _enlarged(call: Mapping[str, np.ndarray], shape: Shape) -> dict[str, np.ndarray]:
     """Return a call of `shape` made of the rows of another, their tokens repeated; an axis of the task's own stays.
 
     A profile is compared where it is tuned and at its end too: kernels differ there from those of a single text.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from builder.building.families import given_options
 from builder.building.families.generating import refuse_options
-from builder.building.families.seq2seq.settings import Settings, read_settings, source_of, texts_to_judge
+from builder.building.families.seq2seq.settings import read_settings, source_of, texts_to_judge
 from builder.building.families.seq2seq.stages import Seq2Seq
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.decoding import refuse_other_text
@@ -17,7 +16,6 @@ from builder.engines.onnxruntime import BACKEND
 from builder.engines.onnxruntime.decoding import refuse_head_sizes
 from builder.graphs.export.seq2seq import seq2seq_shapes
 from builder.options import BuildSpec
-from builder.runtime.contract import LayerShape
 
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Seq2Seq:
@@ -43,21 +41,11 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     with stage("plan memory"):
         own, cross = seq2seq_shapes(checkpoint.model)
         refuse_head_sizes((*own, *cross), "no engine here serves an encoder-decoder with others")
-        memory = plan_memory(spec.slots, spec.usable_memory, checkpoint, settings, own, cross)
+        cache = cache_bytes(own, spec.slots, settings.max_answer) + cache_bytes(
+            cross, spec.slots, checkpoint.max_length
+        )
+        slots = f"{spec.slots} slots of {checkpoint.max_length} tokens read and {settings.max_answer} generated"
+        refuse_slots(cache, spec.usable_memory, "the caches need", slots, "--slots, --max-length or --max-answer")
+        memory = ReservedMemory(cache, weights_bytes(checkpoint.model))
     source = source_of(checkpoint, settings, cross, spec.serving.token_budget)
     return Seq2Seq(spec, checkpoint, folder, settings, source, memory, tuple(texts_to_judge(spec.samples, checkpoint)))
-
-
-def plan_memory(
-    slots: int,
-    usable: float,
-    checkpoint: Checkpoint,
-    settings: Settings,
-    own: Sequence[LayerShape],
-    cross: Sequence[LayerShape],
-) -> ReservedMemory:
-    """Return the bytes of both caches and of the weights in fp32. Raises SpecError if they exceed the memory."""
-    cache = cache_bytes(own, slots, settings.max_answer) + cache_bytes(cross, slots, checkpoint.max_length)
-    holds = f"{slots} slots of {checkpoint.max_length} tokens read and {settings.max_answer} generated"
-    refuse_slots(cache, usable, "the caches need", holds, "--slots, --max-length or --max-answer")
-    return ReservedMemory(cache, weights_bytes(checkpoint.model))
