@@ -84,11 +84,11 @@ def _show_pods(pods: int, size: PodSize, plans: Sequence[ModelPlan], whole: Call
         )
         return
     undivided = whole()
-    filled, left = divide_models(undivided, pods, size)
+    filled, rest = divide_models(undivided, pods, size)
     output.print(_pods_table(f"{pods} pods that divide the models, with all requests for them", filled))
     needed = pods_needed(undivided, size)
-    if left:
-        names = ", ".join(one.name for one in left)
+    if rest:
+        names = ", ".join(one.name for one in rest)
         more = f"{needed} pods would hold all" if needed else "a larger pod is needed"
         output.print(f"  no room for {names}: {more}")
 

@@ -18,7 +18,7 @@ from builder.commands import REPOSITORY, VERIFY_KEY_HELP, count, output, tcp_por
 from builder.commands.gateway import add_on_demand
 from builder.common.errors import SpecError
 from builder.serving.server.embedded import EMBEDDED
-from builder.serving.server.gateway import kept_gateway
+from builder.serving.server.gateway import supervised_gateway
 from builder.serving.server.process import adopting_orphans
 from builder.serving.server.triton import Ports, TritonServer, refuse_taken_ports, running
 from builder.serving.server.watch import keep_running
@@ -156,7 +156,7 @@ def _gateway(options: argparse.Namespace, ports: Ports, stack: contextlib.ExitSt
     if options.openai_port is None:
         return
     url = f"{options.host}:{ports.grpc}"
-    stack.enter_context(kept_gateway(url, options.host, options.openai_port, *_on_demand(options), say=_say))
+    stack.enter_context(supervised_gateway(url, options.host, options.openai_port, *_on_demand(options), say=_say))
 
 
 def _on_demand(options: argparse.Namespace) -> list[str]:

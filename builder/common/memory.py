@@ -50,15 +50,15 @@ def refuse_slots(cache: int, usable: float, needs: str, slots: str, lower: str) 
         )
 
 
-def blocks_that_fit(wanted: float, block: int, length: int, block_tokens: int) -> int:
-    """Return how many blocks of `block` bytes, of `block_tokens` tokens each, fit into `wanted` bytes.
+def blocks_that_fit(size: float, block: int, length: int, block_tokens: int) -> int:
+    """Return how many blocks of `block` bytes, of `block_tokens` tokens each, fit into `size` bytes.
 
     Raises SpecError if one text of `length` tokens would not fit.
     """
-    blocks, text = int(wanted // block), -(-length // block_tokens)
+    blocks, text = int(size // block), -(-length // block_tokens)
     if blocks < text:
         raise SpecError(
-            f"a cache of {wanted / 1e9:.3g} GB has {blocks} blocks of {block_tokens} tokens, and a text of {length} "
+            f"a cache of {size / 1e9:.3g} GB has {blocks} blocks of {block_tokens} tokens, and a text of {length} "
             f"tokens needs {text} ({text * block / 1e9:.3g} GB): raise --cache-gb, or lower --max-length"
         )
     return blocks

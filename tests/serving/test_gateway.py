@@ -14,7 +14,7 @@ import pytest
 from builder.cli import main
 from builder.serving.server import backoff
 from builder.serving.server import gateway as gateway_module
-from builder.serving.server.gateway import kept_gateway
+from builder.serving.server.gateway import supervised_gateway
 from builder.serving.server.triton import free_ports
 from tests.served.patience import comes_about
 
@@ -44,7 +44,7 @@ def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], i
 def test_gateway_restarts_when_killed_and_not_when_stopped(listening: Callable[[], int], tmp_path: Path) -> None:
     lines: list[str] = []
     url, port = str(tmp_path / "url"), free_ports().http
-    with kept_gateway(url, "127.0.0.1", port, say=lines.append, poll_s=0.01):
+    with supervised_gateway(url, "127.0.0.1", port, say=lines.append, poll_s=0.01):
         first = listening()
         os.kill(first, signal.SIGKILL)
         assert comes_about(lambda: listening() != first)
@@ -59,7 +59,7 @@ def test_gateway_that_cannot_start_is_reported_and_retried(
 ) -> None:
     """For example if the machine has no memory for another process."""
     lines: list[str] = []
-    with kept_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
+    with supervised_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
         first = listening()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", str(tmp_path / "missing"))
@@ -76,7 +76,7 @@ def test_gateway_stays_down_after_too_many_restarts(
 ) -> None:
     monkeypatch.setattr(backoff, "MAX_RESTARTS", 1)
     lines: list[str] = []
-    with kept_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
+    with supervised_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
         monkeypatch.setattr(gateway_module, "GATEWAY_PROGRAM", "raise SystemExit(3)")
         os.kill(listening(), signal.SIGKILL)
         assert comes_about(lambda: len(lines) == 2)

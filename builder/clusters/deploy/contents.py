@@ -30,12 +30,12 @@ from builder.serving.plan.needs import served_version
 DESCRIBING_FILES = (CONFIG, REPORT, FILE)  # the files that describe a version
 
 
-def read_deployed_models(repository: str, wanted: Sequence[str] = ()) -> tuple[DeployedModel, ...]:
-    """Return the models of a folder or an object store, or only those `wanted`, as NAME or NAME@VERSION.
+def read_deployed_models(repository: str, requested: Sequence[str] = ()) -> tuple[DeployedModel, ...]:
+    """Return the models of a folder or an object store, or only those `requested`, as NAME or NAME@VERSION.
 
     Raises SpecError and RepositoryError.
     """
-    versions = dict(split_version(text) for text in wanted)
+    versions = dict(split_version(text) for text in requested)
     if not is_store(repository):
         return _of_folder(Path(repository), versions)
     with tempfile.TemporaryDirectory(prefix="outline-") as folder:
@@ -68,10 +68,10 @@ def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") 
         raise RepositoryError(f"{origin or folder} has no {missing[0] if missing else 'model'}; it has {there}")
     models = tuple(shared.get(name) or _model(folder, name) for name in fronts if not versions or name in versions)
     for model in models:
-        wanted = versions.get(model.name)
-        if wanted not in (None, model.version):
+        requested = versions.get(model.name)
+        if requested not in (None, model.version):
             raise RepositoryError(
-                f"{folder} serves version {model.version} of {model.name}, not {wanted}; "
+                f"{folder} serves version {model.version} of {model.name}, not {requested}; "
                 f"change that first: build-repo rollback {model.name}"
             )
     return models

@@ -56,15 +56,15 @@ def divide_models(
 
     This is first-fit decreasing (Johnson, Near-optimal bin packing algorithms, 1973).
     """
-    filled, left = [Pod()] * pods, []
+    filled, rest = [Pod()] * pods, list[ModelPlan]()
     for plan in sorted(plans, key=lambda plan: plan.memory, reverse=True):
         with_it = [replace(pod, plans=(*pod.plans, plan)) for pod in filled]
         number = next((index for index, pod in enumerate(with_it) if pod.fits(size)), None)
         if number is None:
-            left.append(plan)
+            rest.append(plan)
         else:
             filled[number] = with_it[number]
-    return tuple(filled), tuple(left)
+    return tuple(filled), tuple(rest)
 
 
 def pods_needed(plans: Sequence[ModelPlan], size: PodSize) -> int | None:

@@ -38,27 +38,27 @@ def gateway(triton: str, host: str, port: int, *more: str) -> Iterator[Process]:
 
 
 @contextmanager
-def kept_gateway(
+def supervised_gateway(
     triton: str, host: str, port: int, *more: str, say: Callable[[str], None], poll_s: float = POLL_S
 ) -> Iterator[None]:
     """Run a gateway and restart it if it ends by itself, up to a limit; check every `poll_s`. `say` prints a line."""
-    keeper = GatewayKeeper(partial(_start, triton, host, port, *more), say, poll_s)
+    supervisor = GatewaySupervisor(partial(_start, triton, host, port, *more), say, poll_s)
     try:
-        _wait(keeper.process, host, port)
-        keeper.start()
+        _wait(supervisor.process, host, port)
+        supervisor.start()
         yield
     finally:
-        keeper.stopping.set()
-        if keeper.is_alive():
-            keeper.join()
-        _stop(keeper.process)
+        supervisor.stopping.set()
+        if supervisor.is_alive():
+            supervisor.join()
+        _stop(supervisor.process)
 
 
-class GatewayKeeper(threading.Thread):
+class GatewaySupervisor(threading.Thread):
     """Thread that restarts a process until `stopping` is set."""
 
     def __init__(self, start: Callable[[], Process], say: Callable[[str], None], poll_s: float) -> None:
-        super().__init__(name="keeper of the gateway", daemon=True)
+        super().__init__(name="supervisor of the gateway", daemon=True)
         self.process, self.start_process, self.say, self.poll_s = start(), start, say, poll_s
         self.stopping, self.backoff = threading.Event(), restart_backoff()
 

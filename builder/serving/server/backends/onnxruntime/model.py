@@ -88,8 +88,8 @@ class TritonPythonModel:
     def _respond(self, request: Any) -> Any:
         try:
             feeds = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
-            wanted = [name for name in self.outputs if name in request.requested_output_names()]
-            tensors = [pb_utils.Tensor(n, v) for n, v in zip(wanted, self.session.run(wanted, feeds))]
+            requested = [name for name in self.outputs if name in request.requested_output_names()]
+            tensors = [pb_utils.Tensor(n, v) for n, v in zip(requested, self.session.run(requested, feeds))]
         except Exception as error:  # an error of the graph belongs to this request alone
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"onnx runtime error: {error}"))
         return pb_utils.InferenceResponse(tensors)

@@ -50,8 +50,8 @@ class TritonPythonModel:
             if wrong is not None:
                 return pb_utils.InferenceResponse(error=pb_utils.TritonError(wrong))
             self.request.infer(feeds, share_inputs=True)
-            wanted = [name for name in self.outputs if name in request.requested_output_names()]
-            tensors = [pb_utils.Tensor(name, self.request.get_tensor(name).data) for name in wanted]
+            requested = [name for name in self.outputs if name in request.requested_output_names()]
+            tensors = [pb_utils.Tensor(name, self.request.get_tensor(name).data) for name in requested]
         except Exception as error:  # an error of the graph belongs to this request alone
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"openvino error: {error}"))
         return pb_utils.InferenceResponse(tensors)
