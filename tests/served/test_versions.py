@@ -47,7 +47,6 @@ def builds(module_folder: Callable[[str], Path]) -> Mapping[str, Pair]:
     return pairs(module_folder("builds"))
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_version_changes_under_load_fail_no_request(
     builds: Mapping[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,7 +103,6 @@ def _edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), "utf-8")
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_canary_rolls_back_failing_or_slow_versions(
     builds: Mapping[str, Pair],
@@ -193,7 +191,6 @@ class Asking(AbstractContextManager["Asking"]):
             time.sleep(PAUSE_S)
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_promote_replaces_a_version_only_by_an_equally_good_one(
     builds: Mapping[str, Pair],
