@@ -43,7 +43,7 @@ def extended(module_folder: Callable[[str], Path]) -> Path:
     """Return a copy of the source with one more engine: a folder, and the executor for its fronts."""
     root = module_folder("extended")
     for folder in (BUILDER, BUILDER.parent / "templates"):
-        shutil.copytree(folder, root / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(folder, root / folder.name)  # with its compiled modules
     shutil.copytree(NEW / NAME, root / "builder" / "engines" / NAME, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(NEW / "executor.py", root / "builder" / "runtime" / "encoder" / "executors" / f"{NAME}.py")
     return root
