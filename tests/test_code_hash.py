@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from builder.graphs.export.architectures.t5 import with_bias_by_row
+from builder.common.replaced import replaced
+from builder.graphs.export.architectures.t5 import REPLACED
 from tests import code_hash, kept_exports
 
 FILES = {
@@ -154,9 +155,9 @@ def test_code_hash_covers_closures_and_defaults(monkeypatch: pytest.MonkeyPatch)
 
 def test_code_hash_covers_the_replaced_bias_of_t5(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up = _asked(monkeypatch)
-    with with_bias_by_row(T5Attention):
+    with replaced(REPLACED):
         kept_exports._code(T5Attention.compute_bias)
-    assert looked_up >= {("builder.graphs.export.architectures.t5", name) for name in ("_by_row", "buckets")}
+    assert looked_up >= {("builder.graphs.export.architectures.t5", name) for name in ("bias_by_row", "buckets")}
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:

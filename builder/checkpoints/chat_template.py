@@ -1,4 +1,4 @@
-"""Chat template of a build: compile and render it as the emitted code will, and compare it with transformers."""
+"""Chat template of a build: render it as the emitted code will, compare it with transformers, find its notations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from builder.checkpoints.tool_calls import PARSERS, ToolCall
 from builder.common.errors import CheckpointError
 from builder.common.limited import LimitReached, run_limited
-from builder.runtime.contract import Chat
+from builder.runtime.contract import Chat, Thinking
+from builder.runtime.generation.chat import ChatTemplate
 
 PROBE = "builder.checkpoints.chat_probe:render"
 SECONDS = 30  # of a processor, for the chats of one call; known templates take a hundredth of one
@@ -35,6 +37,13 @@ UNREAD = "unread key"  # of a part: shown by a template that writes a list as Py
 IN_PARTS = [{"type": "text", "text": text, UNREAD: UNREAD} for text in PARTS]
 CALLED = {"name": "weather", "arguments": {"place": "Oslo"}}
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALLED}]}
+ID = "abcdef123"  # of nine letters and digits, which Mistral's templates require
+CALL_WITH_ID = {**CALL, "tool_calls": [{"id": ID, "type": "function", "function": CALLED}]}
+MARKS = (  # around reasoning, of Qwen 3, DeepSeek R1, GLM, SmolLM 3 and others; Magistral; Seed-OSS
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+)
 CONTEXTS: Sequence[tuple[str, Messages, Messages]] = (  # messages before and after one of each role
     ("system", (), (USER,)),
     ("user", (), ()),
@@ -82,30 +91,21 @@ def render(
 
     None if they are refused. Raises CheckpointError for a template that does not compile or reaches a limit.
     """
-    answer = _run_probe(
-        chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, json.dumps(chats), compare
-    )
+    answer = _probe(chat, chats, compare)
     if answer["problem"]:
         raise CheckpointError(f"{answer['problem']}. {WHERE}")
     return [(own, theirs) for own, theirs in answer["prompts"]]
 
 
-def supports_tools(chat: Chat) -> bool:
-    """Return True if the template looks at the tools that it is given."""
-    return bool(
-        _run_probe(chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, "[]", False)[
-            "supports_tools"
-        ]
-    )
+def _probe(chat: Chat, chats: Sequence[tuple[Messages, Any]] = (), compare: bool = False) -> Mapping[str, Any]:
+    request = {"template": chat.template, "tool_template": chat.tool_template, "tokens": dict(chat.special_tokens)}
+    return _answer(json.dumps({**request, "chats": chats, "compare": compare}))
 
 
 @lru_cache(maxsize=64)
-def _run_probe(template: str, tokens: str, with_tools: str | None, chats: str, compare: bool) -> Mapping[str, Any]:
-    request = {"template": template, "tool_template": with_tools, "compare": compare}
+def _answer(request: str) -> Mapping[str, Any]:
     try:
-        answer: Mapping[str, Any] = run_limited(
-            PROBE, {**request, "tokens": json.loads(tokens), "chats": json.loads(chats)}, SECONDS
-        )
+        answer: Mapping[str, Any] = run_limited(PROBE, json.loads(request), SECONDS)
     except LimitReached as error:
         raise CheckpointError(f"the model's chat template {error}, for chats of a few words. {WHERE}") from error
     if answer["limit"]:
@@ -132,3 +132,35 @@ def part_roles(chat: Chat) -> list[str]:
 
 def _show(text: str | None) -> str:
     return "refused" if text is None else repr(text if len(text) < 200 else f"{text[:200]}...")
+
+
+def tool_parser(chat: Chat) -> str | None:
+    """Return the name of the parser that reads the tool calls which the template renders.
+
+    None if the template does not look at tools, or writes calls in an unknown notation.
+    """
+    if not _probe(chat)["supports_tools"]:
+        return None
+    (answered, _), (called, _) = render(chat, [([USER, ASSISTANT], TOOLS), ([USER, CALL_WITH_ID], TOOLS)])
+    if answered is None or called is None:
+        return None
+    start = 0
+    while start < min(len(answered), len(called)) and answered[start] == called[start]:
+        start += 1
+    for name, parser in PARSERS.items():
+        reader = parser()
+        first, *rest = [*reader.push(called[start:]), *reader.finish()] or [""]
+        if first == ToolCall("weather", '{"place": "Oslo"}') and not any(isinstance(part, ToolCall) for part in rest):
+            return name
+    return None
+
+
+def thinking(chat: Chat, special: Sequence[str]) -> Thinking | None:
+    """Return the marks whose second one is in the template; None for a template without any.
+
+    DeepSeek R1's has only the second, before which it cuts off earlier answers. `special`: tokens.
+    """
+    sources = f"{chat.template}{chat.tool_template or ''}"
+    switch = bool(ChatTemplate(chat.template, chat.special_tokens, chat.tool_template).without_thinking)
+    known = [Thinking(begin, end, end in special, switch) for begin, end in MARKS if end in sources]
+    return known[0] if known else None

@@ -1,21 +1,31 @@
-"""Files of a checkpoint: a local folder as it is, or a Hub id at the current commit of its revision."""
+"""Files of a checkpoint: fetch those of a Hub id, select the weights that transformers reads, read the model card."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import yaml
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
 
-from builder.checkpoints.card import CARD
+from builder.checkpoints.untrusted import INDEX, indexed_files
 from builder.common.errors import CheckpointError, RepositoryError, first_line
 from builder.common.workplace import find_disk_full_error
 
+CARD = "README.md"
+MAX_CARD_BYTES = 1 << 20  # that are read
+CARD_FIELDS = ("license", "license_link", "base_model", "datasets")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # No file that runs, except chat templates, which run in a sandbox, and nothing pickled.
 FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model", "*.spm", CARD]
+WHOLE = "model.safetensors"
+LFS_POINTER = b"version https://git-lfs"  # first bytes of a file whose content stayed on the server
+PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 
 def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None]:
@@ -43,3 +53,55 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
             "Check the spelling, the network and HF_TOKEN"
         ) from error
     return local, local.name  # a snapshot's folder is named by its commit
+
+
+def weight_files(folder: Path, model: str) -> list[Path]:
+    """Return the weight files of `folder` that transformers reads. Raises CheckpointError, which names `model`."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if weights:
+        read = {WHOLE} if (folder / WHOLE).is_file() else indexed_files(folder)
+        missing = sorted(read - {file.name for file in weights})
+        if missing:
+            raise CheckpointError(f"{model} has no {missing[0]}, which {INDEX} names; download it again")
+        return [file for file in weights if file.name in read] or weights  # others are the same in another format
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{model} has its weights only as a pickle ({pickles[0]}), which can run code when it is loaded; "
+            "convert it once, where you trust it: model.save_pretrained(folder) writes model.safetensors"
+        )
+    raise CheckpointError(f"{model} has no *.safetensors in {folder}; expected the folder save_pretrained writes")
+
+
+def refuse_damaged(files: Sequence[Path], model: str) -> None:
+    """Raise CheckpointError for a file that is cut off or is not in the format of safetensors, by its name."""
+    for file in files:
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            with file.open("rb") as stream:
+                is_pointer = stream.read(len(LFS_POINTER)) == LFS_POINTER
+            instead = "it is a pointer of Git LFS; run git lfs pull" if is_pointer else "download it again"
+            raise CheckpointError(
+                f"{file.name} of {model} is damaged, or was not copied as a whole ({first_line(error)}): {instead}"
+            ) from error
+
+
+def read_card(folder: Path) -> dict[str, list[str]]:
+    """Return the CARD_FIELDS that the card in `folder` has, each as its texts; nothing if there is no card."""
+    try:
+        with (folder / CARD).open("rb") as stream:
+            text = stream.read(MAX_CARD_BYTES).decode("utf-8", errors="replace")
+        head = text.split("\n---", 1)[0].removeprefix("---") if text.startswith("---") else ""
+        metadata = yaml.safe_load(head)
+    except (OSError, RecursionError, ValueError, yaml.YAMLError):  # the Hub shows an invalid card as it is
+        return {}
+    if not isinstance(metadata, dict):
+        return {}
+    return {name: texts for name in CARD_FIELDS if (texts := _texts(metadata.get(name)))}
+
+
+def _texts(value: Any) -> list[str]:
+    entries = value if isinstance(value, list) else [value]
+    return [text for text in entries if isinstance(text, str) and text and text.isprintable()]

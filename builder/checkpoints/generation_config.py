@@ -37,60 +37,44 @@ IMPLEMENTED = frozenset({
     "forced_eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
     "exponential_decay_length_penalty",
 })  # fmt: skip
-_OUTPUTS = "what generate returns beside tokens"
-_DRAFTS = "drafts make generate faster and leave its answers as they are"
-_CACHE = "how generate keeps its cache; the cache here is --cache"
-_METADATA = "says where the file comes from"
 HARMLESS: Mapping[str, str] = {
-    "use_cache": _CACHE,
-    "cache_config": _CACHE,
-    "max_cache_len": _CACHE,
-    "prefill_chunk_size": _CACHE,
-    "low_memory": _CACHE,
-    "output_attentions": _OUTPUTS,
-    "output_hidden_states": _OUTPUTS,
-    "output_scores": _OUTPUTS,
-    "output_logits": _OUTPUTS,
-    "return_dict_in_generate": _OUTPUTS,
-    "is_assistant": _DRAFTS,
-    "num_assistant_tokens": _DRAFTS,
-    "num_assistant_tokens_schedule": _DRAFTS,
-    "assistant_confidence_threshold": _DRAFTS,
-    "assistant_early_exit": _DRAFTS,
-    "assistant_lookbehind": _DRAFTS,
-    "target_lookbehind": _DRAFTS,
-    "prompt_lookup_num_tokens": _DRAFTS,
-    "max_matching_ngram_size": _DRAFTS,
-    "speculation_type": _DRAFTS,
-    "use_mtp": _DRAFTS,
-    "compile_config": "how generate is compiled",
-    "disable_compile": "how generate is compiled",
+    **dict.fromkeys(
+        ("use_cache", "cache_config", "max_cache_len", "prefill_chunk_size", "low_memory"),
+        "how generate keeps its cache; the cache here is --cache",
+    ),
+    **dict.fromkeys(
+        ("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+        "what generate returns beside tokens",
+    ),
+    **dict.fromkeys(
+        (
+            "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+            "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "prompt_lookup_num_tokens",
+            "max_matching_ngram_size", "speculation_type", "use_mtp",
+        ),
+        "drafts make generate faster and leave its answers as they are",
+    ),
+    **dict.fromkeys(("compile_config", "disable_compile"), "how generate is compiled"),
     "continuous_batching_config": "how generate batches; the emitted loop has slots",
     "pad_token_id": "nothing is padded here",
     "bos_token_id": "the tokenizer puts it before a prompt; an encoder-decoder without a start token starts with it",
     "remove_invalid_values": "a build refuses NaN, and a forbidden token is as improbable as the least number",
     "diversity_penalty": "of group beam search, which num_beam_groups asks for",
-    "transformers_version": _METADATA,
-    "_from_model_config": _METADATA,
-    "_commit_hash": _METADATA,
-    "_original_object_hash": _METADATA,
-}
+    **dict.fromkeys(
+        ("transformers_version", "_from_model_config", "_commit_hash", "_original_object_hash"),
+        "says where the file comes from",
+    ),
+}  # fmt: skip
 # Fields that are refused, with the values that change nothing and are accepted.
 _OFF: tuple[Any, ...] = (None, False, 0)
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "guidance_scale": (*_OFF, 1),
-    "watermarking_config": _OFF,
-    "token_healing": _OFF,
-    "stop_strings": _OFF,
-    "max_time": _OFF,
-    "penalty_alpha": _OFF,
-    "dola_layers": _OFF,
+    **dict.fromkeys(
+        ("watermarking_config", "token_healing", "stop_strings", "max_time", "penalty_alpha", "dola_layers"), _OFF
+    ),
     "num_beam_groups": (*_OFF, 1),
-    "constraints": _OFF,
-    "force_words_ids": _OFF,
-    "assistant_ensemble_weight": _OFF,
+    **dict.fromkeys(("constraints", "force_words_ids", "assistant_ensemble_weight", "top_h"), _OFF),
     "cache_implementation": (None, "dynamic", "static", "hybrid", "offloaded", "offloaded_static", "paged"),
-    "top_h": _OFF,
 }
 INSTEAD: Mapping[str, str] = {
     "stop_strings": "requests can send stop_words",
@@ -186,24 +170,16 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
         defaults |= {name: None for name in SAMPLING if not _is_valid(name, defaults[name])}
     searches = not config.do_sample and min(config.num_beams or 1, beams) > 1
     if beams > 1:
-        defaults |= _end_of_search(config, searches)
+        stopping, penalty = config.early_stopping, config.length_penalty
+        if searches or _is_valid("length_penalty", penalty):
+            defaults["length_penalty"] = penalty
+        if stopping is True or stopping == "never":  # transformers compares it with these alone
+            defaults["early_stopping"] = "true" if stopping is True else "never"
     if searches:
         defaults["num_beams"] = min(config.num_beams, beams)
         if config.num_return_sequences is not None:
             defaults["n"] = min(config.num_return_sequences, defaults["num_beams"])
     return {name: value for name, value in defaults.items() if value is not None}
-
-
-def _end_of_search(config: GenerationConfig, searches: bool) -> dict[str, Any]:
-    """Return how a search ends, also for requests that search although the checkpoint does not, if it is valid there.
-
-    transformers compares `early_stopping` with True itself, and with "never".
-    """
-    stopping, penalty = config.early_stopping, config.length_penalty
-    return {
-        "length_penalty": penalty if searches or _is_valid("length_penalty", penalty) else None,
-        "early_stopping": "true" if stopping is True else "never" if stopping == "never" else None,
-    }
 
 
 def _is_valid(name: str, value: Any) -> bool:
@@ -240,9 +216,12 @@ def known_token_rules(config: GenerationConfig, ends: list[int], vocabulary: int
 def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:
     """Return the tokens that are forced, forbidden, or made more or less likely in every answer."""
     decay = config.exponential_decay_length_penalty
+    words = [list(map(int, word)) for word in config.bad_words_ids or []]
+    biases = config.sequence_bias or []
+    pairs = biases.items() if isinstance(biases, dict) else biases
     return TokenRules(
-        bad_words=bad_words(config, ends),
-        sequence_bias=sequence_bias(config),
+        bad_words=[word for word in words if word not in [[end] for end in ends]],  # as in transformers
+        sequence_bias=[TokenBias(list(map(int, tokens)), float(bias)) for tokens, bias in pairs],
         suppressed=token_list(config.suppress_tokens),
         begin_suppressed=token_list(config.begin_suppress_tokens),
         decay=Decay(int(decay[0]), float(decay[1])) if decay is not None else None,
@@ -268,19 +247,6 @@ def max_tokens(config: GenerationConfig, start: int | None = None) -> int:
 def total_length(config: GenerationConfig) -> int | None:
     """Return the tokens of a decoder's prompt and answer together, if a request gives no length."""
     return int(config.max_length) if config.max_length and not config.max_new_tokens else None
-
-
-def bad_words(config: GenerationConfig, ends: list[int]) -> list[list[int]]:
-    """Return runs of tokens that are never completed. An end token alone is left out, as in transformers."""
-    words = [list(map(int, word)) for word in config.bad_words_ids or []]
-    return [word for word in words if word not in [[end] for end in ends]]
-
-
-def sequence_bias(config: GenerationConfig) -> list[TokenBias]:
-    """Return runs of tokens, and the bias that is added to the score of the last of them."""
-    entries = config.sequence_bias or []
-    pairs = entries.items() if isinstance(entries, dict) else entries
-    return [TokenBias(list(map(int, tokens)), float(bias)) for tokens, bias in pairs]
 
 
 def token_list(tokens: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""Model of a checkpoint: loaded in fp32 with every weight from its files, or without any weight."""
+"""Configuration and model of a checkpoint; the model in fp32 with every weight from its files, or without any."""
 
 from __future__ import annotations
 
@@ -7,20 +7,54 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.checkpoints.generation_config import FILE, generation_file
 from builder.checkpoints.grids import Grids
+from builder.checkpoints.mapped import widened
 from builder.checkpoints.packed import packed_format, unpack, without_quantisation
 from builder.checkpoints.tasks import Task
-from builder.checkpoints.widen import widened
 from builder.common.errors import BuilderError, CheckpointError, first_line
 
+SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 # Encoders of encoder-decoders, for features of a text; sentence-transformers takes the same classes (its
 # base/modules/transformer.py, 6.2). The auto class would load models that also need the tokens of an answer.
 ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+
+
+def read_configuration(folder: Path, model: str) -> PreTrainedConfig:
+    """Return the configuration in `folder`, without the settings with which transformers would load code.
+
+    Raises CheckpointError, which names `model`.
+    """
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except RecursionError as error:
+        raise CheckpointError(
+            f"the config.json of {model} is nested too deeply; expected the one that save_pretrained writes"
+        ) from error
+    except Exception as error:  # transformers raises errors of any type for a broken file
+        raise CheckpointError(f"{model} has no configuration that transformers knows: {first_line(error)}") from error
+    for name in SIZES:
+        value = getattr(config, name, None)
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise CheckpointError(f"the config.json of {model} says {name} {value!r}; expected a number of at least 1")
+    _forget_implementations(config)
+    return config
+
+
+def _forget_implementations(config: PreTrainedConfig) -> None:
+    """Let transformers choose how attention and experts are computed, in `config` and those in it.
+
+    A checkpoint's own choice may name a kernel on the Hub, which transformers would download and import
+    (integrations/hub_kernels.py, load_and_register_attn_kernel, 5.23), whatever trust_remote_code says.
+    """
+    config._attn_implementation = config._experts_implementation = None
+    for value in vars(config).values():
+        if isinstance(value, PreTrainedConfig):
+            _forget_implementations(value)
 
 
 def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:

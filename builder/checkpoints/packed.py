@@ -111,9 +111,10 @@ def unpack(
         for name, file in tensors.items():
             module, _, part = name.rpartition(".")
             if part == "qweight":
-                matrix = _matrix(packed, module, _parts(tensors, module))
-                grids.add(matrix.weights, matrix.scales, matrix.zeros, matrix.groups)
-                dense = matrix.weights.T if module in transposed else matrix.weights
+                names = {part: f"{module}.{part}" for part in SUFFIXES}
+                parts = {part: tensors[name].get_tensor(name) for part, name in names.items() if name in tensors}
+                dense = _unpack_matrix(packed, module, parts, grids)
+                dense = dense.T if module in transposed else dense
                 weights[f"{module}.weight"] = torch.from_numpy(np.ascontiguousarray(dense))
             elif part not in SUFFIXES:
                 tensor = file.get_tensor(name)
@@ -125,25 +126,8 @@ def unpack(
     return weights, grids
 
 
-def _parts(tensors: Mapping[str, Any], module: str) -> dict[str, torch.Tensor]:
-    names = {part: f"{module}.{part}" for part in SUFFIXES}
-    return {part: tensors[name].get_tensor(name) for part, name in names.items() if name in tensors}
-
-
-@dataclass(frozen=True)
-class _Matrix:
-    """One matrix: `weights`: (outputs, inputs), float32; `scales`, `zeros`: (outputs, groups).
-
-    `groups`: the group of each input.
-    """
-
-    weights: np.ndarray
-    scales: np.ndarray
-    zeros: np.ndarray
-    groups: np.ndarray
-
-
-def _matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor]) -> _Matrix:
+def _unpack_matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor], grids: Grids) -> np.ndarray:
+    """Add one matrix to `grids` and return its weights, (outputs, inputs) float32."""
     missing = [name for name in SUFFIXES[:3] if name not in parts]
     if missing:
         raise CheckpointError(f"{module} has a qweight but no {missing[0]}: the checkpoint is incomplete")
@@ -156,7 +140,7 @@ def _matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor]
         order = AWQ_ORDER
     zeros = _unpacked(parts["qzeros"].numpy(), packed.bits, order).T.astype(np.int16) + packed.zero_offset
     inputs, count = codes.shape[1], scales.shape[0]
-    groups = np.arange(inputs) // -(-inputs // count)
+    groups = np.arange(inputs) // -(-inputs // count)  # the group of each input
     if "g_idx" in parts:
         groups = parts["g_idx"].numpy().astype(np.int64)
     if zeros.shape != (codes.shape[0], count) or scales.shape[1] != codes.shape[0] or len(groups) != inputs:
@@ -166,7 +150,8 @@ def _matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor]
         )
     scales = np.ascontiguousarray(scales.T)
     weights = (codes.astype(np.int16) - zeros[:, groups]).astype(np.float32) * scales[:, groups]  # exact in float32
-    return _Matrix(weights, scales, zeros.astype(np.uint8), groups)
+    grids.add(weights, scales, zeros.astype(np.uint8), groups)
+    return weights
 
 
 def _unpacked(words: np.ndarray, bits: int, order: Sequence[int]) -> np.ndarray:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
-from builder.checkpoints.card import read_card
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
-from builder.checkpoints.configuration import read_configuration
-from builder.checkpoints.fetch import fetch
-from builder.checkpoints.model import load_model, model_without_weights, position_limit
+from builder.checkpoints.fetch import fetch, read_card, refuse_damaged, weight_files
+from builder.checkpoints.model import load_model, model_without_weights, position_limit, read_configuration
 from builder.checkpoints.packed import refuse_packed
 from builder.checkpoints.sentence_transformers import read_in_lower_case, read_modules
 from builder.checkpoints.tasks import find_task, infer_task
-from builder.checkpoints.tokenizer import load_tokenizer
-from builder.checkpoints.tokenizer_limits import panics_refused
+from builder.checkpoints.tokenizer import load_tokenizer, panics_refused
 from builder.checkpoints.untrusted import refuse_contents, refuse_files
-from builder.checkpoints.weight_files import refuse_damaged, weight_files
 from builder.common.errors import CheckpointError, first_line
 from builder.common.hashing import digest_of
 from builder.options import BuildSpec, Source
@@ -37,7 +32,11 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
     refuse_contents(folder, source.model)
-    _refuse_adapter(folder, source.model)
+    if (folder / "adapter_config.json").is_file():  # transformers uses it only if peft is installed
+        raise CheckpointError(
+            f"{source.model} has an adapter (adapter_config.json), whose weights are not in its model's; merge them "
+            "first: PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(folder)"
+        )
     files = weight_files(folder, source.model) if weights or revision is None else []
     config = read_configuration(folder, source.model)
     with panics_refused(source.model):
@@ -65,7 +64,11 @@ def resolve(spec: BuildSpec) -> Checkpoint:
     model, grids = load_model(files)
     if grids is not None:
         refuse_packed(spec.precision, spec.model_fields_set, grids)
-    _drop_inputs(files.tokenizer, model)
+    accepted = inspect.signature(model.forward).parameters
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
+        # BERT's tokenizer returns token types for a DistilBERT too, whose forward refuses them
+        names = files.tokenizer.model_input_names
+        files.tokenizer.model_input_names = [name for name in names if name in accepted]
     return replace(_checkpoint(spec.source, files, model), grids=grids)
 
 
@@ -105,25 +108,3 @@ def _max_length(source: Source, files: CheckpointFiles, positions: int | None) -
     if not limits:
         raise CheckpointError(f"{source.model} does not say how long a text may be; set the limit with --max-length")
     return min(limits)
-
-
-def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:
-    """Drop the tokenizer's outputs that the model does not take.
-
-    For example, BERT's tokenizer returns token types for a DistilBERT too, whose forward refuses them.
-    """
-    accepted = inspect.signature(model.forward).parameters
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in accepted]
-
-
-def _refuse_adapter(folder: Path, model: str) -> None:
-    """Raise CheckpointError for an adapter.
-
-    With peft transformers answers with the adapter, and without peft with the weights beside it.
-    """
-    if (folder / "adapter_config.json").is_file():
-        raise CheckpointError(
-            f"{model} has an adapter (adapter_config.json), whose weights are not in its model's; merge them first: "
-            "PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(folder)"
-        )

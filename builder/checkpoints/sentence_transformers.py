@@ -92,7 +92,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         return None
     general = read_json(root / "config_sentence_transformers.json", {})
     kind = general.get("model_type", EMBEDDER)
-    chain = [(_module_name(module, root), _folder(root, module["path"])) for module in _modules(root)]
+    chain = _chain(root)
     if kind not in CHAINS or not CHAINS[kind].fullmatch(" ".join(name for name, _ in chain)):
         raise CheckpointError(
             f"{root.name} is a {kind} of {', '.join(name for name, _ in chain)}; known are a {EMBEDDER} of "
@@ -100,12 +100,18 @@ def read_modules(root: Path) -> SentenceModules | None:
             f"{SPARSE_ENCODER} of MLMTransformer and SpladePooling"
         )
     (_, transformer), *after = chain
-    if kind == SPARSE_ENCODER:
-        _refuse_splade(read_json(after[0][1] / "config.json"), general, root)
     settings = _settings(transformer, root, kind)
+    pooling: tuple[str, ...] = ()
     for name, folder in after:
-        if name == "Normalize":
-            _refuse_normalize(read_json(folder / "config.json", {}), root)
+        config = read_json(folder / "config.json", {} if name == "Normalize" else None)
+        if name == "Pooling":
+            pooling = _pooling(config, root)
+        elif name == "SpladePooling":
+            _refuse_splade(config, general, root)
+        elif name == "Normalize":
+            for key in ("module_input_name", "module_output_name"):
+                if (config.get(key) or "sentence_embedding") != "sentence_embedding":
+                    raise CheckpointError(f"{root.name} normalises {config[key]}, which is not supported")
     prompts, default = _prompts(general, root)
     processor = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}  # its name in earlier releases
     if kind == CROSS_ENCODER and default:
@@ -113,9 +119,7 @@ def read_modules(root: Path) -> SentenceModules | None:
     return SentenceModules(
         kind=kind,
         transformer=transformer,
-        pooling=next(
-            (_pooling(read_json(folder / "config.json"), root) for name, folder in after if name == "Pooling"), ()
-        ),
+        pooling=pooling,
         dense=tuple(folder for name, folder in after if name == "Dense"),
         normalize=any(name == "Normalize" for name, _ in after),
         dimensions=general.get("truncate_dim"),
@@ -140,42 +144,31 @@ def read_in_lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
 
 
-def _modules(root: Path) -> list[dict[str, str]]:
-    """Read modules.json. Raises CheckpointError unless it is a list of modules with a type and a path."""
-    modules = read_json(root / "modules.json", kind=list)
-    for index, module in enumerate(modules):
-        texts = [module.get(key) for key in ("type", "path")] if isinstance(module, dict) else [None]
-        if not all(isinstance(text, str) for text in texts):
+def _chain(root: Path) -> list[tuple[str, Path]]:
+    """Return the class name, such as Pooling, and the folder of each module in modules.json.
+
+    A snapshot of the Hub links its files to a store beside it, so names of folders are judged and links not followed.
+    Raises CheckpointError for code that comes with a checkpoint, and for a folder that is not in the checkpoint's own.
+    """
+    chain = []
+    for index, module in enumerate(read_json(root / "modules.json", kind=list)):
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(path, str):
             raise CheckpointError(
                 f"{root.name}: module {index} of modules.json is {str(module)[:100]}; expected a mapping with a type "
                 "and a path, as sentence-transformers writes it"
             )
-    return list(modules)
-
-
-def _module_name(module: dict[str, Any], root: Path) -> str:
-    """Return the class name, such as Pooling of sentence_transformers.models.Pooling.
-
-    Raises CheckpointError for code that comes with a checkpoint.
-    """
-    kind: str = module["type"]
-    name = kind.rsplit(".", 1)[-1]
-    if not kind.startswith(MODULES) or name not in MODULE_NAMES:
-        raise CheckpointError(
-            f"{root.name} has a module {kind} at place {module.get('idx')}; known, in this order, are "
-            "Transformer, Pooling, Dense and Normalize of sentence_transformers, or MLMTransformer and SpladePooling"
-        )
-    return name
-
-
-def _folder(root: Path, path: str) -> Path:
-    """Return the folder of a module. Raises CheckpointError for one that is not in the checkpoint's own.
-
-    A snapshot of the Hub links its files to a store beside it, so names are judged and links are not followed.
-    """
-    if Path(path).is_absolute() or ".." in Path(path).parts or len(Path(path).parts) > 1:
-        raise CheckpointError(f"{root.name} has a module at {path}; expected the name of a folder in its own")
-    return root / path
+        name = kind.rsplit(".", 1)[-1]
+        if not kind.startswith(MODULES) or name not in MODULE_NAMES:
+            raise CheckpointError(
+                f"{root.name} has a module {kind} at place {module.get('idx')}; known, in this order, are "
+                "Transformer, Pooling, Dense and Normalize of sentence_transformers, or MLMTransformer and "
+                "SpladePooling"
+            )
+        if Path(path).is_absolute() or ".." in Path(path).parts or len(Path(path).parts) > 1:
+            raise CheckpointError(f"{root.name} has a module at {path}; expected the name of a folder in its own")
+        chain.append((name, root / path))
+    return chain
 
 
 def _settings(transformer: Path, root: Path, kind: str) -> dict[str, Any]:
@@ -222,13 +215,6 @@ def _refuse_reading(settings: dict[str, Any], task: str, output: str, root: Path
             f"{root.name} reads {actual[2]} of its transformer's {actual[1]} for texts, loaded for {actual[0]}; known "
             f"is {output} of forward, for {task}"
         )
-
-
-def _refuse_normalize(config: dict[str, Any], root: Path) -> None:
-    """Raise CheckpointError if something else than the embedding is normalised."""
-    for key in ("module_input_name", "module_output_name"):
-        if (config.get(key) or "sentence_embedding") != "sentence_embedding":
-            raise CheckpointError(f"{root.name} normalises {config[key]}, which is not supported")
 
 
 def _mapping(settings: dict[str, Any], name: str, root: Path) -> dict[str, Any]:

@@ -1,16 +1,41 @@
-"""Tokenizer of a checkpoint: loaded once its files are known to be harmless, and written as one file."""
+"""Tokenizer of a checkpoint: loaded once its files are known to be harmless, compared, and written as one file."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from builder.checkpoints.slow_tokenizers import as_fast
-from builder.checkpoints.tokenizer_limits import refuse_hostile_files, refuse_hostile_tokenizer
+from builder.checkpoints.tokenizer_probe import MAX_WRITTEN, longest_replacement
+from builder.checkpoints.untrusted import read_object
 from builder.common.errors import CheckpointError, first_line
-from builder.runtime.panics import call_tokenizer
+from builder.common.limited import LimitReached, run_limited
+from builder.common.samples import TEXTS
+from builder.runtime.contract import Language
+from builder.runtime.generation.text import Detokenizer
+from builder.runtime.panics import TokenizerError, call_tokenizer
+
+PROBE = "builder.checkpoints.tokenizer_probe:probe"
+SECONDS = 20  # of a processor, for loading and for all texts; known models take far less
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+FORCED = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+DECODED_TEXTS = (
+    *TEXTS[:8],
+    "Ça va ? Oui , c ' est vrai ! We ' re n't 's .",
+    "  two  spaces ",
+    "日本語 😀",
+    "a\tb\nc",
+    "",
+)
+SPLITTING_PARTS = ("normalizer", "pre_tokenizer", "model")  # of tokenizer.json: they decide where a text is cut
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # en_XX, eng_Latn
 
 
 def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
@@ -36,15 +61,21 @@ def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTra
             f"the tokenizer of {model} says split_special_tokens: special tokens in a text would be text, which is not "
             "supported; set it to false in tokenizer_config.json to serve the model without"
         )
-    rows = getattr(config, "vocab_size", None)
-    _refuse_tokens_without_embeddings(max([len(tokenizer) - 1, *tokenizer.get_vocab().values()]), rows, model)
-    refuse_hostile_tokenizer(tokenizer, folder, model)  # its memory grows with the highest token id
-    _refuse_tokens_without_embeddings(max([*_tokens_around(tokenizer), 0]), rows, model)
+    # Before the tokenizer is written as JSON, for which the library lists every id without a token.
+    _refuse_tokens([len(tokenizer) - 1, *tokenizer.get_vocab().values()], config, model)
+    refuse_hostile_tokenizer(tokenizer, folder, model)
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()  # to a length that happened to be set
+    backend.no_truncation()
+    _refuse_tokens(call_tokenizer(backend.encode, "a", "b").ids, config, model)  # with those around texts
     typed: PreTrainedTokenizerFast = tokenizer
     return typed
 
 
-def _refuse_tokens_without_embeddings(highest: int, rows: int | None, model: str) -> None:
+def _refuse_tokens(tokens: Sequence[int], config: PreTrainedConfig, model: str) -> None:
+    """Raise CheckpointError for a token id that the model has no embedding for."""
+    rows = getattr(config, "vocab_size", None)
+    highest = max(tokens, default=0)
     if rows is not None and highest >= rows:
         raise CheckpointError(
             f"the tokenizer of {model} has tokens up to {highest} and the model only {rows} embeddings: "
@@ -52,16 +83,134 @@ def _refuse_tokens_without_embeddings(highest: int, rows: int | None, model: str
         )
 
 
-def _tokens_around(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Return the token ids of a short pair of texts, those that the tokenizer adds included."""
-    backend = tokenizer.backend_tokenizer
-    backend.no_padding()  # to a length that happened to be set
-    backend.no_truncation()
-    return call_tokenizer(backend.encode, "a", "b").ids
-
-
 def tokenizer_json(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return the tokenizer as one file, without the padding and truncation that happened to be set on it."""
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     document["padding"] = document["truncation"] = None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+def refuse_hostile_files(folder: Path, model: str) -> None:
+    """Try every tokenizer.json of `folder`, and look into its SentencePiece models. Raises CheckpointError."""
+    names = read_object(folder / BESIDE[0]).get("fast_tokenizer_files") or []
+    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if outside:
+        raise CheckpointError(
+            f"the {BESIDE[0]} of {model} names {outside[0]!r} (fast_tokenizer_files); expected names of files beside it"
+        )
+    beside = [str(folder / name) for name in BESIDE]
+    for file in sorted({folder / "tokenizer.json", *(folder / name for name in names)}):
+        if file.is_file():
+            _refuse({"file": str(file), "beside": beside}, model)
+    for file in sorted(path for path in folder.iterdir() if path.suffix in (".model", ".spm")):
+        written = len(longest_replacement(_charsmap(file)))
+        if written > MAX_WRITTEN:
+            raise CheckpointError(
+                f"{file.name} of {model} writes {written} characters, more than {MAX_WRITTEN}, in one place of a text; "
+                "use another tokenizer"
+            )
+
+
+def refuse_hostile_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path, model: str) -> None:
+    """Try `tokenizer` as transformers made it, unless its steps are those of the file in `folder` that was tried."""
+    own = tokenizer.backend_tokenizer.to_str()
+    if _steps(json.loads(own)) != _steps(read_object(folder / "tokenizer.json")):
+        _refuse({"tokenizer": own}, model)
+
+
+@contextmanager
+def panics_refused(model: str) -> Iterator[None]:
+    """Raise CheckpointError if the tokenizers library panics in the block: its panic is not an Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, TokenizerError) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"the tokenizer of {model} fails ({first_line(error)}); use another one") from error
+
+
+def _refuse(request: dict[str, Any], model: str) -> None:
+    try:
+        problem = run_limited(PROBE, {**request, "samples": TEXTS}, SECONDS)
+    except LimitReached as error:
+        problem = f"{error}, on texts of a few thousand characters: one of its steps or expressions is at fault"
+    if problem is not None:
+        raise CheckpointError(f"the tokenizer of {model} {problem}. It could block a server; use another one")
+
+
+def _steps(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: document.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")}
+
+
+def _charsmap(file: Path) -> bytes:
+    """Return the map of characters of a SentencePiece model; empty if it has none, or is not such a model."""
+    try:
+        return bytes(ModelProto.FromString(file.read_bytes()).normalizer_spec.precompiled_charsmap)
+    except Exception:  # a file of another format; its later reader reports it
+        return b""
+
+
+def vocabulary_difference(own: PreTrainedTokenizerFast, other: PreTrainedTokenizerFast) -> str | None:
+    """Return how the tokenizer `own` differs from `other`, in words; None if it does not."""
+    ids, others = own.get_vocab(), other.get_vocab()
+    strange = min(ids.items() ^ others.items(), key=lambda entry: (entry[1], entry[0]), default=None)
+    if strange is not None:
+        token = strange[0]
+        return f"the id of {token!r} is {ids.get(token)}, not {others.get(token)} (of {len(ids)} and {len(others)})"
+    documents = [json.loads(one.backend_tokenizer.to_str()) for one in (own, other)]
+    part = next((part for part in SPLITTING_PARTS if documents[0][part] != documents[1][part]), None)
+    return None if part is None else f"its tokenizer.json has another {part}"
+
+
+def cleans_up(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return True if transformers removes spaces before punctuation as it decodes; for BPE only if it is forced to."""
+    pieces = type(tokenizer.backend_tokenizer.model).__name__ != "BPE"
+    return bool(tokenizer.clean_up_tokenization_spaces) and (pieces or bool(getattr(tokenizer, FORCED, False)))
+
+
+def refuse_other_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise CheckpointError if the emitted code decodes tokens to another text than transformers."""
+    for probe in DECODED_TEXTS:
+        tokens = tokenizer(probe)["input_ids"]
+        detokenizer = Detokenizer(tokenizer.backend_tokenizer, [], clean_up=cleans_up(tokenizer))
+        text = "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
+        expected = tokenizer.decode(tokens, skip_special_tokens=True)
+        if text != expected:
+            pairs = enumerate(zip(text, expected, strict=False))
+            position = next((at for at, (a, b) in pairs if a != b), min(len(text), len(expected)))
+            ours, theirs = (whole[max(0, position - 20) : position + 40] for whole in (text, expected))
+            raise CheckpointError(
+                f"tokens of this checkpoint are written {ours!r} here and {theirs!r} by transformers: a bug worth "
+                f"reporting, with its tokenizer class, {type(tokenizer).__name__}. A decoder can be served with "
+                "--engine vllm, which writes text itself"
+            )
+
+
+def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, Language]:
+    """Return, by code, the tokens that tell a model a language.
+
+    Empty for a tokenizer whose texts need no language.
+    """
+    if not hasattr(tokenizer, "src_lang"):
+        return {}
+    own = tokenizer.src_lang
+    by_code = {}
+    try:
+        for code in filter(LANGUAGE_CODE.fullmatch, sorted(tokenizer.get_vocab())):
+            token = tokenizer.convert_tokens_to_ids(code)
+            if token not in tokenizer.all_special_ids:
+                continue
+            tokenizer.src_lang = code
+            before, after = list(tokenizer.prefix_tokens), list(tokenizer.suffix_tokens)
+            by_code[code] = Language(before, after, token)
+    finally:
+        tokenizer.src_lang = own
+    return by_code
+
+
+def nearest_language(code: str | None, known: Mapping[str, Language]) -> str | None:
+    """Return the one known code that `code` means, or None: "en" is en_XX if there is no other English."""
+    if code is None or code in known:
+        return code
+    candidates = [name for name in known if name.split("_")[0] == code]
+    return candidates[0] if len(candidates) == 1 else None

@@ -17,6 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from builder.checkpoints.untrusted import read_object
 from builder.runtime.panics import TokenizerError, call_tokenizer
 
 LENGTH = 4096  # characters of a text that is tried
@@ -56,7 +57,7 @@ def probe(request: dict[str, Any]) -> str | None:
         if (problem := _encoding(tokenizer, long)) is not None:
             return problem
     for beside in map(Path, request.get("beside", ())):
-        for string in _strings(_json(beside)):
+        for string in _strings(read_object(beside)):
             if (problem := _encoding(tokenizer, string)) is not None:
                 return problem
     for sample in request.get("samples", ()):
@@ -104,13 +105,6 @@ def _encoding(tokenizer: Tokenizer, text: str) -> str | None:
     if len(ids) > limit:
         return f"makes {len(ids)} tokens of {len(text)} characters"
     return f"writes {written} characters for {len(ids)} tokens" if written > limit else None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def _strings(document: Any) -> Iterator[str]:

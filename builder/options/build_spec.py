@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,21 @@ from pydantic import model_validator
 
 from builder.common.engines import ENGINES
 from builder.common.machine import available_cores, available_memory, working_cores
-from builder.options.capacity import Capacity
 from builder.options.choices import Choices
-from builder.options.gpu import Gpu, TensorRT
-from builder.options.names import misnamed
-from builder.options.source import Source
-from builder.options.weights import WeightOptions
-from builder.options.whole_checkpoint import WHOLE_CHECKPOINT, WholeCheckpoint
+from builder.options.parts import Capacity, Source, WeightOptions, WholeCheckpoint
+from builder.options.sections import WHOLE_CHECKPOINT, Gpu, TensorRT
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 HEADROOM = 0.9  # share of the free memory that a model may be planned to take
 # options that are not facts of the build
 ELSEWHERE = {"model", "revision", "draft", "output", "store", "keep", "load", "samples", "graph"}
+
+
+def misnamed(name: str) -> str | None:
+    """Return why `name` cannot be the name of a model, and what to do; None if it can."""
+    if NAME.fullmatch(name):
+        return None
+    return f"the name {name!r} is not a model name: use letters, digits, '.', '_' and '-', without a path (--name)"
 
 
 class BuildSpec(Choices):

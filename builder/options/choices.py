@@ -10,12 +10,8 @@ from pydantic import Field, field_validator, model_validator
 from builder.common.addresses import store_address
 from builder.common.engines import ENGINES
 from builder.common.releases import NEWEST, RELEASES
-from builder.options.calibration import Calibration
-from builder.options.gpu import Gpu, TensorRT
-from builder.options.load import Load
-from builder.options.options import Options
+from builder.options.sections import VLLM, Calibration, Gpu, Load, Options, TensorRT, TensorRTLLM
 from builder.options.serving import Machine, Serving
-from builder.options.whole_checkpoint import VLLM, TensorRTLLM
 
 if TYPE_CHECKING:
     EngineName = str

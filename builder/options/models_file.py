@@ -49,20 +49,21 @@ class RawEntry:
     origin: EntryLocation
 
 
-def read_models_file(path: Path) -> Iterator[RawEntry]:
-    """Yield every model of `path`, then those of the files that it includes. Raises SpecError."""
-    yield from _models(path, {}, ())
+def read_models_file(
+    path: Path, defaults: Mapping[str, Any] | None = None, including: tuple[Path, ...] = ()
+) -> Iterator[RawEntry]:
+    """Yield every model of `path`, then those of the files that it includes. Raises SpecError.
 
-
-def _models(path: Path, defaults: Mapping[str, Any], including: tuple[Path, ...]) -> Iterator[RawEntry]:
+    `defaults` and `including`: the options and the paths of the files that include this one.
+    """
     if path.resolve() in including:
         raise SpecError(f"{path} includes itself, by way of {including[-1]}")
     document, lines = _read(path)
-    defaults = {**defaults, **_mapping(document.get("defaults"), f"{path}: `defaults`")}
+    defaults = {**(defaults or {}), **_mapping(document.get("defaults"), f"{path}: `defaults`")}
     for position, entry in enumerate(document.get("models") or ()):
         yield from _expanded(defaults, entry, EntryLocation(path, lines[position], position))
     for included in _included(path, document.get("include")):
-        yield from _models(included, defaults, (*including, path.resolve()))
+        yield from read_models_file(included, defaults, (*including, path.resolve()))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[int]]:
@@ -70,21 +71,18 @@ def _read(path: Path) -> tuple[dict[str, Any], list[int]]:
     try:
         loader = Loader(path.read_text("utf-8"))
         node = loader.get_single_node()
-        document = None if node is None else loader.construct_document(node)
+        content = None if node is None else loader.construct_document(node)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SpecError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(document, dict) or not _has_models(document):
+    document: dict[str, Any] = content if isinstance(content, dict) else {}
+    models = document.get("models", [] if document.get("include") else None)
+    if not isinstance(models, list) or not (models or document.get("include")):
         raise SpecError(f"{path}: expected a mapping with a list `models`, one mapping a model, or with `include`")
     unknown = [str(key) for key in document if key not in KEYS]
     if unknown:
         raise SpecError(f"{path}: unknown key {min(unknown)!r}{nearest(min(unknown), KEYS)}")
     listed = [value for key, value in node.value if key.value == "models"]
     return document, [item.start_mark.line + 1 for value in listed[-1:] for item in value.value]
-
-
-def _has_models(document: dict[str, Any]) -> bool:
-    models = document.get("models", [] if document.get("include") else None)
-    return isinstance(models, list) and bool(models or document.get("include"))
 
 
 def _included(path: Path, listed: object) -> Iterator[Path]:

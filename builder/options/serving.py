@@ -8,8 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from builder.common.cards import CARDS
-from builder.options.gpu import CardName
-from builder.options.options import Options
+from builder.options.sections import CardName, Options
 
 QUEUE_SIZE = 512
 QUEUE_TIMEOUT_US = 30_000_000

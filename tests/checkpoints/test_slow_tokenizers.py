@@ -13,10 +13,9 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer, MarianTokenizer
 
-from builder.checkpoints.decoding import cleans_up
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.slow_tokenizers import as_fast
-from builder.checkpoints.tokenizer import tokenizer_json
+from builder.checkpoints.tokenizer import cleans_up, tokenizer_json
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
 from builder.options import make_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.checkpoints.thinking import thinking
+from builder.checkpoints.chat_template import thinking
 from builder.runtime.contract import Chat, Thinking
 
 CUTS = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<think>\\n"  # as DeepSeek R1's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from builder.checkpoints.tool_parser import tool_parser
+from builder.checkpoints.chat_template import tool_parser
 from builder.runtime.contract import Chat
 
 BEGIN = "{% if tools %}{{ tools | tojson }} <tool_call>{}</tool_call> [TOOL_CALLS]{% endif %}{% for m in messages %}"

@@ -21,11 +21,10 @@ from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from builder.building.families import code_not_run
 from builder.building.keys import build_key
-from builder.checkpoints import tokenizer_limits
-from builder.checkpoints.configuration import read_configuration
+from builder.checkpoints.model import read_configuration
 from builder.checkpoints.resolve import locate, resolve
 from builder.checkpoints.tasks.base import encoder_task
-from builder.checkpoints.tokenizer_limits import panics_refused
+from builder.checkpoints.tokenizer import panics_refused
 from builder.common import limited
 from builder.common.errors import BuilderError, CheckpointError, SpecError
 from builder.options import make_spec
@@ -208,7 +207,7 @@ def _split(pattern: str) -> dict[str, Any]:
 def test_endless_tokenizer_expressions_are_refused(
     part: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_limits, "SECONDS", 2)
+    monkeypatch.setattr("builder.checkpoints.tokenizer.SECONDS", 2)
     normalizer = _sequence(_replace({"Regex": pattern}, "x"))
     _tokenizer(folder, **{part: _split(pattern) if part == "pre_tokenizer" else normalizer})
     _refused(folder, "the tokenizer of .* takes more than 2 s of processor time")
@@ -236,7 +235,7 @@ def test_normalizers_that_multiply_a_text_are_refused(
 
 def test_added_tokens_with_an_endless_normalizer_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Added tokens are normalised when the tokenizer is loaded, before any text."""
-    monkeypatch.setattr(tokenizer_limits, "SECONDS", 2)
+    monkeypatch.setattr("builder.checkpoints.tokenizer.SECONDS", 2)
     _tokenizer(folder, normalizer=_replace({"Regex": "(?:xq)*(?:xq)*z"}, "x"))
     token = {"content": "xq" * 2000 + "-z", "lstrip": False, "rstrip": False, "normalized": True, "special": False}
     _edit(folder / "tokenizer_config.json", added_tokens_decoder={"599": {**token, "single_word": False}})

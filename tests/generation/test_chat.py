@@ -146,10 +146,10 @@ def test_build_refuses_a_template_that_renders_differently(
 ) -> None:
     tokenizer.chat_template = "{{ messages[0].role }}{{ messages | length }}"
     monkeypatch.setattr(chat_templates, "PROBE", f"{__name__}:render_otherwise")
-    chat_templates._run_probe.cache_clear()
+    chat_templates._answer.cache_clear()
     with pytest.raises(CheckpointError, match=r"a system message differently here \('user1'\) and in .*'system2'"):
         chat_template(tokenizer)
-    chat_templates._run_probe.cache_clear()
+    chat_templates._answer.cache_clear()
 
 
 def render_otherwise(request: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import CodeLlamaTokenizer, MBart50Tokenizer
 
-from builder.checkpoints.languages import languages, nearest
-from builder.checkpoints.tokenizer import tokenizer_json
+from builder.checkpoints.tokenizer import languages, nearest_language, tokenizer_json
 from builder.runtime.contract import Chat, EncoderInput
 from builder.runtime.fields import InputError
 from builder.runtime.generation.chat_prompts import ChatPrompts
@@ -68,9 +67,9 @@ def test_language_tokens_equal_the_tokenisers() -> None:
 
 def test_language_can_have_a_short_name() -> None:
     known = languages(make_multilingual_tokenizer())
-    assert nearest("de", known) == "de_DE"
-    assert nearest("de_DE", known) == "de_DE"
-    assert nearest("xx", known) is None
+    assert nearest_language("de", known) == "de_DE"
+    assert nearest_language("de_DE", known) == "de_DE"
+    assert nearest_language("xx", known) is None
     assert languages(make_tokenizer("bpe", type_ids=False)) == {}
     assert isinstance(make_multilingual_tokenizer(), MBart50Tokenizer)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from builder.checkpoints.decoding import cleans_up, refuse_other_text
+from builder.checkpoints.tokenizer import cleans_up, refuse_other_text
 from builder.common.errors import CheckpointError
 from builder.runtime.contract import dump
 from builder.runtime.fields import InputError

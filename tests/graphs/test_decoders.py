@@ -25,7 +25,7 @@ from builder.graphs.export.decoder import export_decoder
 from builder.graphs.export.experts import cost_of_experts, every_expert
 from builder.graphs.export.rotary import fused_rotary, settled_frequencies
 from builder.graphs.onnx.graph import Graph
-from builder.graphs.onnx.searches import finding_likeliest
+from builder.graphs.onnx.likeliest import finding_likeliest
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import CallPart

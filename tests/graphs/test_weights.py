@@ -17,7 +17,7 @@ from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import export_decoder
 from builder.graphs.export.program import to_onnx
 from builder.graphs.onnx.graph import Graph, load_graph, load_whole, save_graph
-from builder.graphs.onnx.searches import finding_likeliest
+from builder.graphs.onnx.likeliest import finding_likeliest
 from builder.graphs.onnx.weights import computed, computing, made_of, place_of, values_of
 from builder.options import WeightOptions
 from tests.decoders import make_decoder

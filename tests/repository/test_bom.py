@@ -12,7 +12,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from builder.checkpoints.card import read_card
+from builder.checkpoints.fetch import read_card
 from builder.repository.report.bom import BOM, bom
 from builder.repository.report.record import MeasuredVariant, read_report
 from tests import reports

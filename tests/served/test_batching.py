@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.checkpoints.answers import difference
+from builder.checkpoints.distances import difference
 from builder.common.errors import ServeError
 from builder.common.samples import TEXTS
 from builder.serving.client.client import Client

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.checkpoints.answers import difference
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.distances import difference
 from builder.checkpoints.resolve import resolve
 from builder.common.samples import TEXTS
 from builder.options import make_spec

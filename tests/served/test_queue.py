@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient, InferResult, service_pb2_grpc
 
-from builder.checkpoints.answers import difference
+from builder.checkpoints.distances import difference
 from builder.common.samples import TEXTS
 from builder.common.tensors import to_tensors, to_values
 from builder.serving.client.client import Client

@@ -18,7 +18,6 @@ from builder.building.families import built_from, given_options
 from builder.building.variants.generating import Required
 from builder.building.verify.generation import TOLERANCE
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.decoding import cleans_up
 from builder.checkpoints.generation_config import (
     end_ids,
     generation_file,
@@ -26,6 +25,7 @@ from builder.checkpoints.generation_config import (
     max_tokens,
     option_defaults,
 )
+from builder.checkpoints.tokenizer import cleans_up
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory
 from builder.common.releases import runtime_has

@@ -16,9 +16,8 @@ import transformers
 from optimum.exporters.tasks import TasksManager
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from builder.checkpoints.answers import difference
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.distances import PairedNumbers
+from builder.checkpoints.distances import PairedNumbers, difference
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
 from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
@@ -103,6 +102,7 @@ class EncoderTask(Task):
     more_samples: tuple[Sample, ...] = ()  # judged as well where rounding may cost quality and the model is small
     per_token = True  # True if axis 1 of the graph's outputs is the sequence, whose padding is not compared
     extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokenizer's, made by the emitted task
+    graph_outputs: tuple[str, ...] = ("logits",)
 
     @property
     def runtime(self) -> type[RuntimeTask]:
@@ -110,9 +110,9 @@ class EncoderTask(Task):
         task: type[RuntimeTask] = importlib.import_module(f"builder.runtime.encoder.tasks.{self.module}").Task
         return task
 
-    @abstractmethod
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         """Return the module to export, given the names of its inputs."""
+        return TaskGraph(checkpoint.model, inputs, self.graph_outputs)
 
     @abstractmethod
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -142,11 +142,8 @@ class EncoderTask(Task):
         raise ValueError(f"no labels: {self.name} has no measure for them")
 
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-        runtime = self.runtime
-        inputs, outputs = (
-            (*runtime.inputs(parameters), TRUNCATE),
-            (*runtime.outputs(parameters), TRUNCATED, PROMPT_TOKENS),
-        )
+        inputs = (*self.runtime.inputs(parameters), TRUNCATE)
+        outputs = (*self.runtime.outputs(parameters), TRUNCATED, PROMPT_TOKENS)
         if [field.name for field in inputs if not field.optional] != ["text_input"]:
             return inputs, outputs
         return (*inputs, TOKENIZE), (*outputs, TOKENS)  # a row is one text, whose tokens can be asked for
@@ -202,10 +199,10 @@ def encoder_task(task: Task) -> EncoderTask:
 
 def model_class_names(auto_class: Any) -> dict[str, str]:
     """Return model type to class name for every architecture that `auto_class` has a head for."""
-    names = {}
-    for model_type, classes in auto_class._model_mapping._model_mapping.items():
-        names[model_type] = classes[0] if isinstance(classes, (tuple, list)) else classes
-    return names
+    return {
+        model_type: classes[0] if isinstance(classes, (tuple, list)) else classes
+        for model_type, classes in auto_class._model_mapping._model_mapping.items()
+    }
 
 
 @contextmanager
@@ -220,9 +217,8 @@ def one_pipeline() -> Iterator[None]:
 
 def pipeline_of(checkpoint: Checkpoint, task: str) -> Any:
     """Return transformers.pipeline over the loaded checkpoint, the reference of most tasks."""
-    pipelines = _pipelines.get()
-    if pipelines is None:
-        pipelines = {}
+    created = _pipelines.get()
+    pipelines: dict[str, Any] = {} if created is None else created
     if task not in pipelines:
         pipelines[task] = transformers.pipeline(
             task, model=checkpoint.model, tokenizer=checkpoint.tokenizer, device="cpu"

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.decoding import cleans_up
 from builder.checkpoints.distances import PairedNumbers, paired_scores
 from builder.checkpoints.metrics import score_labels
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
+from builder.checkpoints.tokenizer import cleans_up
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
 
@@ -25,9 +24,6 @@ class MaskGraph(TaskGraph):
     graph neither computes nor moves the vocabulary's logits for any other token.
     """
 
-    def __init__(self, model: PreTrainedModel, inputs: Sequence[str]) -> None:
-        super().__init__(model, inputs, ("logits",))
-
     def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         positions = tensors.pop("positions")
 
@@ -36,11 +32,8 @@ class MaskGraph(TaskGraph):
             output["last_hidden_state"] = output[0].gather(1, index)
             return output
 
-        hook = self.model.base_model.register_forward_hook(pick)
-        try:
+        with self.model.base_model.register_forward_hook(pick):
             return (self.model(**tensors).logits,)
-        finally:
-            hook.remove()
 
 
 class FillMask(EncoderTask):
@@ -64,7 +57,7 @@ class FillMask(EncoderTask):
         return tuple(masked)
 
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
-        return MaskGraph(checkpoint.model, inputs)
+        return MaskGraph(checkpoint.model, inputs, self.graph_outputs)
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         if checkpoint.tokenizer.mask_token is None:

@@ -12,7 +12,7 @@ from transformers import BatchEncoding
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers, paired_scores
 from builder.checkpoints.metrics import score_questions
-from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph
+from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
 
@@ -22,6 +22,7 @@ class QuestionAnswering(EncoderTask):
     head = "question-answering"
     precedence = 1
     longest = 384  # tokens of a window: transformers' pipeline up to 4.57, and what such models are trained with
+    graph_outputs = ("start_logits", "end_logits")
     metric = "answer agreement"
     threshold = 0.99
     labels = ("answers",)
@@ -31,9 +32,6 @@ class QuestionAnswering(EncoderTask):
             ["Who is it about?", "What happened?", "When did it happen?", "Where was it?", "How many were there?"] * 6
         )
     )
-
-    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
-        return TaskGraph(checkpoint.model, inputs, ("start_logits", "end_logits"))
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         tokenizer = checkpoint.tokenizer

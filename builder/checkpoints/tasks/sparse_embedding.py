@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers
@@ -23,9 +23,6 @@ from builder.common.errors import CheckpointError
 class SpladeGraph(TaskGraph):
     """Weights (batch, vocabulary), none of them below 0; those of padding are 0."""
 
-    def __init__(self, model: PreTrainedModel, inputs: Sequence[str]) -> None:
-        super().__init__(model, inputs, ("weights",))
-
     def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         weights = torch.log1p(torch.relu(self.model(**tensors).logits))
         return ((weights * tensors["attention_mask"].unsqueeze(-1).to(weights.dtype)).amax(dim=1),)
@@ -36,6 +33,7 @@ class SparseEmbedding(FeatureExtraction):
     head = "fill-mask"
     precedence = 2
     per_token = False
+    graph_outputs = ("weights",)
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         return saved_by == SPARSE_ENCODER
@@ -48,7 +46,7 @@ class SparseEmbedding(FeatureExtraction):
         return super().parameters(checkpoint)
 
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
-        return SpladeGraph(checkpoint.model, inputs)
+        return SpladeGraph(checkpoint.model, inputs, self.graph_outputs)
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """Answer one text alone, without padding."""
@@ -60,33 +58,31 @@ class SparseEmbedding(FeatureExtraction):
         return {"indices": tokens.tolist(), "values": weights[tokens].tolist()}
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
-        size = 1 + max([0, *expected["indices"], *actual["indices"]])
-        return cosine(_dense(expected, size), _dense(actual, size))
+        return cosine(*_dense(expected, actual))
 
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
-        size = 1 + max([0, *expected["indices"], *actual["indices"]])
-        first, second = _dense(expected, size), _dense(actual, size)
+        first, second = _dense(expected, actual)
         either = (first != 0) | (second != 0)
         return {"the weight of a token": PairedNumbers(first[either], second[either])}
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Compare the weights: a token that only one of two answers has may weigh next to nothing."""
-        size = 1 + max([0, *expected["indices"], *actual["indices"]])
-        first, second = _dense(expected, size), _dense(actual, size)
+        first, second = _dense(expected, actual)
         errors = np.abs(first - second) / np.maximum(1, first)
         token = int(errors.argmax())
         return float(errors[token]), f"answer.values of token {token}"
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
-        size = 1 + max(0, *(index for answer in answers for index in answer["indices"]))
-        return super().score(samples, [{"embedding": _dense(answer, size)} for answer in answers])
+        return super().score(samples, [{"embedding": vector} for vector in _dense(*answers)])
 
 
-def _dense(answer: Answer, size: int) -> np.ndarray:
-    vector = np.zeros(size)
-    indices, values = np.asarray(answer["indices"], int), np.asarray(answer["values"], float)
-    vector[indices[indices >= 0]] = values[indices >= 0]
-    return vector
+def _dense(*answers: Answer) -> np.ndarray:
+    """Return the weights of all tokens, (answers, tokens)."""
+    vectors = np.zeros((len(answers), 1 + max([0, *(index for answer in answers for index in answer["indices"])])))
+    for vector, answer in zip(vectors, answers, strict=True):
+        indices, values = np.asarray(answer["indices"], int), np.asarray(answer["values"], float)
+        vector[indices[indices >= 0]] = values[indices >= 0]
+    return vectors
 
 
 TASK = SparseEmbedding()

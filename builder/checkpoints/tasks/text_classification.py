@@ -10,7 +10,7 @@ import torch
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers, paired_scores
 from builder.checkpoints.metrics import score_labels
-from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
+from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, label_list, pipeline_of, probe
 from builder.common.samples import MORE_TEXTS, TEXTS
 
 
@@ -25,9 +25,6 @@ class TextClassification(EncoderTask):
     labels = ("label",)
     samples = tuple({"text_input": text} for text in TEXTS)
     more_samples = tuple({"text_input": text} for text in MORE_TEXTS)
-
-    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
-        return TaskGraph(checkpoint.model, inputs, ("logits",))
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         config = checkpoint.config

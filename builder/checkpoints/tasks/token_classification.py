@@ -11,7 +11,7 @@ import torch
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers, paired_scores
 from builder.checkpoints.metrics import Span, score_spans
-from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
+from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, label_list, pipeline_of, probe
 from builder.common.samples import MORE_TEXTS, TEXTS
 
 
@@ -24,9 +24,6 @@ class TokenClassification(EncoderTask):
     labels = ("entities",)
     samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in TEXTS)
     more_samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in MORE_TEXTS)
-
-    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
-        return TaskGraph(checkpoint.model, inputs, ("logits",))
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         tokenizer = checkpoint.tokenizer
@@ -44,18 +41,11 @@ class TokenClassification(EncoderTask):
         return {"entities": json.dumps(entities, default=float, ensure_ascii=False)}
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
-        a, b = (json.loads(answer["entities"]) for answer in (expected, actual))
-        labels = [{(e["start"], e["end"], e.get("entity", e.get("entity_group"))) for e in side} for side in (a, b)]
-        return len(labels[0] & labels[1]) / max(1, len(labels[0] | labels[1]))
+        first, second = _scores(expected).keys(), _scores(actual).keys()
+        return len(first & second) / max(1, len(first | second))
 
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
-        first, second = (
-            {
-                (e["start"], e["end"], e.get("entity", e.get("entity_group"))): e["score"]
-                for e in json.loads(one["entities"])
-            }
-            for one in (expected, actual)
-        )
+        first, second = _scores(expected), _scores(actual)
         kinds: dict[str, tuple[list[float], list[float]]] = {}
         for span in (span for span in first if span in second):
             sides = kinds.setdefault(f"the score of {span[2]}", ([], []))
@@ -65,11 +55,15 @@ class TokenClassification(EncoderTask):
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `entities`, a list of {"start", "end", "entity"}, in characters."""
-        entities_of_answers = [json.loads(answer["entities"]) for answer in answers]
-        expected, predicted = (
-            [_spans(entities) for entities in side] for side in ([s["entities"] for s in samples], entities_of_answers)
-        )
+        expected = [_spans(sample["entities"]) for sample in samples]
+        predicted = [_spans(json.loads(answer["entities"])) for answer in answers]
         return score_spans([sample["text_input"] for sample in samples], expected, predicted)
+
+
+def _scores(answer: Answer) -> dict[tuple[int, int, str], float]:
+    """Return the score of each entity, by (begin, end, label)."""
+    entities = json.loads(answer["entities"])
+    return {(e["start"], e["end"], e.get("entity", e.get("entity_group"))): e["score"] for e in entities}
 
 
 def _spans(entities: Sequence[Mapping[str, Any]]) -> list[Span]:

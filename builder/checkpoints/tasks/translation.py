@@ -39,12 +39,9 @@ class Translation(Seq2SeqTask):
         if named:
             return Instructions(None, pairs, options.get(name, {}), named[1], named[2])
         agreed = _agreed(list(options.values())) if pairs or len(options) == 1 else {}
-        source, target = (_only({match[side] for match, _ in translations.values()}) for side in (1, 2))
+        sides = ({match[side] for match, _ in translations.values()} for side in (1, 2))
+        source, target = (codes.pop() if len(codes) == 1 else None for codes in sides)
         return Instructions(None, pairs, agreed, source, target)
-
-
-def _only(codes: set[str]) -> str | None:
-    return codes.pop() if len(codes) == 1 else None
 
 
 def _agreed(options: list[dict[str, Any]]) -> dict[str, Any]:

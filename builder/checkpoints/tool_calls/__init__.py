@@ -1,7 +1,7 @@
 """Parsers of the tool calls that a model writes of its own accord, one file per notation, with vLLM's names.
 
-A build detects the notation of a checkpoint's chat template (builder/checkpoints/tool_parser.py) and writes its name to
-config.pbtxt; the gateway parses answers with it. Standard library only.
+A build detects the notation of a checkpoint's chat template (builder/checkpoints/chat_template.py) and writes its name
+to config.pbtxt; the gateway parses answers with it. Standard library only.
 Source of the names: https://docs.vllm.ai/en/latest/features/tool_calling.html
 """
 

@@ -74,9 +74,14 @@ class Extent:
 
 
 class Finder(ABC):
-    """Parser of one answer. `begins`: beginnings of a call; `between`: characters to ignore between two calls."""
+    """Parser of one answer, in the notation that a subclass describes.
+
+    `begins`: beginnings of a call, marks or the first characters of its value; `end`: the mark after a call, which
+    models may omit; `between`: characters to ignore between two calls; `quotes`: those around a text of a value.
+    """
 
     begins: ClassVar[tuple[str, ...]]
+    end: ClassVar[str] = ""
     between: ClassVar[str] = " \t\r\n"
     quotes: ClassVar[str] = '"'
 
@@ -87,72 +92,43 @@ class Finder(ABC):
         self.extent = Extent(self.quotes)
 
     @abstractmethod
-    def read(self, text: str, last: bool) -> Reading | None:
-        """Return what `text`, which starts with one of `begins`, starts with; None if more of it is needed.
+    def value_start(self, body: str) -> int | None:
+        """Return where the value in brackets starts in `body`, the text after a mark; None if more of it is needed.
 
-        `last`: nothing follows, so None then means that it is not a call. Raises NotACall if that is certain earlier.
+        Raises NotACall if it certainly is not a call.
         """
 
-    def push(self, text: str) -> list[Part]:
-        """Add `text` and return the parts that are certain now: text, and complete calls."""
+    @abstractmethod
+    def calls(self, head: str, value: str) -> Sequence[ToolCall | None]:
+        """Return the calls in `value`, the text in brackets after `head`; None for an entry that is not a call."""
+
+    def push(self, text: str, last: bool = False) -> list[Part]:
+        """Add `text` and return the parts that are certain now: text, and complete calls. `last`: nothing follows."""
         self.held += text
-        return self._settle(last=False)
+        parts: list[Part] = []
+        while self.held:
+            start, is_begun = self._start(last)
+            if self.after_call and not self.held[:start].strip(self.between):
+                self.gap, self.held = self.gap + self.held[:start], self.held[start:]
+            else:
+                self._pass_on(parts, start)
+            reading = self._read(last) if is_begun else None
+            if reading is None:
+                break
+            self.extent = Extent(self.quotes)
+            if reading.calls:
+                parts.extend(reading.calls)
+                self.held, self.gap, self.after_call = self.held[reading.length :], "", True
+            else:
+                self._pass_on(parts, reading.length)
+        return parts
 
     def finish(self) -> list[Part]:
         """Return the parts that were held back, now that nothing follows."""
-        return self._settle(last=True)
-
-    def value(self, text: str) -> int | None:
-        """Return the end of the value in brackets that `text` starts with; see Extent.end."""
-        return self.extent.end(text)
-
-    def _settle(self, last: bool) -> list[Part]:
-        parts: list[Part] = []
-        while self.held:
-            start, whole = self._start(last)
-            self._say(parts, start)
-            if not whole:
-                break
-            reading = self._read(last)
-            if reading is None:
-                break
-            self._take(parts, reading)
-        return parts
-
-    def _read(self, last: bool) -> Reading | None:
-        try:
-            reading = self.read(self.held, last)
-        except NotACall:
-            return Reading(next(len(begin) for begin in self.begins if self.held.startswith(begin)))
-        return Reading(len(self.held)) if reading is None and last else reading
-
-    def _take(self, parts: list[Part], reading: Reading) -> None:
-        """Pass on the beginning of the held text."""
-        self.extent = Extent(self.quotes)
-        if not reading.calls:
-            self._pass_on(parts, reading.length)
-            return
-        parts.extend(reading.calls)
-        self.held, self.gap, self.after_call = self.held[reading.length :], "", True
-
-    def _say(self, parts: list[Part], length: int) -> None:
-        """Pass on `length` held characters; drop those between two calls, or between the last call and the end."""
-        if self.after_call and not self.held[:length].strip(self.between):
-            self.gap, self.held = self.gap + self.held[:length], self.held[length:]
-        else:
-            self._pass_on(parts, length)
-
-    def _pass_on(self, parts: list[Part], length: int) -> None:
-        """Pass on `length` held characters as text, after the gap since the last call."""
-        text = self.gap + self.held[:length]
-        if parts and isinstance(before := parts[-1], str):
-            parts[-1] = before + text
-        elif text:
-            parts.append(text)
-        self.held, self.gap, self.after_call = self.held[length:], "", False
+        return self.push("", last=True)
 
     def _start(self, last: bool) -> tuple[int, bool]:
-        """Return where a call may begin, and whether its beginning is complete."""
+        """Return where a call may begin, and True if its beginning is complete."""
         places = [position for begin in self.begins if (position := self.held.find(begin)) >= 0]
         if places:
             return min(places), True
@@ -163,6 +139,41 @@ class Finder(ABC):
             if any(begin.startswith(self.held[position:]) for begin in self.begins):
                 return position, False
         return len(self.held), False
+
+    def _read(self, last: bool) -> Reading | None:
+        """Return what the held text, which starts with one of `begins`, starts with; None if more of it is needed."""
+        begin = next(begin for begin in self.begins if self.held.startswith(begin))
+        try:
+            reading = self._read_call("" if begin in BRACKETS else begin, last)
+        except NotACall:
+            return Reading(len(begin))
+        return Reading(len(self.held)) if reading is None and last else reading
+
+    def _read_call(self, mark: str, last: bool) -> Reading | None:
+        body = self.held[len(mark) :].lstrip()
+        start = self.value_start(body) if body else None
+        length = None if start is None else self.extent.end(body[start:])
+        if start is None or length is None:
+            return None
+        calls = self.calls(body[:start], body[start : start + length])
+        found = tuple(call for call in calls if call is not None)
+        found = found if len(found) == len(calls) else ()
+        rest = body[start + length :]
+        if found and mark and self.end:
+            if rest.lstrip().startswith(self.end):
+                rest = rest.lstrip()[len(self.end) :]
+            elif not last and self.end.startswith(rest.lstrip()):
+                return None
+        return Reading(len(self.held) - len(rest), found)
+
+    def _pass_on(self, parts: list[Part], length: int) -> None:
+        """Pass on `length` held characters as text, after the gap since the last call."""
+        text = self.gap + self.held[:length]
+        if parts and isinstance(before := parts[-1], str):
+            parts[-1] = before + text
+        elif text:
+            parts.append(text)
+        self.held, self.gap, self.after_call = self.held[length:], "", False
 
 
 def object_call(value: Any, *names: str) -> ToolCall | None:

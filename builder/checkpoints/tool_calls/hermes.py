@@ -7,34 +7,21 @@ Source: https://github.com/NousResearch/Hermes-Function-Calling
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
 
-from builder.checkpoints.tool_calls.finder import Finder, NotACall, Reading, object_call, parsed
-
-BEGIN, END = "<tool_call>", "</tool_call>"
+from builder.checkpoints.tool_calls.finder import Finder, NotACall, ToolCall, object_call, parsed
 
 
 class Hermes(Finder):
     """Hermes' calls. A model may omit the last end mark."""
 
-    begins: ClassVar[tuple[str, ...]] = (BEGIN,)
+    begins = ("<tool_call>",)
+    end = "</tool_call>"
 
-    def read(self, text: str, last: bool) -> Reading | None:
-        body = text[len(BEGIN) :].lstrip()
-        if not body:
-            return None
+    def value_start(self, body: str) -> int:
         if body[0] != "{":
             raise NotACall
-        begin = len(text) - len(body)
-        length = self.value(body)
-        if length is None:
-            return None
-        call = object_call(parsed(body[:length]), "arguments")
-        if call is None:
-            return Reading(begin + length)
-        rest = body[length:].lstrip()
-        if rest.startswith(END):
-            return Reading(len(text) - len(rest) + len(END), (call,))
-        if not last and END.startswith(rest):
-            return None
-        return Reading(begin + length, (call,))
+        return 0
+
+    def calls(self, head: str, value: str) -> Sequence[ToolCall | None]:
+        return [object_call(parsed(value), "arguments")]

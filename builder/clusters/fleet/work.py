@@ -131,8 +131,7 @@ def load_libraries() -> None:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        from builder.checkpoints.losses import load_losses
-        from builder.checkpoints.offered import load_models
+        from builder.checkpoints.libraries import load_losses, load_models
 
         load_models()
         load_losses()

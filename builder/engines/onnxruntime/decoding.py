@@ -17,8 +17,8 @@ from builder.engines.onnxruntime.older import for_runtime
 from builder.engines.optimise.cache_precision import quantise_cache
 from builder.engines.optimise.fusion import fuse
 from builder.graphs.onnx.graph import Graph, check_release
+from builder.graphs.onnx.likeliest import finding_likeliest
 from builder.graphs.onnx.operators import CACHED_ATTENTION
-from builder.graphs.onnx.searches import finding_likeliest
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.onnxruntime import InPlace

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from builder.common.errors import VerificationError
-from builder.graphs.onnx.bfloat16 import bfloat16
 from builder.graphs.onnx.graph import Graph, load_whole, save_graph
-from builder.graphs.onnx.nodes import in_order, replace_nodes
+from builder.graphs.onnx.nodes import cast_type, in_order, replace_nodes
 
 HALVES = ("fp16", "bf16")
+BFLOAT16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
 SQUARES = ("Pow", "ReduceMean")  # of normalisations that are not fused: the square of 256 exceeds fp16
 NARROWED, WIDENED = "_cast_to_fp16_node", "_cast_to_fp32_node"  # suffixes of the converter's casts
 ANGLES = ("Sin", "Cos")  # of rotary positions: fp16 counts positions in twos from 2048 on, bf16 from 256 on
@@ -98,12 +98,7 @@ def _join_real(graph: onnx.GraphProto) -> None:
 
 def _casts(node: onnx.NodeProto, suffix: str, to: int) -> bool:
     """Return True if `node` is a cast that the converter put in."""
-    return node.name.endswith(suffix) and _target(node) == to
-
-
-def _target(node: onnx.NodeProto) -> int | None:
-    """Return the type that a Cast makes; None for another operator."""
-    return next((a.i for a in node.attribute if a.name == "to"), None) if node.op_type == "Cast" else None
+    return node.name.endswith(suffix) and cast_type(node) == to
 
 
 def _nodes_in_fp32(graph: onnx.GraphProto) -> list[str]:
@@ -113,7 +108,7 @@ def _nodes_in_fp32(graph: onnx.GraphProto) -> list[str]:
     """
     maker = {output: node for node in graph.node for output in node.output}
     exact: dict[str, None] = {}
-    pending = [n for n in graph.node if n.op_type in ANGLES or _target(n) in WHOLE]
+    pending = [n for n in graph.node if n.op_type in ANGLES or cast_type(n) in WHOLE]
     while pending:
         node = pending.pop()
         if node.name not in exact:
@@ -127,14 +122,14 @@ def _as_bfloat16(graph: onnx.GraphProto, exact: dict[str, TensorProto]) -> None:
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT16:
             values = numpy_helper.to_array(exact.get(tensor.name, tensor)).astype(np.float32)
-            tensor.CopyFrom(bfloat16(values, tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(values.astype(BFLOAT16), tensor.name))
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
                 attribute.i = TensorProto.BFLOAT16
             elif attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT16:
                 values = numpy_helper.to_array(attribute.t).astype(np.float32)
-                attribute.t.CopyFrom(bfloat16(values, attribute.t.name))
+                attribute.t.CopyFrom(numpy_helper.from_array(values.astype(BFLOAT16), attribute.t.name))
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
             value.type.tensor_type.elem_type = TensorProto.BFLOAT16

@@ -7,7 +7,7 @@ no task.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -50,11 +50,7 @@ class ExportCache(Cache):  # type: ignore[misc]
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return present_key_0, present_value_0, present_key_1, ..."""
-        layers = len(self.past) // 2
-        missing = [layer for layer in range(layers) if layer not in self.present]
-        if missing:
-            raise ExportError(f"layer {missing[0]} of {layers} has an attention that does not use the cache")
-        return tuple(tensor for layer in range(layers) for tensor in self.present[layer])
+        return _outputs(self.present, len(self), "an attention that does not use the cache")
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         return 0 if self.positions is None else self.positions[:, :1]
@@ -71,7 +67,7 @@ class ExportCache(Cache):  # type: ignore[misc]
 
     @property
     def is_sliding(self) -> list[bool]:
-        return [False] * (len(self.past) // 2)
+        return [False] * len(self)
 
     @property
     def is_initialized(self) -> bool:
@@ -110,10 +106,7 @@ class CrossCache(Cache):  # type: ignore[misc]
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return present_cross_key_0, present_cross_value_0, ..."""
-        missing = [layer for layer in range(len(self.layers)) if layer not in self.present]
-        if missing:
-            raise ExportError(f"layer {missing[0]} of {len(self.layers)} has a cross-attention that is not fused")
-        return tuple(tensor for layer in range(len(self.layers)) for tensor in self.present[layer])
+        return _outputs(self.present, len(self), "a cross-attention that is not fused")
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 1
@@ -134,6 +127,13 @@ class _CrossLayer:
     @property
     def values(self) -> torch.Tensor:
         return self.past[1]
+
+
+def _outputs(present: Mapping[int, tuple[torch.Tensor, ...]], layers: int, other: str) -> tuple[torch.Tensor, ...]:
+    missing = [layer for layer in range(layers) if layer not in present]
+    if missing:
+        raise ExportError(f"layer {missing[0]} of {layers} has {other}")
+    return tuple(tensor for layer in range(layers) for tensor in present[layer])
 
 
 _running: ContextVar[ExportCache | None] = ContextVar("running", default=None)

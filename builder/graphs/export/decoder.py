@@ -76,11 +76,8 @@ def logits_at(model: PreTrainedModel, positions: torch.Tensor) -> Iterator[None]
         hidden = arguments[0]  # (batch, sequence, hidden)
         return hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(chosen)
-    try:
+    with model.get_output_embeddings().register_forward_pre_hook(chosen):
         yield
-    finally:
-        handle.remove()
 
 
 def export_decoder(
@@ -109,8 +106,33 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
 
     Raises ExportError, which names the model.
     """
+    shapes = []
+    ids = torch.tensor([[5, 6, 7]])
     with refused_by_name(model):
-        return _cache_shapes(model)
+        with torch.no_grad(), _without_padding(model.config):
+            result = model(input_ids=ids, use_cache=True)
+        past: Any = getattr(result, "past_key_values", None)
+        if past is None:
+            raise ExportError(f"it returns no cache of keys and values (past_key_values); {ELSEWHERE}")
+        if type(past) is not DynamicCache:  # a model's own cache is a subclass, and stores more
+            raise ExportError(f"its cache keeps more than the keys and values of its own layers; {ELSEWHERE}")
+        for index, layer in enumerate(past.layers):
+            keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+            if isinstance(layer, LinearAttentionCacheLayerMixin):
+                raise ExportError(f"layer {index} keeps a recurrent state, not keys and values alone; {ELSEWHERE}")
+            if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
+                raise ExportError(
+                    f"layer {index} keeps no keys and values: it has no attention, or uses those of another layer; "
+                    f"{ELSEWHERE}"
+                )
+            if keys.shape[-1] != values.shape[-1]:
+                raise ExportError(f"layer {index} has keys of size {keys.shape[-1]} and values of {values.shape[-1]}")
+            shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3])))
+        if not shapes:
+            raise ExportError("it has no attention layers")
+        if not result.logits.is_meta:  # without weights a model has shapes, and no logits to compare
+            _refuse_positions_of_its_own(model, ids, result.logits)
+    return tuple(shapes)
 
 
 @contextmanager
@@ -124,35 +146,6 @@ def refused_by_name(model: PreTrainedModel) -> Iterator[None]:
         raise ExportError(f"{refused}: {reason(error)}") from error
     finally:
         model.set_attn_implementation(before)
-
-
-def _cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    ids = torch.tensor([[5, 6, 7]])
-    with torch.no_grad(), _without_padding(model.config):
-        result = model(input_ids=ids, use_cache=True)
-    past: Any = getattr(result, "past_key_values", None)
-    if past is None:
-        raise ExportError(f"it returns no cache of keys and values (past_key_values); {ELSEWHERE}")
-    if type(past) is not DynamicCache:  # a model's own cache is a subclass, and stores more
-        raise ExportError(f"its cache keeps more than the keys and values of its own layers; {ELSEWHERE}")
-    shapes = []
-    for index, layer in enumerate(past.layers):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
-            raise ExportError(f"layer {index} keeps a recurrent state, not keys and values alone; {ELSEWHERE}")
-        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
-            raise ExportError(
-                f"layer {index} keeps no keys and values: it has no attention, or uses those of another layer; "
-                f"{ELSEWHERE}"
-            )
-        if keys.shape[-1] != values.shape[-1]:
-            raise ExportError(f"layer {index} has keys of size {keys.shape[-1]} and values of {values.shape[-1]}")
-        shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3])))
-    if not shapes:
-        raise ExportError("it has no attention layers")
-    if not result.logits.is_meta:  # without weights a model has shapes, and no logits to compare
-        _refuse_positions_of_its_own(model, ids, result.logits)
-    return tuple(shapes)
 
 
 @contextmanager
@@ -186,9 +179,9 @@ def _refuse_positions_of_its_own(model: PreTrainedModel, ids: torch.Tensor, logi
         raise ExportError("it does not count positions from 0, as the decode loop does")
 
 
-def past_names(layers: int) -> list[str]:
-    """Return the cache inputs in the order of the graph's inputs; outputs are named present_ for past_."""
-    return [f"past_{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]
+def cache_names(kind: str, layers: int) -> list[str]:
+    """Return the names of caches of `kind`, such as past, in the order of a graph's inputs and outputs."""
+    return [f"{kind}_{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
 
 
 def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> Graph:
@@ -206,6 +199,6 @@ def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> G
         for _ in ("key", "value"):
             tensors.append(torch.zeros((2, cache.heads, 40, cache.size)))
             shapes.append({0: batch, 2: length})
-    past = past_names(len(caches))
-    outputs = ["logits", *(name.replace("past_", "present_") for name in past)]
+    past = cache_names("past", len(caches))
+    outputs = ["logits", *cache_names("present", len(caches))]
     return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *past], outputs, merge_projections)

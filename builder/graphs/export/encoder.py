@@ -63,16 +63,15 @@ def export(checkpoint: Checkpoint, folder: Path) -> Export:
 
 
 def task_graph(checkpoint: Checkpoint) -> TaskGraph:
-    """Return the module that is exported."""
-    return encoder_task(checkpoint.task).graph(checkpoint, graph_inputs(checkpoint))
+    """Return the module that is exported.
 
-
-def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Return the inputs that the tokeniser makes and the model takes, then the task's own inputs."""
+    Its inputs are those that the tokeniser makes and the model takes, then the task's own.
+    """
+    task = encoder_task(checkpoint.task)
     accepted = inspect.signature(checkpoint.model.forward).parameters
     produced = checkpoint.tokenizer.model_input_names
     names = [name for name in TOKENIZER_INPUTS if name in accepted and name in produced]
-    return (*names, *encoder_task(checkpoint.task).extra_inputs)
+    return task.graph(checkpoint, (*names, *task.extra_inputs))
 
 
 def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph | str:

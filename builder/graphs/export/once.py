@@ -10,8 +10,8 @@ in an export: 8.0 s become 4.8 for MiniLM, 6.1 become 3.7 for a GPT-2 of two lay
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,30 +23,17 @@ from torch.fx import config as tracing
 from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
 
+from builder.common.replaced import replaced
 
-@contextmanager
-def nothing_twice() -> Iterator[None]:
+
+def nothing_twice() -> AbstractContextManager[None]:
     """Export without repetition within the `with`."""
-    with _replaced(
+    return replaced(
         (ONNXRegistry, "from_torchlib", staticmethod(_operators)),
         (_TypePromotionInterpreter, "run_node", _promoted),
         (RewriteRule, "try_rewrite", _rewritten),
         (tracing, "do_not_emit_stack_traces", True),
-    ):
-        yield
-
-
-@contextmanager
-def _replaced(*replacements: tuple[Any, str, object]) -> Iterator[None]:
-    """Give attributes, each of an owner by its name, other values within the `with`."""
-    before = [vars(owner)[name] for owner, name, _ in replacements]
-    try:
-        for owner, name, value in replacements:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for (owner, name, _), value in zip(replacements, before, strict=True):
-            setattr(owner, name, value)
+    )
 
 
 @functools.cache
@@ -58,7 +45,7 @@ def _operators(opset_version: int) -> ONNXRegistry:
     parsed, since only their domain is read.
     """
     domain = property(lambda function: SimpleNamespace(domain=function.opset.domain))
-    with _replaced((OnnxDecompMeta, "__post_init__", lambda meta: None), (TracedOnnxFunction, "function_ir", domain)):
+    with replaced((OnnxDecompMeta, "__post_init__", lambda meta: None), (TracedOnnxFunction, "function_ir", domain)):
         return _from_torchlib(opset_version=opset_version)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from builder.checkpoints.mapped import give_back
 from builder.common.errors import ExportError
+from builder.common.replaced import replaced
 from builder.graphs.export.failure import reason
 from builder.graphs.export.once import nothing_twice
 from builder.graphs.onnx.cleanup import clean
@@ -113,17 +114,12 @@ def _proto(program: torch.onnx.ONNXProgram) -> onnx.ModelProto:
     constants = {name: value.const_value for name, value in program.model.graph.initializers.items()}
     large = {name: one for name, one in constants.items() if one is not None and one.nbytes >= MIN_FILE_BYTES}
     if has_many(sum(one.nbytes for one in large.values())):
-        for name, tensor in large.items():
-            program.model.graph.initializers[name].const_value = _left_where_it_is(name, tensor)
+        for name, tensor in large.items():  # their protos have no values, which are read where the tensors have them
+            values = tensor.numpy()
+            described = computed(name, tensor.dtype.value, values.shape, values.__getitem__)
+            program.model.graph.initializers[name].const_value = onnx_ir.serde.deserialize_tensor(described)
     model: onnx.ModelProto = program.model_proto
     return model
-
-
-def _left_where_it_is(name: str, tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
-    """Return a tensor whose proto has no values: they are read where `tensor` has them."""
-    values = tensor.numpy()
-    described = computed(name, tensor.dtype.value, values.shape, lambda rows: values[rows])
-    return onnx_ir.serde.deserialize_tensor(described)
 
 
 def _refuse_fixed_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, Any]]) -> None:
@@ -187,11 +183,8 @@ def _only_needed_decompositions(undecomposed: list[torch.export.ExportedProgram]
         undecomposed.append(program)
         return program
 
-    torch.export.ExportedProgram.run_decompositions = where_needed  # type: ignore[assignment, method-assign]
-    try:
+    with replaced((torch.export.ExportedProgram, "run_decompositions", where_needed)):
         yield
-    finally:
-        torch.export.ExportedProgram.run_decompositions = decompose  # type: ignore[method-assign]
 
 
 def _settle(graph: torch.fx.Graph) -> None:

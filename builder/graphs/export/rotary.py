@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from builder.common.errors import ExportError
+from builder.common.replaced import replaced
 from builder.graphs.export.caches import running_cache
 
 FUNCTION = "apply_rotary_pos_emb"
@@ -23,25 +25,19 @@ FUNCTION = "apply_rotary_pos_emb"
 @contextmanager
 def fused_rotary(model: PreTrainedModel) -> Iterator[tuple[str, ...]]:
     """Run with the architecture's function replaced, where that is exact; yields the functions that stay unfused."""
-    modules = {sys.modules[type(part).__module__] for part in model.modules()}
-    owners = [module for module in modules if module.__name__.startswith("transformers.models.")]
-    replaced: list[tuple[Any, Callable[..., Any]]] = []
+    replacements: list[tuple[Any, str, object]] = []
     unfused: list[str] = []
-    for owner in owners:
+    for owner in {sys.modules[type(part).__module__] for part in model.modules()}:
         original = getattr(owner, FUNCTION, None)
-        if original is None:
+        if original is None or not owner.__name__.startswith("transformers.models."):
             continue
         interleaved = _layout(original)
         if interleaved is None:
             unfused.append(f"{owner.__name__.rsplit('.', 1)[-1]}.{FUNCTION}")
-            continue
-        setattr(owner, FUNCTION, _emitter(interleaved))
-        replaced.append((owner, original))
-    try:
+        else:
+            replacements.append((owner, FUNCTION, partial(_apply, interleaved)))
+    with replaced(*replacements):
         yield tuple(sorted(unfused))
-    finally:
-        for owner, original in replaced:
-            setattr(owner, FUNCTION, original)
 
 
 @contextmanager
@@ -60,15 +56,10 @@ def settled_frequencies(model: PreTrainedModel, max_length: int) -> Iterator[Non
                     f"its {kind} rotary scaling changes beyond {original} tokens, which a cache cannot follow; "
                     f"build it with --max-length {original} or less"
                 )
-    kinds = [module.rope_type for module in changing]
-    for module in changing:
-        by_layer = isinstance(module.rope_type, dict)
-        module.rope_type = dict.fromkeys(module.rope_type, "default") if by_layer else "default"
-    try:
+    kinds: list[Any] = [module.rope_type for module in changing]
+    settled = [dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default" for kind in kinds]
+    with replaced(*((module, "rope_type", kind) for module, kind in zip(changing, settled, strict=True))):
         yield
-    finally:
-        for module, kind in zip(changing, kinds, strict=True):
-            module.rope_type = kind
 
 
 def changes_beyond(model: PreTrainedModel) -> int | None:
@@ -123,13 +114,16 @@ def rotate(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleav
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def _emitter(interleaved: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    def apply(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any, **options: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return _emit(q, cos, sin, interleaved), _emit(k, cos, sin, interleaved)
-
-    return apply
+def _apply(
+    interleaved: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *rest: Any,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _emit(q, cos, sin, interleaved), _emit(k, cos, sin, interleaved)
 
 
 def _emit(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:

@@ -34,11 +34,12 @@ class Rows:
         """
         generators = [np.random.default_rng([seed, row]) for row in range(len(lengths))]
         rows = [self._row(length, generator) for length, generator in zip(lengths, generators, strict=True)]
-        return {name: self._padded(name, [row[name] for row in rows]) for name in names}
-
-    def _padded(self, name: str, rows: Sequence[np.ndarray]) -> np.ndarray:
-        longest, value = max(map(len, rows)), self.pad if name == "input_ids" else 0
-        return np.stack([np.pad(row, (0, longest - len(row)), constant_values=value) for row in rows])
+        feeds = {}
+        for name in names:
+            padding, longest = self.pad if name == "input_ids" else 0, max(len(row[name]) for row in rows)
+            padded = [np.pad(row[name], (0, longest - len(row[name])), constant_values=padding) for row in rows]
+            feeds[name] = np.stack(padded)
+        return feeds
 
     def _row(self, length: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
         ids = generator.choice(self.ordinary, length).astype(np.int64)

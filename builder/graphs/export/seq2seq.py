@@ -22,7 +22,7 @@ Knows modules and their inputs; knows no architecture and no task.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.attention import ONNXRUNTIME
 from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import CrossCache, ExportCache, exporting
-from builder.graphs.export.decoder import STEP_INPUTS, logits_at, past_names, refused_by_name
+from builder.graphs.export.decoder import STEP_INPUTS, cache_names, logits_at, refused_by_name
 from builder.graphs.export.program import export_graph
 from builder.graphs.onnx.graph import ENCODER_FILE, MODEL_FILE, Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
@@ -128,13 +128,11 @@ def _positions_by_row(decoder: torch.nn.Module) -> Iterator[None]:
     def by_row(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return output.reshape(-1, 1, output.shape[-1])
 
-    tables = [module for name, module in decoder.named_modules() if name.rsplit(".", 1)[-1] == "embed_positions"]
-    handles = [table.register_forward_hook(by_row) for table in tables]
-    try:
+    with ExitStack() as hooks:
+        for name, module in decoder.named_modules():
+            if name.rsplit(".", 1)[-1] == "embed_positions":
+                hooks.enter_context(module.register_forward_hook(by_row))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqExport:
@@ -169,20 +167,12 @@ def _shapes(cache: DynamicCache) -> tuple[LayerShape, ...]:
     return tuple(LayerShape(int(layer.keys.shape[1]), int(layer.keys.shape[3])) for layer in cache.layers)
 
 
-def cross_names(layers: int) -> list[str]:
-    """Return the encoder's outputs, in order.
-
-    The decoder's inputs are named past_ and its outputs present_ before that.
-    """
-    return [f"cross_{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]
-
-
 def _export_encoder(module: EncoderGraph, layers: int, path: Path) -> Graph:
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
     mask = torch.ones((2, 7), dtype=torch.long)
     mask[1, 5:] = 0
     tensors = [torch.arange(14).reshape(2, 7) % 5 + 3, mask]
-    inputs, outputs = ["input_ids", "attention_mask"], cross_names(layers)
+    inputs, outputs = ["input_ids", "attention_mask"], cache_names("cross", layers)
     return export_graph(path, module, tensors, [axes, axes], inputs, outputs, merge_projections)
 
 
@@ -212,6 +202,6 @@ def _export_decoder(
             for _ in ("key", "value"):
                 tensors.append(torch.zeros((3 if first is rows else 2, shape.heads, size, shape.size)))
                 axes.append({0: first, 2: axis})
-    past = [*past_names(len(caches)), *(f"past_{name}" for name in cross_names(len(cross)))]
-    outputs = ["logits", *(name.replace("past_", "present_") for name in past)]
+    past = [*cache_names("past", len(caches)), *cache_names("past_cross", len(cross))]
+    outputs = ["logits", *cache_names("present", len(caches)), *cache_names("present_cross", len(cross))]
     return export_graph(path, module, tensors, axes, [*STEP_INPUTS, *CROSS_INPUTS, *past], outputs, merge_projections)

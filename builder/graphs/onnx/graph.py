@@ -164,7 +164,9 @@ def operator_needs(graph: Graph) -> list[str]:
 
 def _operator_needs(model: onnx.ModelProto) -> list[str]:
     needs = {need for node in nodes_of(model.graph) for need in _needs(node)}
-    if "GroupQueryAttention on CPU" in needs and _takes_pieces(model.graph):
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    tokens = shapes.get("input_ids", ())
+    if "GroupQueryAttention on CPU" in needs and len(tokens) > 1 and tokens[1].dim_value != 1:
         needs.add("GroupQueryAttention with several new tokens after a past")
     return sorted(needs, key=lambda need: version_tuple(OPERATOR_NEEDS[need]), reverse=True)
 
@@ -187,12 +189,6 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
         yield "GroupQueryAttention with attention_bias"
 
 
-def _takes_pieces(graph: onnx.GraphProto) -> bool:
-    """Return True if a call may bring several tokens of a row, and so more of them after others."""
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
-    return len(shapes.get("input_ids", ())) > 1 and shapes["input_ids"][1].dim_value != 1
-
-
 def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
     """Raise ExportError for a graph that the ONNX Runtime which will run it cannot read, or reads otherwise.
 
@@ -209,7 +205,9 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
                 f"{graph.path.name} uses {need}, which ONNX Runtime computes rightly from {OPERATOR_NEEDS[need]} on; "
                 f"{where} has {has}. " + (f"Build for Triton {able[0]} or later" if able else "No known release has it")
             )
-    _check_meaning(graph.path.name, model, where, has)
+    problem = version_mismatch({entry.key: entry.value for entry in model.metadata_props}, has)
+    if problem is not None:  # it was written for versions that give it another meaning
+        raise ExportError(f"{graph.path.name}: {problem}; {where} has it. Build it with --triton for that release")
     opset, ir_version = OPSET_LIMITS[has]
     if graph.opset <= opset and graph.ir_version <= ir_version:
         return
@@ -219,10 +217,3 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
         f"{has}) reads up to {opset} and {ir_version}. "
         + (f"Build for Triton {newer[0]} or later" if newer else "No known release reads it")
     )
-
-
-def _check_meaning(name: str, model: onnx.ModelProto, where: str, has: str) -> None:
-    """Raise ExportError for a graph written for versions of ONNX Runtime that give it another meaning."""
-    problem = version_mismatch({entry.key: entry.value for entry in model.metadata_props}, has)
-    if problem is not None:
-        raise ExportError(f"{name}: {problem}; {where} has it. Build it with --triton for that release")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import constant
 from builder.runtime.generation.executors.candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 
@@ -25,21 +26,25 @@ def add_likeliest(model: onnx.ModelProto) -> None:
     all logits' exponentials. They are chosen by logits, of which several may have one log-probability when it is
     rounded: rows that do not search use the highest logit beside a search too.
     """
-    model.graph.node.extend(_nodes())
+    branches = {"then_branch": _found(), "else_branch": _nothing()}
+    model.graph.node.extend(
+        [
+            # the condition depends on the logits too, so that any ordering sees the branch read them
+            helper.make_node("Shape", ["logits"], ["top.vocabulary"], name="Shape.top", start=-1),
+            helper.make_node("Min", [TOP_COUNT, "top.vocabulary"], ["top.count"], name="Min.top"),
+            helper.make_node("Cast", ["top.count"], ["top.wanted"], name="Cast.top", to=TensorProto.BOOL),
+            helper.make_node("If", ["top.wanted"], list(OUTPUTS), name="If.top", **branches),
+        ]
+    )
     model.graph.input.append(helper.make_tensor_value_info(TOP_COUNT, TensorProto.INT64, [1]))
     model.graph.output.extend(_outputs())
 
 
-def _nodes() -> list[onnx.NodeProto]:
-    """Return the nodes; the condition depends on the logits too, so that any ordering sees the branch read them."""
-    return [
-        helper.make_node("Shape", ["logits"], ["top.vocabulary"], name="Shape.top", start=-1),
-        helper.make_node("Min", [TOP_COUNT, "top.vocabulary"], ["top.count"], name="Min.top"),
-        helper.make_node("Cast", ["top.count"], ["top.wanted"], name="Cast.top", to=TensorProto.BOOL),
-        helper.make_node(
-            "If", ["top.wanted"], list(OUTPUTS), name="If.top", then_branch=_found(), else_branch=_nothing()
-        ),
-    ]
+def finding_likeliest(graph: Graph) -> Graph:
+    """Return `graph`, a decoder's, with the outputs that a search reads: in its own file, whose weights stay there."""
+    model = load_graph(graph.path)
+    add_likeliest(model)
+    return save_graph(model, graph.path)
 
 
 def _found() -> onnx.GraphProto:

@@ -63,6 +63,11 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     return [nodes[index] for index in TopologicalSorter(predecessors).static_order()]
 
 
+def cast_type(node: onnx.NodeProto) -> int | None:
+    """Return the type that a Cast makes; None for another operator."""
+    return attributes_of(node)["to"] if node.op_type == "Cast" else None
+
+
 def eight_bit_scales(values: np.ndarray, axis: int | None) -> np.ndarray:
     """Return the step of symmetric 8-bit rounding along `axis`, None: of all values; 1 for nothing but zeros."""
     largest = np.maximum(values.max(axis=axis, keepdims=True), -values.min(axis=axis, keepdims=True))

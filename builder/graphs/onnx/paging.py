@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnx
 
 from builder.common.errors import ExportError
+from builder.graphs.onnx.nodes import attributes_of
 
 
 def count_one_row(node: onnx.NodeProto, advice: str) -> None:
@@ -15,7 +16,7 @@ def count_one_row(node: onnx.NodeProto, advice: str) -> None:
 
     Raises ExportError for other uses.
     """
-    attributes = {a.name: a.i for a in node.attribute}
+    attributes = attributes_of(node)
     if (attributes.get("start", 0), attributes.get("end")) != (0, 1):
         raise ExportError(f"it computes with the length of its cache, which a paged cache does not have; {advice}")
     node.input[0] = "input_ids"

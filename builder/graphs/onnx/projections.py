@@ -41,7 +41,7 @@ def merge_projections(model: onnx.ModelProto) -> None:
     _drop_flattening(graph, weights)
     _merge(graph, weights)
     _rewrite_reciprocals(graph)
-    _pack_queries(graph, weights)
+    _pack_queries(graph)
     drop_unused(graph)
 
 
@@ -149,7 +149,7 @@ def _rewrite_reciprocals(graph: onnx.GraphProto) -> None:
                 break
 
 
-def _pack_queries(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
+def _pack_queries(graph: onnx.GraphProto) -> None:
     """Rewrite GroupQueryAttention(Split(x)) to GroupQueryAttention(x).
 
     Here x holds queries, keys and values in this order.

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.graphs.onnx.nodes import replace_nodes
+from builder.graphs.onnx.nodes import cast_type, replace_nodes
 from builder.graphs.onnx.operators import CACHED_ATTENTION
 
 SINGLE = TensorProto.FLOAT
@@ -49,7 +49,7 @@ def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _rounded(node: onnx.NodeProto, kinds: dict[str, int]) -> Iterator[onnx.NodeProto]:
     """Yield `node` in fp32 and, where its results were in half precision, the casts that round them."""
-    cast = _target(node)
+    cast = cast_type(node)
     if cast is not None and cast in HALVES:
         yield from _through(cast, node.input[0], node.output[0])
         return
@@ -78,18 +78,13 @@ def _kinds(graph: onnx.GraphProto) -> dict[str, int]:
         kinds[value.name] = value.type.tensor_type.elem_type
     for node in graph.node:
         taken = [kinds[name] for name in node.input if kinds.get(name) in REAL]
-        cast = _target(node)
+        cast = cast_type(node)
         for name in filter(None, node.output[: 1 if node.op_type == "TopK" else None]):
             if cast is not None:
                 kinds[name] = cast
             elif taken and node.op_type not in WHOLE and not kinds.get(name):
                 kinds[name] = taken[0]
     return kinds
-
-
-def _target(node: onnx.NodeProto) -> int | None:
-    """Return the type that a Cast makes; None for another operator."""
-    return next((a.i for a in node.attribute if a.name == "to"), None) if node.op_type == "Cast" else None
 
 
 def _single(tensor: TensorProto) -> TensorProto:

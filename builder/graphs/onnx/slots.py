@@ -61,7 +61,9 @@ def choose_rows(graph: Graph, folder: Path) -> Graph:
         model.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, axes))
     add_constant(model.graph, "new_cache.none", np.zeros(1, np.int64))
     add_constant(model.graph, "cache.axis", np.array([1], np.int64))
-    branches = {"then_branch": _new_cache(past), "else_branch": _chosen_rows(past)}
+    gathers = [helper.make_node("Gather", [v.name, CACHE_ROWS], [f"{v.name}.kept"], axis=0) for v in past]
+    chosen_rows = helper.make_graph(gathers, "chosen_rows", [], _outputs(past, "kept"))
+    branches = {"then_branch": _new_cache(past), "else_branch": chosen_rows}
     whole = [f"{value.name}.whole" for value in past]
     before = [
         helper.make_node("Greater", [NEW_CACHE, "new_cache.none"], ["new_cache"]),
@@ -79,11 +81,6 @@ def choose_rows(graph: Graph, folder: Path) -> Graph:
 
 def _present(past: onnx.ValueInfoProto) -> str:
     return past.name.replace("past_", "present_")
-
-
-def _chosen_rows(past: Sequence[onnx.ValueInfoProto]) -> onnx.GraphProto:
-    nodes = [helper.make_node("Gather", [v.name, CACHE_ROWS], [f"{v.name}.kept"], axis=0) for v in past]
-    return helper.make_graph(nodes, "chosen_rows", [], _outputs(past, "kept"))
 
 
 def _new_cache(past: Sequence[onnx.ValueInfoProto]) -> onnx.GraphProto:

@@ -171,7 +171,8 @@ def _named(tensor: TensorProto, shared: Path, data: Path) -> TensorProto:
 
 def _written(tensors: Sequence[TensorProto], data: Path) -> list[TensorProto]:
     """Return `tensors` with their values in `data`, behind those that are in it already."""
-    if not any(_is_in(data, tensor) for tensor in tensors):
+    places = [place_of(tensor) for tensor in tensors]
+    if not any(place is not None and place.file == data for place in places):
         data.unlink(missing_ok=True)  # it may be a file of others too
     elif data.stat().st_nlink > 1:
         own = data.with_name(f".{data.name}")
@@ -179,11 +180,6 @@ def _written(tensors: Sequence[TensorProto], data: Path) -> list[TensorProto]:
         own.replace(data)
     with data.open("r+b" if data.exists() else "wb") as file:
         return [moved(tensor, file, data) for tensor in tensors]
-
-
-def _is_in(data: Path, tensor: TensorProto) -> bool:
-    place = place_of(tensor)
-    return place is not None and place.file == data
 
 
 def _copy(source: Any, target: Any) -> None:

@@ -20,7 +20,7 @@ from builder.common.errors import RepositoryError
 from builder.common.releases import SENDERS_SINCE, version_tuple
 from builder.engines.placement import InstanceGroup
 from builder.options import Serving
-from builder.options.names import misnamed
+from builder.options.build_spec import misnamed
 from builder.repository.check import check
 from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.config.render import CONFIG, parse, render

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builder.checkpoints.answers import difference
+from builder.checkpoints.distances import difference
 
 
 @pytest.mark.parametrize(

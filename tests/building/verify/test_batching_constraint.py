@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from builder.building.verify.parity import TOLERANCE, batching_constraint, first_row_distance, reference
-from builder.checkpoints.answers import difference
+from builder.checkpoints.distances import difference
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import TaskGraph, encoder_task
 from builder.common.samples import TEXTS

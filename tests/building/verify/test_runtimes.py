@@ -27,7 +27,7 @@ from builder.engines.optimise.quantisation import quantise
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import export_decoder
 from builder.graphs.onnx.graph import Graph, check_release, nodes_of, operator_needs, save_graph
-from builder.graphs.onnx.searches import finding_likeliest
+from builder.graphs.onnx.likeliest import finding_likeliest
 from builder.options import WeightOptions
 from builder.repository.report.record import EngineCheck
 from builder.runtime.contract import LayerShape, Session

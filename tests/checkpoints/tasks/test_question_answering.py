@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.checkpoints.answers import difference
+from builder.checkpoints.distances import difference
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tokenizer import tokenizer_json

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
-from builder.checkpoints.answers import difference
+from builder.checkpoints.distances import difference
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task, one_pipeline, pipeline_of
 from builder.common.errors import CheckpointError

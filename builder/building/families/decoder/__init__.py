@@ -15,8 +15,8 @@ from builder.building.families.decoder.one_engine import Decoder
 from builder.building.families.generating import read_samples, refuse_options
 from builder.checkpoints.chat_template import chat_template
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.decoding import refuse_other_text
 from builder.checkpoints.generation_config import generation_file, refuse_unserved
+from builder.checkpoints.tokenizer import refuse_other_text
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.memory import weights_bytes
 from builder.common.progress import Stage

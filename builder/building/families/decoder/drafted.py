@@ -15,7 +15,7 @@ from builder.building.families import BuiltModel, Result
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import locate, resolve
-from builder.checkpoints.same_tokens import vocabulary_difference
+from builder.checkpoints.tokenizer import vocabulary_difference
 from builder.common.distribution import RUNTIME
 from builder.common.errors import BuilderError, CheckpointError, SpecError
 from builder.common.memory import refuse_slots, weights_bytes

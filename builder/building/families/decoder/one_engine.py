@@ -35,12 +35,10 @@ from builder.building.verify.generation import (
 from builder.building.verify.long_rows import ask_long_row, unreached
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, past_the_window
 from builder.building.verify.runtimes import Replay
-from builder.checkpoints.chat_template import chat_template, part_roles, tool_template
+from builder.checkpoints.chat_template import chat_template, part_roles, thinking, tool_parser, tool_template
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import total_length
-from builder.checkpoints.thinking import thinking
 from builder.checkpoints.tokenizer import tokenizer_json
-from builder.checkpoints.tool_parser import tool_parser
 from builder.common.errors import VerificationError
 from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage

@@ -9,7 +9,7 @@ from builder.building.families.generating import refuse_options
 from builder.building.families.seq2seq.settings import read_settings, source_of, texts_to_judge
 from builder.building.families.seq2seq.stages import Seq2Seq
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.decoding import refuse_other_text
+from builder.checkpoints.tokenizer import refuse_other_text
 from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.engines.onnxruntime import BACKEND

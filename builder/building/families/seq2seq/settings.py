@@ -16,9 +16,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from builder.building.families.generating import read_samples
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import generation_file, refuse_unserved
-from builder.checkpoints.languages import languages, nearest
 from builder.checkpoints.tasks.base import Instructions, seq2seq_task
-from builder.checkpoints.tokenizer import tokenizer_json
+from builder.checkpoints.tokenizer import languages, nearest_language, tokenizer_json
 from builder.common.errors import CheckpointError, SpecError
 from builder.graphs.onnx.graph import ENCODER_FILE
 from builder.runtime.contract import EncoderInput, Language, LayerShape
@@ -74,9 +73,9 @@ def read_settings(
     if known:
         codes = {"source": instructions.source, "target": instructions.target}
         for kind, code in codes.items():
-            if names_pair and code is not None and nearest(code, known) is None:
+            if names_pair and code is not None and nearest_language(code, known) is None:
                 raise SpecError(f"the {kind} language {code!r} of --task is not known; known are {', '.join(known)}")
-        source, target = (nearest(code, known) for code in codes.values())
+        source, target = (nearest_language(code, known) for code in codes.values())
         instructions = replace(instructions, source=source, target=target)
     elif instructions.pairs:
         if names_pair and f"{instructions.source} to {instructions.target}" not in instructions.pairs:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.models.bloom.modeling_bloom import BloomAttention, _get_alibi_slopes
 
-from builder.graphs.export.architectures import replaced_forward
 from builder.graphs.export.cached_attention import group_query_attention, position_bias
-
-
-def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return replaced_forward(BloomAttention, _forward)
 
 
 def _forward(
@@ -32,3 +25,6 @@ def _forward(
     bias = position_bias(lambda positions: slopes * positions, query.shape[2])
     output = group_query_attention(query, key, value, self.inv_norm_factor, attention_bias=bias)
     return residual + self.dense(output.flatten(-2)), None
+
+
+REPLACED = (BloomAttention, "forward", _forward)

@@ -7,19 +7,12 @@ takes (c2p + p2c) / scale, which the architecture's own function computes, as it
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
-from builder.graphs.export.architectures import replaced_forward
 from builder.graphs.export.attention import multi_head_attention
-
-
-def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return replaced_forward(DisentangledSelfAttention, _forward)
 
 
 def _forward(
@@ -52,3 +45,6 @@ def _forward(
         bias = bias + relative.view(batch, heads, query.shape[2], sequence)
     context = multi_head_attention(query, key, value, 1 / math.sqrt(size * factor), None, bias)
     return context.flatten(-2), None
+
+
+REPLACED = (DisentangledSelfAttention, "forward", _forward)

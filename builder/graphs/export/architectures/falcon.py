@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.models.falcon import modeling_falcon
 from transformers.models.falcon.modeling_falcon import FalconAttention
 
-from builder.graphs.export.architectures import replaced_forward
 from builder.graphs.export.cached_attention import group_query_attention, position_bias
-
-
-def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return replaced_forward(FalconAttention, _forward)
 
 
 def _forward(
@@ -44,3 +37,6 @@ def _forward(
     key, value = layer_past.update(key, value, self.layer_idx)
     output = group_query_attention(query, key, value, self.inv_norm_factor, attention_bias=bias)
     return self.dense(output.flatten(-2)), None
+
+
+REPLACED = (FalconAttention, "forward", _forward)

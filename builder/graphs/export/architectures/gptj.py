@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.models.gptj.modeling_gptj import GPTJAttention
 
-from builder.graphs.export.architectures import replaced_method
 from builder.graphs.export.cached_attention import group_query_attention
-
-
-def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return replaced_method(GPTJAttention, attend, "_attn")
 
 
 def attend(
@@ -27,3 +20,6 @@ def attend(
     """Attend with scores over the square root of the head size, which `scale_attn` stores."""
     output = group_query_attention(query, key, value, 1 / float(self.scale_attn))
     return output.transpose(1, 2), None
+
+
+REPLACED = (GPTJAttention, "_attn", attend)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.models.mpnet.modeling_mpnet import MPNetSelfAttention
 
-from builder.graphs.export.architectures import replaced_forward
 from builder.graphs.export.attention import multi_head_attention
-
-
-def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return replaced_forward(MPNetSelfAttention, _forward)
 
 
 def _forward(
@@ -32,3 +25,6 @@ def _forward(
         bias = attention_mask if bias is None else bias + attention_mask
     context = multi_head_attention(query, key, value, 1 / math.sqrt(self.attention_head_size), None, bias)
     return (self.o(context.flatten(-2)),)
+
+
+REPLACED = (MPNetSelfAttention, "forward", _forward)

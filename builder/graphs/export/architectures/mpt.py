@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
-from builder.graphs.export.architectures import replaced_forward
 from builder.graphs.export.cached_attention import group_query_attention, position_bias
-
-
-def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return replaced_forward(MptAttention, _forward)
 
 
 def _forward(
@@ -32,3 +25,6 @@ def _forward(
     bias = position_bias(lambda positions: slopes * positions, sequence)
     output = group_query_attention(query, key, value, self.softmax_scale, attention_bias=bias)
     return self.out_proj(output.flatten(-2)), None
+
+
+REPLACED = (MptAttention, "forward", _forward)

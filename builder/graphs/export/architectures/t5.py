@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from builder.graphs.export.architectures import replaced_method
 from builder.graphs.export.caches import is_exporting, running_cache
 
 Buckets = Callable[[Any, torch.Tensor], torch.Tensor]
-
-
-def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return with_bias_by_row(T5Attention)
 
 
 def buckets(attention: Any, distances: torch.Tensor) -> torch.Tensor:
@@ -31,15 +24,14 @@ def buckets(attention: Any, distances: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def with_bias_by_row(attention: Any, of: Buckets = buckets) -> AbstractContextManager[None]:
-    """Run with an `attention` whose bias, in a decoder over caches, is that of each row at its own position."""
-    return replaced_method(attention, _by_row(attention.compute_bias, of), "compute_bias")
+def bias_by_row(attention: Any, of: Buckets = buckets) -> tuple[Any, str, Callable[..., torch.Tensor]]:
+    """Return the replacement of the bias of `attention`: in a decoder over caches, each row has its own position."""
+    compute_bias = attention.compute_bias
 
-
-def _by_row(compute_bias: Callable[..., torch.Tensor], of: Buckets) -> Callable[..., torch.Tensor]:
     def bias(self: Any, query_length: Any, key_length: Any, **options: Any) -> torch.Tensor:
         if not self.is_decoder or not is_exporting():
-            return compute_bias(self, query_length, key_length, **options)
+            own: torch.Tensor = compute_bias(self, query_length, key_length, **options)
+            return own
         cache = running_cache()
         assert cache.positions is not None
         furthest = self.relative_attention_max_distance  # beyond it there is one bucket
@@ -50,4 +42,7 @@ def _by_row(compute_bias: Callable[..., torch.Tensor], of: Buckets) -> Callable[
         values: torch.Tensor = table[distances].permute(0, 3, 1, 2)  # (rows, heads, 1, total)
         return values
 
-    return bias
+    return attention, "compute_bias", bias
+
+
+REPLACED = bias_by_row(T5Attention)

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from builder.checkpoints.mapped import give_back
-from builder.checkpoints.widen import widened
+from builder.checkpoints.mapped import give_back, widened
 from builder.common.errors import RepositoryError
 from builder.common.workplace import PREFIX
 from tests.decoders import make_decoder
@@ -23,7 +22,7 @@ def test_widened_converts_only_16_bit_floats_to_fp32(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is read in chunks, the last of which is smaller."""
-    monkeypatch.setattr("builder.checkpoints.widen.PIECE", 1000)
+    monkeypatch.setattr("builder.checkpoints.mapped.PIECE", 1000)
     make_decoder("llama").to(dtype).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     stored = {**load_file(file), "odd": torch.arange(3, dtype=torch.uint8), "none": torch.zeros((0, 2), dtype=dtype)}

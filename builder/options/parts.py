@@ -1,0 +1,56 @@
+"""Parts of a request that single stages of a build take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from builder.options.serving import Serving
+
+
+@dataclass(frozen=True)
+class Source:
+    """`model`: a Hub id or a local folder; the rest is None if the checkpoint itself decides."""
+
+    model: str
+    revision: str | None = None
+    task: str | None = None
+    max_length: int | None = None
+    pooling: str | None = None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Cores and memory that a model may use where it is served, and how they are divided there.
+
+    `memory`: bytes; `threads`: of each of `instances`.
+    """
+
+    name: str
+    cores: int
+    memory: float
+    instances: int
+    threads: int
+    slots: int
+    max_batch_size: int
+    serving: Serving
+
+
+@dataclass(frozen=True)
+class WeightOptions:
+    """Options of int8-weights and int4-weights: inputs that share a scale, and whether a block has no zero point."""
+
+    block_size: int
+    symmetric: bool
+
+
+@dataclass(frozen=True)
+class WholeCheckpoint:
+    """Options of every engine that runs a checkpoint as it is.
+
+    `slots`: None if the engine chooses the number itself.
+    """
+
+    triton: str
+    precision: str
+    slots: int | None
+    max_length: int | None
