@@ -16,6 +16,7 @@ from builder.serving.gateway.http_responses import (
     RawResponse,
     event,
     loads,
+    named_event,
     send_bytes,
     send_error,
     send_json,
@@ -76,7 +77,8 @@ class Endpoint:
             if not record.has_response:
                 raise error from reason
             record.fail(error)
-            await send({"type": "http.response.body", "body": event(self.error_body(error))})
+            body = self.error_body(error)
+            await send({"type": "http.response.body", "body": named_event(body) if "type" in body else event(body)})
 
     async def _respond(self, context: RequestContext, send: Send) -> None:
         answer = await self.handler(context)

@@ -54,9 +54,9 @@ def event(value: Any) -> bytes:
     return f"data: {dumps(value)}\n\n".encode()
 
 
-def named_event(name: str, value: Any) -> bytes:
-    """Return one event with a name."""
-    return f"event: {name}\n".encode() + event(value)
+def named_event(value: Mapping[str, Any]) -> bytes:
+    """Return one event that is named by the type of its data."""
+    return f"event: {value['type']}\n".encode() + event(value)
 
 
 def to_json(value: Any) -> bytes:

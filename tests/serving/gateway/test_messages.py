@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from builder.serving.gateway.errors import ApiError
 from tests.serving.gateway.fake_triton import THOUGHT, FakeTriton
-from tests.serving.gateway.requests import fetch
+from tests.serving.gateway.requests import fetch, gateway
 from tests.serving.gateway.serving import served
 from tests.serving.gateway.test_chat_tools import CITY
 
@@ -185,3 +186,14 @@ def test_messages_stream_that_breaks_off_ends_with_an_error() -> None:
         pytest.raises(anthropic.APIStatusError, match="the model is gone"),
     ):
         list(stream)
+
+
+def test_messages_stream_past_its_time_limit_ends_with_an_error() -> None:
+    """Regression: the event had no name, and clients ignore events without one."""
+    triton = FakeTriton()
+    triton.may_answer = asyncio.Event()  # but for the first token
+    streamed = fetch("/v1/messages", {**ASKS, "max_tokens": 64, "stream": True}, gateway(triton, timeout_s=2))
+    last = b"".join(streamed.pieces).decode().rstrip().split("\n\n")[-1]
+    assert streamed.status == 200
+    assert last.startswith("event: error\ndata: ")
+    assert json.loads(last.split("data: ")[1])["error"]["type"] == "timeout_error"

@@ -8,7 +8,7 @@ from typing import Any
 
 from builder.serving.gateway.anthropic.request import CountTokensRequest, MessagesRequest, as_chat
 from builder.serving.gateway.context import RequestContext
-from builder.serving.gateway.errors import ApiError, anthropic_error, bad_field
+from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.generation.answer import DeltaToolCall, Part, ReasoningText
 from builder.serving.gateway.generation.chat import PreparedChat, deltas, read_chat
 from builder.serving.gateway.http_responses import loads, named_event
@@ -92,32 +92,21 @@ async def count_tokens(context: RequestContext) -> dict[str, int]:
 async def _events(chat: PreparedChat) -> AsyncGenerator[bytes, None]:
     """Yield the events. The first comes with the model's first piece, so an earlier refusal is not sent as a stream."""
     content, reason, has_started = Content(), None, False
-    try:
-        async with aclosing(deltas(chat)) as stream:
-            async for delta in stream:
-                if not has_started:
-                    has_started = True
-                    yield _written({"type": "message_start", "message": _message(chat, content)})
-                    yield _written({"type": "ping"})
-                for part in delta.parts:
-                    for event in content.push(part):
-                        yield _written(event)
-                reason = delta.finish_reason or reason
-    except ApiError as error:
-        if not has_started:
-            raise
-        chat.context.record.fail(error)
-        yield named_event("error", anthropic_error(error))
-        return
+    async with aclosing(deltas(chat)) as stream:
+        async for delta in stream:
+            if not has_started:
+                has_started = True
+                yield named_event({"type": "message_start", "message": _message(chat, content)})
+                yield named_event({"type": "ping"})
+            for part in delta.parts:
+                for event in content.push(part):
+                    yield named_event(event)
+            reason = delta.finish_reason or reason
     for event in content.close():
-        yield _written(event)
+        yield named_event(event)
     ends = {"stop_reason": REASONS.get(reason or "", reason), "stop_sequence": None}
-    yield _written({"type": "message_delta", "delta": ends, "usage": _usage(chat)})
-    yield _written({"type": "message_stop"})
-
-
-def _written(event: Event) -> bytes:
-    return named_event(event["type"], event)
+    yield named_event({"type": "message_delta", "delta": ends, "usage": _usage(chat)})
+    yield named_event({"type": "message_stop"})
 
 
 def _message(chat: PreparedChat, content: Content) -> dict[str, Any]:

@@ -117,7 +117,7 @@ async def _events(chat: PreparedChat, body: ResponsesRequest) -> AsyncGenerator[
     output, numbers, reason = Output(chat.context.record.id), count(), None
 
     def written(event: Event) -> bytes:
-        return named_event(event["type"], {**event, "sequence_number": next(numbers)})
+        return named_event({**event, "sequence_number": next(numbers)})
 
     has_started = False
     try:
