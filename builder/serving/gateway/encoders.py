@@ -56,7 +56,7 @@ def is_token_embedder(model: ServedModel) -> bool:
 
 
 async def embed(context: RequestContext, model: ServedModel, texts: Sequence[str], **options: Any) -> list[np.ndarray]:
-    """Return one float32 vector per text. `options` that are None are left to the model. Raises ApiError."""
+    """Return one float32 vector per text. `options` that are None keep the default of the model. Raises ApiError."""
     if not model.is_embedder:
         message = f"{model.name} is a model for {model.task}; it does not answer one vector a text: see /v1/models"
         raise bad_field("model", message)

@@ -21,11 +21,11 @@ QUEUED = (0.001, 0.005, 0.01, 0.05, *WHOLE[1:])
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 Labels = tuple[str, ...]
 ENGINE = "0"  # vLLM's label of an engine replica; by default there is one
-SECONDS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
-SAYS = "Share of the cache that running requests have, of the model that has the fullest, 0 to 1"
-NAME = "vllm:kv_cache_usage_perc"
-BELOW = re.compile(r"^build_repo_cache_usage\{[^}]*\} (\S+)$", re.MULTILINE)
-ANSWER_S = 1.0
+LOAD_BUCKETS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+CACHE_USAGE_HELP = "Share of the cache that running requests have, of the model that has the fullest, 0 to 1"
+CACHE_USAGE = "vllm:kv_cache_usage_perc"
+TRITON_CACHE_USAGE = re.compile(r"^build_repo_cache_usage\{[^}]*\} (\S+)$", re.MULTILINE)
+CACHE_USAGE_TIMEOUT_S = 1.0
 
 
 class Metrics:
@@ -107,7 +107,7 @@ class LoadingMetrics:
             "build_repo_gateway_model_load_seconds",
             "Time to load a model, including the wait for memory",
             registry=registry,
-            buckets=SECONDS,
+            buckets=LOAD_BUCKETS,
         )
         self.models = gauge("resident_models", "Models that are loaded")
         self.bytes = gauge("resident_bytes", "Memory of the server and its models, as far as it is known")
@@ -120,8 +120,11 @@ def cache_usage(url: str) -> bytes:
     Returns nothing if they cannot be read, or no model has a cache; an absent gauge means that the usage is unknown.
     """
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
-            shares = [float(value) for value in BELOW.findall(response.read().decode())]
+        with urllib.request.urlopen(url, timeout=CACHE_USAGE_TIMEOUT_S) as response:
+            shares = [float(value) for value in TRITON_CACHE_USAGE.findall(response.read().decode())]
     except (OSError, HTTPException, ValueError):
         return b""
-    return f"# HELP {NAME} {SAYS}\n# TYPE {NAME} gauge\n{NAME} {max(shares)}\n".encode() if shares else b""
+    if not shares:
+        return b""
+    head = f"# HELP {CACHE_USAGE} {CACHE_USAGE_HELP}\n# TYPE {CACHE_USAGE} gauge\n"
+    return f"{head}{CACHE_USAGE} {max(shares)}\n".encode()

@@ -27,7 +27,7 @@ from builder.serving.gateway.residency.backend import make_on_demand_app
 from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.gateway.triton import Triton
 
-REQUEST_S = 60.0  # from the connection, or the first byte of a later request, to the last byte of the request
+REQUEST_TIMEOUT_S = 60.0  # from the connection, or the first byte of a later request, to the last byte of the request
 KEEP_ALIVE_S = 75  # longer than clients and load balancers keep an idle connection
 
 
@@ -59,7 +59,7 @@ class Protocol(HttpToolsProtocol):
     def _expect(self) -> None:
         """Start the timer unless it is already running."""
         if self._late is None:
-            self._late = self.loop.call_later(REQUEST_S, self._close)
+            self._late = self.loop.call_later(REQUEST_TIMEOUT_S, self._close)
 
     def _arrived(self) -> None:
         if self._late is not None:
@@ -82,9 +82,9 @@ class GatewayServer(uvicorn.Server):
     While draining it refuses new requests and ends when the running ones are answered.
     """
 
-    def __init__(self, config: uvicorn.Config, journal: AccessLog, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: AccessLog, drain_s: float) -> None:
         super().__init__(config)
-        self.access_log, self.drain_s, self.drain_until = journal, drain_s, 0.0
+        self.access_log, self.drain_s, self.drain_until = app, drain_s, 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.access_log.draining:
@@ -120,13 +120,13 @@ async def _serve(
 ) -> None:
     triton = Triton(settings.triton)
     if settings.on_demand is None:
-        journal, watcher = make_app(settings, triton, models=Catalogue(triton)), None
+        app, watcher = make_app(settings, triton, models=Catalogue(triton)), None
     else:
-        journal, backend = make_on_demand_app(settings, settings.on_demand, triton)
+        app, backend = make_on_demand_app(settings, settings.on_demand, triton)
         watcher = asyncio.ensure_future(backend.watch())
     try:
         config = uvicorn.Config(
-            journal,
+            app,
             http=Protocol,
             ws="none",
             lifespan="off",
@@ -139,7 +139,7 @@ async def _serve(
             ssl_keyfile=key,
         )
         config.load()
-        await GatewayServer(config, journal, settings.drain_s).serve(sockets=[listener])
+        await GatewayServer(config, app, settings.drain_s).serve(sockets=[listener])
     except (OSError, ssl.SSLError) as error:
         raise ServeError(f"{certificate} and {key} are not a certificate and its key: {error}") from error
     finally:

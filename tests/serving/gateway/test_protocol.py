@@ -23,7 +23,7 @@ GATEWAY = """
 import sys
 from builder.cli import main
 from builder.serving.gateway import server
-server.REQUEST_S = 0.5
+server.REQUEST_TIMEOUT_S = 0.5
 sys.exit(main())
 """
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -87,7 +87,7 @@ def _talk(application: Application, client: Client) -> None:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S", 0.2)
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.2)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", WHOLE[:20], WHOLE[:-1]])
@@ -141,7 +141,7 @@ def test_long_answer_is_not_cut_off(more: bytes) -> None:
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         application.may_answer = asyncio.Event()
         writer.write(WHOLE + more)
-        await asyncio.sleep(5 * server.REQUEST_S)
+        await asyncio.sleep(5 * server.REQUEST_TIMEOUT_S)
         application.may_answer.set()
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
 

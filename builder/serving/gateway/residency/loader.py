@@ -81,7 +81,7 @@ class TritonLoader:
         return await asyncio.to_thread(self._size, resident)
 
     def _refuse_unsigned(self, name: str, which: VersionSelector) -> None:
-        """Raise RepositoryError for an unsigned model. To replace a version, Triton is told to load both."""
+        """Raise RepositoryError for an unsigned model. To replace a version, Triton loads both."""
         if self.verify_key is not None:
             repository = self.repository_models.repository
             problems = unsigned(repository, self.verify_key, [name], which)
