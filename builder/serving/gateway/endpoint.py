@@ -77,8 +77,8 @@ class Endpoint:
             if not record.has_response:
                 raise error from reason
             record.fail(error)
-            body = self.error_body(error)
-            await send({"type": "http.response.body", "body": named_event(body) if "type" in body else event(body)})
+            data = self.error_body(error)
+            await send({"type": "http.response.body", "body": named_event(data) if "type" in data else event(data)})
 
     async def _respond(self, context: RequestContext, send: Send) -> None:
         answer = await self.handler(context)
