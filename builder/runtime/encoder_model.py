@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from .adapters import Metrics, check_tensors_survive
 from .encoder.front import open_front
-from .encoder.metrics import FAMILIES, values
+from .encoder.pipeline import FAMILIES
+from .encoder.request_queue import FAMILIES as QUEUE_FAMILIES
 from .encoder.request_queue import QueuedRequest, RequestQueue
 from .encoder.transport import refusal, response, tensors_of
-from .metrics import Metrics
-from .tensors_check import check_tensors_survive
 
 
 class TritonPythonModel:
@@ -30,7 +30,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.inputs = [field["name"] for field in config["input"]]
         self.front = open_front(Path(args["model_repository"]) / args["model_version"])
-        self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
+        self.metrics = Metrics((*FAMILIES, *QUEUE_FAMILIES), args["model_name"], args["model_version"])
         self.metrics.publish({"loaded_timestamp_seconds": time.time()})
         serving = self.front.serving
         size = -(-serving.queue // sum(group["count"] for group in config["instance_group"]))  # equal shares
@@ -77,7 +77,7 @@ class TritonPythonModel:
     def _answers(self, tensors: Sequence[dict[str, np.ndarray]]) -> list[Any]:
         answers = self.front(tensors)
         if self.metrics.due():
-            self.metrics.publish(values(self.front.counts, self.queue))
+            self.metrics.publish({**self.front.counts.values(), **self.queue.values()})
         return [response(answer) for answer in answers]
 
     def _answer_queued(self, requests: Sequence[QueuedRequest]) -> None:

@@ -21,15 +21,14 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from .adapters import Metrics, check_tensors_survive
 from .fields import CANCEL, InputError, id_to_cancel, read_parameters, readable
-from .generation.errors import DeadlineExceeded, QueueFull
-from .generation.memory_trimmer import MemoryTrimmer
 from .generation.responses import Answer
+from .generation.scheduler import DeadlineExceeded, QueueFull
 from .generation.sequences import Request
 from .generation.service import Service
-from .generation.stats import FAMILIES, values
-from .metrics import Metrics
-from .tensors_check import check_tensors_survive
+from .generation.stats import FAMILIES
+from .process_memory import MemoryTrimmer
 
 CANCELLATION_POLL_S = 0.03
 MAX_CONNECTION_CHECKS = 32  # of one poll; each check is a message to the server
@@ -181,7 +180,7 @@ class TritonPythonModel:
     def _publish(self) -> None:
         loop = self.service.loop
         loop.stats.cache_usage = loop.cache.usage
-        self.metrics.publish(values(loop.stats))
+        self.metrics.publish(loop.stats.values())
 
     def _infer(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "dict[str, Any]":
         """Call the engine's model; return arrays, but Triton's own tensors for caches and other outputs on a device.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from .contract import Session
 from .cores import cores
-from .onnx_runtime import onnxruntime
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when the library is loaded
+
+import onnxruntime as onnxruntime
 
 
 def version_mismatch(metadata: "Mapping[str, str]", version: str) -> "str | None":

@@ -19,19 +19,17 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from .adapters import Metrics, check_tensors_survive
 from .contract import ContractError, load_shared
 from .cores import cores
+from .encoder.request_queue import FAMILIES as QUEUE_FAMILIES
 from .encoder.request_queue import QueuedRequest, RequestQueue
 from .fields import InputError, option, readable, refuse_parameters
 from .hosted import HostedModel
-from .metrics import Metrics
 from .process_memory import resident, trim
 from .shared.emitted import open_emitted
-from .shared.host import Host, LoadedModel
-from .shared.listing import Listing
+from .shared.host import FAMILIES, Host, Listing, LoadedModel
 from .shared.loader import Loader, NotReady
-from .shared.metrics import FAMILIES, values
-from .tensors_check import check_tensors_survive
 
 MODEL, ALL, MODELS = "model", "*", "models"  # input that names the model; its value for the list of models; output
 Tensors = dict[str, np.ndarray]
@@ -56,7 +54,7 @@ class TritonPythonModel:
         self.listing = Listing(folder.parent / serving.repository)
         self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, resident, trim)
         self.pool = ThreadPoolExecutor(cores())  # models of one batch are answered in parallel
-        self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
+        self.metrics = Metrics((*FAMILIES, *QUEUE_FAMILIES), args["model_name"], args["model_version"])
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
         self.queue = RequestQueue(serving.queue, timeout_s, rows, self._answer_queued, _refuse, _is_disconnected)
         self.loader = Loader(self.host, _answer, _fail, self._publish)
@@ -170,7 +168,7 @@ class TritonPythonModel:
 
     def _publish(self) -> None:
         if self.metrics.due():
-            self.metrics.publish(values(self.host, self.queue))
+            self.metrics.publish({**self.host.values(), **self.queue.values()})
 
     def _list(self) -> Any:
         text = np.array([[self.listing.text().encode("utf-8")]], dtype=np.object_)

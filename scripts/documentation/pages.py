@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from builder.runtime.encoder import metrics as encoder
+from builder.runtime.encoder import pipeline, request_queue
 from builder.runtime.generation import stats
-from builder.runtime.shared import metrics as shared
+from builder.runtime.shared import host
 from scripts.documentation import code, figures, outcomes, reference, rules
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,8 +24,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "generating-tasks": code.generating_tasks,
     "request-options": code.request_options,
     "metrics": partial(code.metrics, stats.FAMILIES),
-    "encoder-metrics": partial(code.metrics, encoder.FAMILIES),
-    "shared-metrics": partial(code.metrics, shared.FAMILIES),
+    "encoder-metrics": partial(code.metrics, (*pipeline.FAMILIES, *request_queue.FAMILIES)),
+    "shared-metrics": partial(code.metrics, (*host.FAMILIES, *request_queue.FAMILIES)),
     "encoder-architectures": code.encoders,
     "decoder-architectures": code.decoders,
     "seq2seq-architectures": code.seq2seqs,

@@ -20,7 +20,7 @@ from builder.graphs.export.decoder import export_decoder
 from builder.graphs.onnx.likeliest import OUTPUTS
 from builder.options import make_spec
 from builder.runtime.contract import LayerShape
-from builder.runtime.generation.executors.candidates import TOP_COUNT
+from builder.runtime.generation.executors.base import TOP_COUNT
 from tests.decoders import make_decoder
 
 LAYERS = [LayerShape(2, 8), LayerShape(2, 16)]

@@ -14,7 +14,7 @@ from builder.engines.placement import place
 from builder.engines.stock import Signature, Tensor
 from builder.graphs.onnx.graph import Graph
 from builder.options import make_spec
-from builder.runtime.encoder.cpu_check import refuse_cpu
+from builder.runtime.encoder.front import refuse_cpu
 from tests.golden.repositories import graph
 
 GRAPH = Signature({"input_ids": Tensor("TYPE_INT64", (-1, -1))}, {"features": Tensor("TYPE_FP32", (-1, 384))})

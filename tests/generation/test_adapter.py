@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from builder.runtime.fields import InputError
-from builder.runtime.generation.errors import QueueFull
+from builder.runtime.generation.scheduler import QueueFull
 
-ON_TRITON = ("builder.runtime.generation_model", "builder.runtime.metrics")
+ON_TRITON = ("builder.runtime.generation_model", "builder.runtime.adapters")
 
 
 class Sender:

@@ -10,11 +10,10 @@ import pytest
 
 from builder.runtime.generation.beams import BeamSearch, reorder
 from builder.runtime.generation.decode_loop import DecodeLoop
-from builder.runtime.generation.errors import DeadlineExceeded
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
-from builder.runtime.generation.scheduler import SchedulerLimits
+from builder.runtime.generation.scheduler import DeadlineExceeded, SchedulerLimits
 from builder.runtime.generation.sequences import AnswerPiece, BeamSequence, Request
 from tests.generation.executors import (
     VOCABULARY,

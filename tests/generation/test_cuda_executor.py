@@ -35,8 +35,7 @@ from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import FILE, Session, dump, load_generation
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors import cuda as device_module
-from builder.runtime.generation.executors.base import Executor, Geometry, TokenCandidates
-from builder.runtime.generation.executors.candidates import MAX_CANDIDATES, in_order
+from builder.runtime.generation.executors.base import MAX_CANDIDATES, Executor, Geometry, TokenCandidates
 from builder.runtime.generation.executors.cuda import ELEMENTS, copy_to_host
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
@@ -171,7 +170,7 @@ def test_stand_in_refuses_several_tokens_of_rows_with_a_past(
 
 
 def test_candidates_with_equal_logits_are_ordered_by_token() -> None:
-    ordered = in_order(TokenCandidates(np.array([[9, 4, 6, 2]]), np.array([[3.0, 1.0, 1.0, 1.0]], np.float32)))
+    ordered = TokenCandidates(np.array([[9, 4, 6, 2]]), np.array([[3.0, 1.0, 1.0, 1.0]], np.float32)).in_order()
     assert (ordered.tokens.tolist(), ordered.logits.tolist()) == ([[9, 2, 4, 6]], [[3, 1, 1, 1]])
 
 

@@ -16,16 +16,15 @@ import pytest
 from builder.runtime.generation import sampling
 from builder.runtime.generation.beams import BeamSearch
 from builder.runtime.generation.calls import join_prefills
-from builder.runtime.generation.decode_loop import DecodeLoop
-from builder.runtime.generation.errors import DeadlineExceeded, DecodeLoopFailed, QueueFull
+from builder.runtime.generation.decode_loop import DecodeLoop, DecodeLoopFailed
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
-from builder.runtime.generation.scheduler import SchedulerLimits
+from builder.runtime.generation.scheduler import DeadlineExceeded, QueueFull, SchedulerLimits
 from builder.runtime.generation.sequences import AnswerPiece, BeamSequence, GeneratedSequence, Request
 from builder.runtime.generation.slot_cache import SlotCache
 from builder.runtime.generation.text import Detokenizer, StopStrings
-from builder.runtime.panics import TokenizerError
+from builder.runtime.tokens import TokenizerError
 from tests.generation.executors import JoiningSumExecutor, SumExecutor, expected
 
 

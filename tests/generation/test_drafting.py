@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 from builder.runtime.generation.decode_loop import DecodeLoop
-from builder.runtime.generation.draft_length import INITIAL_LENGTH, MAX_LENGTH, MAX_PAUSE, DraftLength
-from builder.runtime.generation.drafting import Drafter
 from builder.runtime.generation.executors.base import Executor, last_of_rows
 from builder.runtime.generation.scheduler import SchedulerLimits
+from builder.runtime.generation.speculation import (
+    INITIAL_DRAFT_LENGTH,
+    MAX_DRAFT_LENGTH,
+    MAX_PAUSE,
+    Drafter,
+    DraftLength,
+)
 from tests.generation.executors import VOCABULARY, PagedSumExecutor, SumExecutor, expected
 from tests.generation.test_decode_loop import Asked
 from tests.generation.test_prompt_lookup import CopyingExecutor, said
@@ -182,7 +187,7 @@ def test_draft_length_follows_accepted_tokens() -> None:
         sizes.append(draft.next(position))
         draft.learn(sizes[-1], right)
         position += 1 + right
-    assert sizes == [INITIAL_LENGTH, 6, MAX_LENGTH, MAX_LENGTH, 6, 5, 4, 3, 2, 1]
+    assert sizes == [INITIAL_DRAFT_LENGTH, 6, MAX_DRAFT_LENGTH, MAX_DRAFT_LENGTH, 6, 5, 4, 3, 2, 1]
     assert draft.next(position) == 0
     assert draft.next(position + 6) == 0
     assert draft.next(position + 7) == 1

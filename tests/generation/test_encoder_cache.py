@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from builder.runtime.generation.decode_loop import DecodeLoop
-from builder.runtime.generation.errors import DecodeLoopFailed
+from builder.runtime.generation.decode_loop import DecodeLoop, DecodeLoopFailed
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler

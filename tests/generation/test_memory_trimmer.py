@@ -9,15 +9,15 @@ import time
 
 import pytest
 
-from builder.runtime.generation import memory_trimmer
-from builder.runtime.generation.memory_trimmer import MemoryTrimmer
+from builder.runtime import process_memory
+from builder.runtime.process_memory import MemoryTrimmer
 
 
 def test_memory_trimmer_trims_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     trimmed: list[int] = []
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(memory_trimmer, "trim", lambda: trimmed.append(1))
+    monkeypatch.setattr(process_memory, "trim", lambda: trimmed.append(1))
     trimmer = MemoryTrimmer()
     for now in (1001.0, 1031.0, 1032.0, 1062.0):  # noqa: B007  # the clock reads it
         trimmer.trim_if_due()
@@ -27,7 +27,7 @@ def test_memory_trimmer_trims_at_intervals(monkeypatch: pytest.MonkeyPatch) -> N
 def test_memory_trimmer_returns_freed_memory() -> None:
     """A new process frees 64 MB in small pieces, of which the last one keeps the heap from shrinking."""
     program = """
-        from builder.runtime.generation import memory_trimmer as memory
+        from builder.runtime import process_memory as memory
         pages = lambda: int(open("/proc/self/statm").read().split()[1])
         memory.TRIM_INTERVAL_S = 0
         trimmer = memory.MemoryTrimmer()

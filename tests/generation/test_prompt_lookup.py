@@ -14,9 +14,9 @@ from builder.runtime.contract import Session
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.base import last_of_rows
 from builder.runtime.generation.executors.onnxruntime import InProcess
-from builder.runtime.generation.prompt_lookup import MAX_LENGTH, MIN_LENGTH, PromptLookup
 from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS, SchedulerLimits
 from builder.runtime.generation.sequences import SequenceStatus
+from builder.runtime.generation.speculation import MAX_LOOKUP_LENGTH, MIN_LOOKUP_LENGTH, PromptLookup
 from tests.decoders import make_decoder
 from tests.generation.executors import PagedSumExecutor, SumExecutor, expected
 from tests.generation.test_decode_loop import Asked
@@ -127,7 +127,7 @@ def test_speculation_is_off_while_several_slots_run() -> None:
     loop.run_until_idle()
     for one in requests:
         assert one.tokens == expected(one.request.prompt, 30)
-    assert loop.stats.guessed_tokens <= MIN_LENGTH, "but for the last steps of whoever is left alone"
+    assert loop.stats.guessed_tokens <= MIN_LOOKUP_LENGTH, "but for the last steps of whoever is left alone"
 
 
 @pytest.mark.parametrize("blocks", [13, 60])
@@ -199,7 +199,7 @@ def test_prompt_lookup_grows_after_accepted_proposals() -> None:
         position += len(guess) + 1
         lookup.extend(tokens[position - len(guess) - 1 : position])
         sizes.append(len(guess))
-    assert sizes[:4] == [MIN_LENGTH, 7, MAX_LENGTH, MAX_LENGTH]
+    assert sizes[:4] == [MIN_LOOKUP_LENGTH, 7, MAX_LOOKUP_LENGTH, MAX_LOOKUP_LENGTH]
     assert lookup.propose(2) == tokens[position : position + 2]
 
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from builder.graphs.onnx.likeliest import OUTPUTS, add_likeliest
-from builder.runtime.generation.executors.candidates import TOP_COUNT, TOP_TOKENS
+from builder.runtime.generation.executors.base import TOP_COUNT, TOP_TOKENS
 
 VOCABULARY = 40
 

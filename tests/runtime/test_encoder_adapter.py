@@ -16,7 +16,7 @@ import pytest
 from builder.runtime.encoder.request_queue import RequestQueue
 
 TRITON = "triton_python_backend_utils"
-ON_TRITON = ("builder.runtime.encoder_model", "builder.runtime.encoder.transport", "builder.runtime.metrics")
+ON_TRITON = ("builder.runtime.encoder_model", "builder.runtime.encoder.transport", "builder.runtime.adapters")
 PATIENCE_S = 300.0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-TRITON, METRICS = "triton_python_backend_utils", "builder.runtime.metrics"
+TRITON, METRICS = "triton_python_backend_utils", "builder.runtime.adapters"
 
 
 class Family:

@@ -20,8 +20,7 @@ from builder.runtime.hosted import HOSTED, Hosted, HostedModel, dump_hosted
 from builder.runtime.shared import host as host_module
 from builder.runtime.shared import loader as loader_module
 from builder.runtime.shared.emitted import Front, package_of
-from builder.runtime.shared.host import Host, LoadedModel, OutOfMemory
-from builder.runtime.shared.listing import Listing
+from builder.runtime.shared.host import Host, Listing, LoadedModel, OutOfMemory
 from builder.runtime.shared.loader import Loader, NotReady
 
 BASE = 100  # bytes of a process without models
@@ -110,7 +109,7 @@ def test_host_evicts_the_least_recently_used_model(tmp_path: Path, counted: Coun
     assert counted.opened == ["a", "b", "c"]
     _ask(host, "b")
     assert sorted(host.loaded) == ["a", "b", "c"], "now it is known that each takes 50"
-    assert (host.counters.loads, host.counters.evictions) == (4, 1)
+    assert (host.loads, host.evictions) == (4, 1)
 
 
 def test_host_keeps_a_model_in_use(tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch) -> None:

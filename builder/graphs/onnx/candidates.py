@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant
-from builder.runtime.generation.executors.candidates import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS
+from builder.runtime.generation.executors.base import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS
 
 
 def with_candidates(graph: Graph, folder: Path) -> Graph:

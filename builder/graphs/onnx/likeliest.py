@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import constant
-from builder.runtime.generation.executors.candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
+from builder.runtime.generation.executors.base import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 
 OUTPUTS = {TOP_LOGITS: TensorProto.FLOAT, TOP_TOKENS: TensorProto.INT64, TOP_TOTALS: TensorProto.FLOAT}
 

@@ -19,7 +19,7 @@ from builder.repository.config.entries import Config, RepositoryEntry
 from builder.repository.layout.emitted import generation_files
 from builder.runtime.contract import FILE, GenerationServing, dump
 from builder.runtime.fields import Field
-from builder.runtime.generation.executors.candidates import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS
+from builder.runtime.generation.executors.base import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS
 
 
 def lay_out_generating(

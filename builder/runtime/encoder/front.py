@@ -1,13 +1,32 @@
-"""Open a whole front without Triton: one model's pipeline over the executor that its serving.json names."""
+"""Open a whole front without Triton: one model's pipeline over the executor that its serving.json names.
+
+A shared front imports this module, and transport.py, from the version folders of models that other versions of
+build-repo may have built.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from pathlib import Path
 
 from ..contract import ContractError, load_encoder
-from .cpu_check import refuse_cpu
 from .pipeline import Pipeline
+
+
+def refuse_cpu(rounding: Collection[str], cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
+    """Raise RuntimeError on a CPU that has one of the instruction sets `rounding`.
+
+    There the engine would multiply in fewer bits than the answers were verified in.
+    """
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+    present = sorted(flags & set(rounding))
+    if present:
+        raise RuntimeError(
+            f"this CPU has {', '.join(present)}: OpenVINO would multiply in bf16, and this model was verified in fp32. "
+            "Build it on a CPU like this one, or with --engine onnxruntime"
+        )
 
 
 def open_front(folder: Path) -> Pipeline:

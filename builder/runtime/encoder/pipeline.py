@@ -26,6 +26,14 @@ Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 Answer = Union[dict[str, np.ndarray], Exception]
 
 
+FAMILIES = (
+    ("engine_calls", "COUNTER", "Calls of the engine"),
+    ("tokens", "COUNTER", "Tokens of the texts, special tokens included"),
+    ("padding_tokens", "COUNTER", "Tokens added to texts to make them as long as their batch mates"),
+    ("loaded_timestamp_seconds", "GAUGE", "When the model was loaded, in seconds since 1970"),
+)
+
+
 @dataclass
 class PendingRequest:
     """Request in progress: its job, its rows and, once the engine has run, each row's outputs."""
@@ -42,6 +50,14 @@ class Counts:
     calls: int = 0
     tokens: int = 0
     padded_tokens: int = 0
+
+    def values(self) -> dict[str, float]:
+        """Return the current value of each family except the load time."""
+        return {
+            "engine_calls": self.calls,
+            "tokens": self.tokens,
+            "padding_tokens": self.padded_tokens - self.tokens,
+        }
 
 
 class Pipeline:

@@ -12,8 +12,7 @@ from typing import Union
 
 from tokenizers import Encoding, Tokenizer
 
-from ..panics import call_tokenizer
-from ..tokens import tokens_of
+from ..tokens import call_tokenizer, tokens_of
 
 Text = Union[str, tuple[str, str]]
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .block_manager import PendingWrite
-from .draft_length import DraftLength
-from .drafting import Drafter
-from .prompt_lookup import PromptLookup
 from .sequences import GeneratedSequence, Request, RunningSequence, SequenceStatus
 from .slot_cache import SlotCache
+from .speculation import Drafter, DraftLength, PromptLookup
 
 MAX_SCORED_TOKENS = 64  # prompt tokens of a call that returns logits for each of them, up to 0.6 MB a token
 PromptChunk = tuple[RunningSequence, Sequence[int]]  # the sequence, and tokens of its prompt

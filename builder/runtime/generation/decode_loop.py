@@ -18,10 +18,7 @@ import numpy as np
 
 from .beams import reorder
 from .calls import Call, Proposal
-from .drafting import Drafter
-from .errors import DecodeLoopFailed
-from .executors.base import CallPart, Executor, ScoredCandidates, TokenCandidates
-from .executors.candidates import MAX_CANDIDATES
+from .executors.base import MAX_CANDIDATES, CallPart, Executor, ScoredCandidates, TokenCandidates
 from .sampling import Sampler, TokenChoice, choose
 from .scheduler import Scheduler, SchedulerLimits
 from .sequences import (
@@ -34,12 +31,17 @@ from .sequences import (
     SequenceStatus,
 )
 from .slot_cache import SlotCache
+from .speculation import Drafter
 from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often queue deadlines are checked while nothing runs
 COUNT_MULTIPLE = 16  # a search's number of candidates is rounded up to a multiple, so that bindings are reused
 LOG = logging.getLogger(__name__)
 Logits = Union[np.ndarray, TokenCandidates]  # an array has all logits of a call
+
+
+class DecodeLoopFailed(RuntimeError):
+    """A step failed, so no running or waiting request can be answered."""
 
 
 class DecodeLoop:

@@ -20,9 +20,8 @@ import numpy as np
 
 from ..fields import InputError
 from .checking import refuse_half_characters
-from .json_schemas import normalised
+from .json_schemas import normalised, refuse_endless_documents
 from .numerals import Numerals, NumeralState
-from .recursion import refuse_endless_documents
 
 MAX_CACHED_GUIDES = 64  # compiled guides
 MAX_GUIDE_LENGTH = 64 * 1024  # characters of a guide

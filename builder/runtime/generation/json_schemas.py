@@ -1,5 +1,6 @@
 """Normalise JSON schemas that llguidance reads too generously; refuse by name what cannot be normalised.
 
+Schemas that require themselves are refused too: their answers would never end, and llguidance would fail within one.
 A normalised schema allows no more than the one that was sent, so an answer is valid under both. `scripts/bench schemas`
 checks that with llguidance 1.9. Knows JSON Schema (draft 2020-12); knows nothing about grammars.
 """
@@ -7,12 +8,12 @@ checks that with llguidance 1.9. Knows JSON Schema (draft 2020-12); knows nothin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 from ..fields import InputError
-from .formats import LENGTHS, PATTERNS
 from .numerals import MAX_DIGITS
 
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # map any names to schemas
@@ -25,6 +26,19 @@ LARGEST_EXACT = 2**53
 LARGEST = 2**63 - 1024  # the largest double below 2**63
 LARGEST_ANSWER = Decimal("1e118")  # more than any number of an answer, see numerals.py
 BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
+
+# String formats that llguidance accepts too generously: 29 February, or second 60 at any minute. Sources: RFC 3339
+# (dates and times; years from 1 on, as calendars of programming languages have them, and no leap seconds); RFC 1035 and
+# RFC 5321 (lengths of names of hosts and of addresses).
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|"
+    f"02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+LENGTHS = {"hostname": 253, "email": 254}
+PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 
 
 def normalised(schema: "Mapping[str, Any]") -> "dict[str, Any]":
@@ -206,3 +220,62 @@ def _is_exact(value: "int | float") -> bool:
     if not math.isfinite(value) or abs(value) > LARGEST:
         return False
     return abs(value) <= LARGEST_EXACT or (float(value) == value and Decimal(repr(value)) == Decimal(value))
+
+
+def refuse_endless_documents(schema: "Mapping[str, Any]") -> None:
+    """Raise InputError if no finite document is valid under a part of `schema`."""
+    open_parts = dict(subschemas(schema))
+    while open_parts:
+        settled = [place for place, part in open_parts.items() if _is_finite(place, part, open_parts)]
+        if not settled:
+            raise InputError(
+                f"guide is refused: {min(open_parts)} of the schema needs itself, directly or through $ref, so that no "
+                "document of it ends; make what refers back optional"
+            )
+        for place in settled:
+            del open_parts[place]
+
+
+def _is_finite(place: str, schema: "Mapping[str, Any]", open_parts: "Mapping[str, Any]") -> bool:
+    """Return True if a finite document is valid here, assuming none for the schemas at `open_parts`."""
+    if "const" in schema or "enum" in schema:
+        return True
+    every = [f"{place}/allOf/{number}" for number, _ in enumerate(_list(schema, "allOf"))]
+    if isinstance(schema.get("$ref"), str):
+        every.append(unquote(schema["$ref"]))
+    if any(other in open_parts for other in every):
+        return False
+    for name in ("anyOf", "oneOf"):
+        options = [f"{place}/{name}/{number}" for number, part in enumerate(_list(schema, name)) if part is not False]
+        if options and all(option in open_parts for option in options):
+            return False
+    kinds = schema.get("type", "any")
+    needed = {"array": _items, "object": _properties}
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in needed or not any(other in open_parts for other in needed[kind](place, schema)):
+            return True
+    return False
+
+
+def _items(place: str, schema: "Mapping[str, Any]") -> "Iterator[str]":
+    """Yield the places of the schemas of items that an array must have."""
+    count, first = schema.get("minItems", 0), len(_list(schema, "prefixItems"))
+    if isinstance(count, int):
+        yield from (f"{place}/prefixItems/{number}" for number in range(min(count, first)))
+        if count > first:
+            yield f"{place}/items"
+
+
+def _properties(place: str, schema: "Mapping[str, Any]") -> "Iterator[str]":
+    """Yield the places of the schemas of properties that an object must have."""
+    named = schema.get("properties")
+    for name in _list(schema, "required"):
+        if isinstance(named, dict) and name in named:
+            yield f"{place}/properties/{pointer(name)}"
+        elif not schema.get("patternProperties"):
+            yield f"{place}/additionalProperties"
+
+
+def _list(schema: "Mapping[str, Any]", name: str) -> "Sequence[Any]":
+    value = schema.get(name, [])
+    return value if isinstance(value, list) else []

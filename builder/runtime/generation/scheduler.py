@@ -28,10 +28,9 @@ from .calls import (
     prefill_call,
     speculative_call,
 )
-from .drafting import Drafter
-from .errors import DeadlineExceeded, QueueFull
 from .sequences import GeneratedSequence, Request, RunningSequence, SequenceStatus
 from .slot_cache import SlotCache
+from .speculation import Drafter
 from .stats import Stats
 
 if TYPE_CHECKING:
@@ -39,6 +38,14 @@ if TYPE_CHECKING:
 
 # With 16, speculation took longer than it saved (GPT-2 on OpenVINO, two cores).
 MAX_DECODE_TOKENS = 8  # maximum of a step that speculates
+
+
+class QueueFull(RuntimeError):
+    """The queue is full."""
+
+
+class DeadlineExceeded(RuntimeError):
+    """The request's timeout passed before its answer was complete."""
 
 
 @dataclass(frozen=True)

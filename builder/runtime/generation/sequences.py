@@ -16,10 +16,9 @@ from typing import Any, Union
 import numpy as np
 
 from .beams import BeamSearch
-from .draft_length import DraftLength
 from .options import RequestOptions
-from .prompt_lookup import PromptLookup
 from .sampling import Sampler, TokenChoice, scored_choice
+from .speculation import DraftLength, PromptLookup
 from .text import Detokenizer, StopStrings
 
 

@@ -71,7 +71,6 @@ class Stats:
             self.guessed_tokens += tokens
             self.right_guesses += accepted
 
-
-def values(stats: Stats) -> dict[str, float]:
-    """Return the current value of each family."""
-    return {name: float(getattr(stats, name)) for name, _, _ in FAMILIES}
+    def values(self) -> dict[str, float]:
+        """Return the current value of each family."""
+        return {name: float(getattr(self, name)) for name, _, _ in FAMILIES}

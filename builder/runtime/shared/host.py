@@ -1,4 +1,4 @@
-"""Keep hosted models in memory: load each on request, and evict the least recently used one for it.
+"""List the hosted models, and keep them in memory: load each on request, and evict the least recently used one for it.
 
 Knows folders, bytes and a function that opens a version; knows nothing of Triton, texts or engines. The lock guards
 only the table of models: nothing is loaded or answered while it is held.
@@ -7,20 +7,68 @@ only the table of models: nothing is loaded or answered while it is held.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..fields import InputError
+from ..hosted import HOSTED, Hosted, HostedModel
 from .emitted import Front
-from .listing import Listing
 
+MAX_NAMES = 10  # in an error
+FAMILIES = (
+    ("shared_hosted", "GAUGE", "Models that a shared front answers for"),
+    ("shared_loaded", "GAUGE", "Of them, models in memory"),
+    ("shared_resident_bytes", "GAUGE", "Memory of its process"),
+    ("shared_loads", "COUNTER", "Models loaded"),
+    ("shared_load_seconds", "COUNTER", "Time that loading took"),
+    ("shared_evictions", "COUNTER", "Models evicted to free memory for others"),
+)
 MEMORY_TIMEOUT_S = 30.0  # how long a load waits for other models to finish their requests
 EVICTION_GRACE_S = 2.0  # an evicted model is freed late if the last thread that used it waits for a core
 MEMORY_POLL_S = 0.05  # interval between checks for free memory
 MEMORY_PER_FILE_BYTE = 2  # estimate of memory for each byte of a model's files, before its first load
 MB = 1 << 20
+
+
+class Listing:
+    """Models of the repository `folder`: hosted.json, read again when it is replaced.
+
+    Raises ContractError if hosted.json is invalid.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.read_of = self._file()
+        self.models = Hosted(folder)
+
+    def refresh(self) -> None:
+        """Read hosted.json again if it was replaced. Raises ContractError; the models then stay as they were."""
+        now = self._file()
+        if now != self.read_of:
+            self.read_of = now
+            self.models = Hosted(self.folder)
+
+    def get(self, name: str) -> HostedModel:
+        """Return the model of that name. Raises InputError if there is none."""
+        try:
+            return self.models[name]
+        except KeyError:
+            pass
+        known = sorted(self.models)
+        shown = ", ".join(known[:MAX_NAMES]) + (f" and {len(known) - MAX_NAMES} more" if len(known) > MAX_NAMES else "")
+        raise InputError(f"no model {name!r} is hosted here; there are: {shown or 'none'}")
+
+    def text(self) -> str:
+        """Return hosted.json unchanged."""
+        return (self.folder / HOSTED).read_text("utf-8")
+
+    def _file(self) -> tuple[int, int]:
+        status = os.stat(self.folder / HOSTED)
+        return status.st_ino, status.st_mtime_ns
 
 
 class OutOfMemory(RuntimeError):
@@ -40,15 +88,6 @@ class LoadedModel:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-@dataclass
-class HostCounters:
-    """Counters since the start."""
-
-    loads: int = 0
-    load_seconds: float = 0.0
-    evictions: int = 0
-
-
 class Host:
     """Models of one process. `limit`: bytes; `resident`, `trim`: of process_memory.py; `opened` opens a front."""
 
@@ -64,9 +103,21 @@ class Host:
         self.opened, self.resident, self.trim = opened, resident, trim
         self.loaded: dict[str, LoadedModel] = {}
         self.sizes: dict[str, int] = {}  # by name and build, of models that have been loaded
-        self.counters = HostCounters()
+        self.loads = self.evictions = 0
+        self.load_seconds = 0.0
         self.evicted_at = -math.inf
         self.changed = threading.Condition()
+
+    def values(self) -> dict[str, float]:
+        """Return the current value of each family."""
+        return {
+            "shared_hosted": len(self.listing.models),
+            "shared_loaded": len(self.loaded),
+            "shared_resident_bytes": self.resident(),
+            "shared_loads": self.loads,
+            "shared_load_seconds": self.load_seconds,
+            "shared_evictions": self.evictions,
+        }
 
     def acquire(self, name: str) -> LoadedModel | None:
         """Return a model in memory, which stays there until `release`; None if it has to be loaded."""
@@ -95,7 +146,7 @@ class Host:
         before, started = self.resident(), time.monotonic()
         model = LoadedModel(name, hosted.build, self.opened(folder))
         model.size = max(1, self.resident() - before)
-        if self.counters.loads:  # the first load also allocates the engine's own memory
+        if self.loads:  # the first load also allocates the engine's own memory
             self.sizes[key] = min(model.size, self.sizes.get(key, model.size))  # others may grow meanwhile
         self._register(model, time.monotonic() - started)
         self._evict(0)
@@ -106,8 +157,8 @@ class Host:
             self._mark_used(model)
             before = self.loaded.get(model.name)  # freed when this returns, not under the lock
             self.loaded[model.name] = model
-            self.counters.loads += 1
-            self.counters.load_seconds += seconds
+            self.loads += 1
+            self.load_seconds += seconds
         del before
 
     def _mark_used(self, model: LoadedModel) -> None:
@@ -149,5 +200,5 @@ class Host:
                     evicted.append(self.loaded.pop(model.name))
                     lacking -= model.size
                     self.evicted_at = time.monotonic()
-            self.counters.evictions += len(evicted)
+            self.evictions += len(evicted)
         return len(evicted)

@@ -1,7 +1,7 @@
 """A decoder with a draft: a smaller one with the same tokens, whose guesses it verifies while it serves.
 
 The draft goes through the stages of any decoder, after its target, in the same precision and for the same engine; its
-files are in a folder of the target's version (builder/runtime/generation/drafting.py explains how it guesses).
+files are in a folder of the target's version. See builder/runtime/generation/speculation.py.
 """
 
 from __future__ import annotations

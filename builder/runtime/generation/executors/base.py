@@ -15,6 +15,10 @@ from ..block_manager import BlockManager
 if TYPE_CHECKING:
     from ..encoder_cache import EncoderCache
 
+# above the usual top_k of requests, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
+MAX_CANDIDATES = 128
+TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
+TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # for searches: an output, and the input with the count
 Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
 
 
@@ -65,6 +69,7 @@ class CallPart(NamedTuple):
 class TokenCandidates:
     """Tokens with the highest logits at each position, best first; ties go to the lower id.
 
+    On a GPU only they leave the device, not all logits (builder/graphs/onnx/candidates.py).
     `tokens`: (positions, count) int64; `logits`: the same in float32.
     """
 
@@ -74,10 +79,18 @@ class TokenCandidates:
     def __getitem__(self, rows: "slice | list[int]") -> "TokenCandidates":
         return TokenCandidates(self.tokens[rows], self.logits[rows])
 
+    def in_order(self) -> "TokenCandidates":
+        """Sort equal logits by token: CUDA's TopK returns them as its threads found them (topk_impl.cuh)."""
+        order = np.lexsort((self.tokens, -self.logits), axis=-1)
+        return TokenCandidates(*(np.take_along_axis(part, order, axis=-1) for part in (self.tokens, self.logits)))
+
 
 @dataclass(frozen=True)
 class ScoredCandidates(TokenCandidates):
-    """Candidates with the log-sum-exp of all logits at each position, `totals`: (positions, 1) float32."""
+    """Candidates with the log-sum-exp of all logits at each position, `totals`: (positions, 1) float32.
+
+    On a CPU a beam search reads them instead of all logits (builder/graphs/onnx/likeliest.py).
+    """
 
     totals: np.ndarray
 

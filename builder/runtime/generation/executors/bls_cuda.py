@@ -16,8 +16,17 @@ from typing import Any
 import numpy as np
 
 from ...contract import GenerationServing
-from .base import CallPart, EngineModel, Executor, Geometry, StepInputs, TokenCandidates
-from .candidates import MAX_CANDIDATES, TOP_LOGITS, TOP_TOKENS, in_order
+from .base import (
+    MAX_CANDIDATES,
+    TOP_LOGITS,
+    TOP_TOKENS,
+    CallPart,
+    EngineModel,
+    Executor,
+    Geometry,
+    StepInputs,
+    TokenCandidates,
+)
 from .cuda import copy_to_host, load_cuda
 from .padded_prefill import logits_positions_of, padded, places
 
@@ -65,7 +74,7 @@ class BlsCuda(Executor):
 
     def best(self, parts: "Sequence[CallPart]") -> "list[TokenCandidates]":
         logits, tokens = self._call(parts, (TOP_LOGITS, TOP_TOKENS))
-        candidates = in_order(TokenCandidates(tokens, logits))
+        candidates = TokenCandidates(tokens, logits).in_order()
         return [candidates[rows] for rows in places(parts)]
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:

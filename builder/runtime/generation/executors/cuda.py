@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...contract import Session
-from ...onnx_runtime import onnxruntime
-from ...sessions import refuse_version_mismatch
-from .base import Geometry
-from .candidates import TOP_TOKENS
+from ...sessions import onnxruntime, refuse_version_mismatch
+from .base import TOP_TOKENS, Geometry
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}

@@ -13,10 +13,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...contract import GenerationServing, Session
-from ...onnx_runtime import onnxruntime
-from ...sessions import open_session
-from .base import CallPart, Executor, Geometry, ScoredCandidates, StepInputs, TokenCandidates, copy_slot, last_of_rows
-from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
+from ...sessions import onnxruntime, open_session
+from .base import (
+    TOP_COUNT,
+    TOP_LOGITS,
+    TOP_TOKENS,
+    TOP_TOTALS,
+    CallPart,
+    Executor,
+    Geometry,
+    ScoredCandidates,
+    StepInputs,
+    TokenCandidates,
+    copy_slot,
+    last_of_rows,
+)
 
 Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache
 MAX_BINDINGS = 256  # combinations of slots and positions whose bindings are kept

@@ -14,7 +14,6 @@ import numpy as np
 
 from ...contract import GenerationServing, Session
 from .base import CallPart, Geometry, StepInputs, TokenCandidates
-from .candidates import in_order
 from .cuda import Device, DeviceCache, candidates_of, run_bound
 from .onnxruntime import Answer, BoundExecutor, bind_best
 from .padded_prefill import padded, places
@@ -46,7 +45,7 @@ class Cuda(BoundExecutor):
         return [logits[rows] for rows in places(parts)]
 
     def best(self, parts: "Sequence[CallPart]") -> "list[TokenCandidates]":
-        candidates = in_order(self._answer_together(parts, self._bind_best))
+        candidates = self._answer_together(parts, self._bind_best).in_order()
         return [candidates[rows] for rows in places(parts)]
 
     def _answer_together(self, parts: "Sequence[CallPart]", bind: "Callable[[Any, int], Answer]") -> Answer:

@@ -15,7 +15,6 @@ import numpy as np
 
 from ...contract import GenerationServing, Session
 from .base import CallPart, Geometry, TokenCandidates
-from .candidates import in_order
 from .cuda import Device, DeviceCache, candidates_of, run_bound
 from .onnxruntime import bind_best
 from .paged import Paged, PagedRows
@@ -63,8 +62,8 @@ class CudaBlocks(Paged):
         rows = self._rows(parts)
         best = bind_best(self.highest, len(rows.logits_positions), self.candidates)
         self._run(self.highest, rows)
-        best = in_order(best)
-        return [best[index] for index in rows.places]
+        in_order = best.in_order()
+        return [in_order[index] for index in rows.places]
 
     def _infer(self, rows: PagedRows) -> np.ndarray:
         logits = np.zeros((len(rows.logits_positions), self.geometry.vocabulary), np.float32)

@@ -1,18 +1,32 @@
-"""Publish a model's metrics on Triton's /metrics. Each value is a message to the server: only changes are sent."""
+"""Check Triton's tensors and publish a model's metrics on Triton's /metrics, for every adapter (`*_model.py`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-Family = tuple[str, str, str]
-"""A name, COUNTER or GAUGE, and a description."""
+Family = tuple[str, str, str]  # a name, COUNTER or GAUGE, and a description
+
+
+def check_tensors_survive() -> None:
+    """Raise RuntimeError if tensors are corrupted on their way (a stub built for numpy 1, run with numpy 2)."""
+    sent = np.array([1, 2, 3], dtype=np.int64)
+    arrived = pb_utils.Tensor("check", sent).as_numpy()
+    if not np.array_equal(sent, arrived):
+        raise RuntimeError(
+            f"this Python backend corrupts tensors ({sent.tolist()} arrives as {arrived.tolist()}) with numpy "
+            f"{np.__version__}: install numpy below 2 in the interpreter that Triton runs"
+        )
 
 
 class Metrics:
-    """Metrics of `model` in `version`: build_repo_NAME for a gauge, build_repo_NAME_total for a counter."""
+    """Metrics of `model` in `version`: build_repo_NAME for a gauge, build_repo_NAME_total for a counter.
+
+    Each value is a message to the server: only changes are sent.
+    """
 
     def __init__(self, families: Sequence[Family], model: str, version: str) -> None:
         self.kinds = {name: kind for name, kind, _ in families}

@@ -1,0 +1,142 @@
+"""Propose speculative tokens of a sequence: by prompt lookup or, greedily, by a smaller draft model.
+
+Prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding) proposes the tokens that followed the
+same tokens earlier in the sequence. A draft model has the same vocabulary (Leviathan et al. 2022,
+https://arxiv.org/abs/2211.17192). The step of the next token verifies a proposal: it is accepted as far as it equals
+the chosen tokens. Knows token ids; does not know how a token is chosen, or where a sequence runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .block_manager import PendingWrite
+from .executors.base import Executor
+from .slot_cache import SlotCache, common_length
+
+INITIAL_DRAFT_LENGTH, MAX_DRAFT_LENGTH = 4, 7  # tokens that a draft model proposes
+MIN_PAUSE, MAX_PAUSE = 8, 256  # tokens of an answer
+NGRAM = 3  # tokens that must match
+MIN_LOOKUP_LENGTH, MAX_LOOKUP_LENGTH = 3, 15  # tokens that prompt lookup proposes
+
+
+def next_pause(pause: int) -> int:
+    """Return the pause in tokens after a rejection; `pause` is the one before, 0 if there was none."""
+    return min(max(2 * pause, MIN_PAUSE), MAX_PAUSE)
+
+
+class DraftLength:
+    """Length and pauses of the draft model's proposals for one sequence."""
+
+    def __init__(self) -> None:
+        self.length, self.pause = INITIAL_DRAFT_LENGTH, 0
+        self.proposed_at, self.resumes_at = 0, 0  # in tokens of the answer
+
+    def next(self, generated: int) -> int:
+        """Return how many tokens to propose after `generated` tokens of an answer; 0 during a pause."""
+        self.proposed_at = generated
+        return self.length if generated >= self.resumes_at else 0
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        """Adjust to the last proposal."""
+        if accepted == proposed:
+            self.length, self.pause = min(self.length + 2, MAX_DRAFT_LENGTH), 0
+        elif self.length > 1:
+            self.length -= 1
+        else:
+            self.pause = next_pause(self.pause)
+            self.resumes_at = self.proposed_at + self.pause
+
+
+class PromptLookup:
+    """Proposals for one sequence: longer after an accepted one, with a pause after a rejected one."""
+
+    def __init__(self, tokens: "Sequence[int]") -> None:
+        self.tokens: "list[int]" = []
+        self.positions: "dict[tuple[int, ...], int]" = {}  # by n-gram: the index after its last occurrence
+        self.match: "int | None" = None
+        self.length, self.pause, self.waiting = MIN_LOOKUP_LENGTH, 0, 0
+        self.extend(tokens)
+
+    def extend(self, tokens: "Sequence[int]") -> None:
+        for token in tokens:
+            self.tokens.append(token)
+            ngram = tuple(self.tokens[-NGRAM:])
+            self.match = self.positions.get(ngram)
+            self.positions[ngram] = len(self.tokens)
+        self.waiting = max(0, self.waiting - len(tokens))
+
+    def propose(self, limit: int) -> "list[int]":
+        """Return up to `limit` tokens, usually none."""
+        if self.match is None or self.waiting:
+            return []
+        return self.tokens[self.match : self.match + min(self.length, limit)]
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        """Adjust to the last proposal."""
+        if accepted == proposed:
+            self.length, self.pause = min(2 * self.length + 1, MAX_LOOKUP_LENGTH), 0
+        elif accepted:
+            self.length, self.pause = max(MIN_LOOKUP_LENGTH, accepted), 0
+        else:
+            self.length, self.pause = MIN_LOOKUP_LENGTH, next_pause(self.pause)
+            self.waiting = self.pause
+
+
+class Drafter:
+    """Draft model over `executor`, which caches as many sequences as it has slots, the least recent evicted first.
+
+    `vocabulary`: number of tokens to choose from; the draft may have more rows in its last matrix.
+    """
+
+    def __init__(self, executor: Executor, vocabulary: int) -> None:
+        geometry = executor.geometry
+        self.executor, self.vocabulary = executor, vocabulary
+        self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, blocks=executor.blocks)
+        self.slots: "dict[int, int]" = {}  # by number of the sequence, the most recent at the end
+        self.prefill_budget = 0
+
+    def start_step(self, prefill_budget: int) -> None:
+        """Start a step in which the draft prefills at most `prefill_budget` tokens."""
+        self.prefill_budget = prefill_budget
+
+    def propose(self, number: int, tokens: "Sequence[int]", count: int) -> "list[int]":
+        """Return `count` tokens that may follow the sequence's `tokens`, or none until these are prefilled."""
+        slot = self._slot(number, tokens)
+        start = self.cache.length(slot)
+        chunk = tokens[start : start + self.prefill_budget]
+        self.prefill_budget -= len(chunk)
+        proposed = [self._run(slot, chunk)] if chunk else []
+        if start + len(chunk) < len(tokens):
+            return []
+        while len(proposed) < count:
+            proposed.append(self._run(slot, proposed[-1:]))
+        return proposed
+
+    def _slot(self, number: int, tokens: "Sequence[int]") -> int:
+        """Return the sequence's slot, trimmed to a prefix of `tokens` without the last, which is to run."""
+        slot = self.slots.pop(number, None)
+        if slot is None:
+            if not self.cache.free_slots:
+                self._evict()
+            slot = self.cache.allocate(tokens).slot
+        else:
+            self.cache.trim(slot, min(common_length(tokens, self.cache.tokens[slot]), len(tokens) - 1))
+        self.slots[number] = slot
+        return slot
+
+    def _run(self, slot: int, tokens: "Sequence[int]") -> int:
+        """Run `tokens`, which come next in `slot`, and return the draft's most probable next token."""
+        start = self.cache.length(slot)
+        while len(self.slots) > 1 and not self.cache.evict_for([PendingWrite(slot, start, start + len(tokens))]):
+            self._evict()
+        positions = np.array([start], np.int64)
+        logits = self.executor.run(slot, np.array([tokens], np.int64), positions)
+        self.cache.record(slot, positions, {slot: tokens})
+        return int(logits[0, : self.vocabulary].argmax())
+
+    def _evict(self) -> None:
+        """Free the slot of the least recent sequence."""
+        self.cache.release(self.slots.pop(next(iter(self.slots))))
