@@ -23,8 +23,11 @@ Respond = Callable[[Answer, bool], None]  # the answer, and True for the last on
 Spell = Callable[[bool, "Sequence[int]"], Spelling]  # (True to leave out special tokens, the tokens before)
 
 
-class StreamedAnswer:
-    """Sends one response for each piece of text. `scores`: those of the prompt, complete before the first piece."""
+class AnswerWriter:
+    """Sends a response for each piece of text (`options.stream`), or one when the last sequence has ended.
+
+    `scores`: those of the prompt, complete before the first piece.
+    """
 
     def __init__(
         self,
@@ -34,48 +37,10 @@ class StreamedAnswer:
         respond: Respond,
         scores: "list[TokenChoice] | None",
     ) -> None:
-        self.spell, self.respond = spell, respond
-        self.prompt, self.scores = prompt, scores
-        self.prompt_tokens = prompt.length
-        self.options = options
-        self.unfinished = options.n
-        skipped = options.skip_special_tokens
-        self.spellings = [spell(skipped, prompt.tokens) for _ in range(options.n)]
-        self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
+        self.spell, self.options, self.prompt, self.respond, self.scores = spell, options, prompt, respond, scores
+        self.spellings = [spell(options.skip_special_tokens, prompt.tokens) for _ in range(options.n)]
         self.thinking = set(range(options.n)) if prompt.thinking else set()
-
-    def add(self, piece: AnswerPiece) -> None:
-        self.unfinished -= bool(piece.finish_reason)
-        text = self.echo.pop(piece.index, "") + piece.text
-        tensors = _tensors([piece], [text], self.prompt_tokens)
-        tensors |= _logprob_tensors([piece.tokens], [self.spellings[piece.index]], self.options)
-        tensors |= _count_tensors([len(piece.tokens)], self.prompt_tokens, self.options)
-        if piece.finish_reason:
-            tensors |= _metric_tensors([piece], self.options)
-        if piece.index in self.thinking:
-            self.thinking.remove(piece.index)
-            tensors["thinking"] = np.array([True])
-        if self.scores is not None:
-            tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.options, self.spell)
-            self.scores = None
-        self.respond(tensors, not self.unfinished)
-
-
-class WholeAnswer:
-    """Sends one response for all sequences of a request, when the last of them has ended."""
-
-    def __init__(
-        self,
-        spell: Spell,
-        options: RequestOptions,
-        prompt: Prompt,
-        respond: Respond,
-        scores: "list[TokenChoice] | None",
-    ) -> None:
-        self.spell, self.options, self.respond = spell, options, respond
-        self.prompt, self.scores = prompt, scores
-        self.prompt_tokens = prompt.length
-        self.texts = [prompt.text if options.echo else ""] * options.n
+        self.texts = [prompt.text if options.echo else ""] * options.n  # not sent yet, like `tokens`
         self.tokens: "list[list[TokenChoice]]" = [[] for _ in range(options.n)]
         self.last: "dict[int, AnswerPiece]" = {}
 
@@ -84,21 +49,30 @@ class WholeAnswer:
         self.tokens[piece.index].extend(piece.tokens)
         if piece.finish_reason:
             self.last[piece.index] = piece
-        if len(self.last) == self.options.n:
+        if self.options.stream:
+            self._send([piece], [len(piece.tokens)])
+        elif len(self.last) == self.options.n:
             pieces = [self.last[index] for index in range(self.options.n)]
-            tensors = _tensors(pieces, self.texts, self.prompt_tokens)
-            skipped, before = self.options.skip_special_tokens, self.prompt.tokens
-            spellings = [self.spell(skipped, before) for _ in self.tokens]
-            tensors |= _logprob_tensors(self.tokens, spellings, self.options)
-            counts = [piece.completion_tokens for piece in pieces]
-            tensors |= _count_tensors(counts, self.prompt_tokens, self.options)
+            self._send(pieces, [piece.completion_tokens for piece in pieces])
+
+    def _send(self, pieces: "list[AnswerPiece]", counts: "list[int]") -> None:
+        """Send what has come for the sequences of `pieces`; `counts`: how many tokens each of them has here."""
+        indices, prompt_tokens = [piece.index for piece in pieces], self.prompt.length
+        tensors = _tensors(pieces, [self.texts[index] for index in indices], prompt_tokens)
+        tokens, spellings = [self.tokens[index] for index in indices], [self.spellings[index] for index in indices]
+        tensors |= _logprob_tensors(tokens, spellings, self.options)
+        tensors |= _count_tensors(counts, prompt_tokens, self.options)
+        if all(piece.finish_reason for piece in pieces):
             tensors |= _metric_tensors(pieces, self.options)
-            if self.prompt.thinking:
-                tensors["thinking"] = np.array([True])
-            if self.scores is not None:
-                scores = _prompt_logprobs(self.prompt, self.scores, self.options, self.spell)
-                tensors["prompt_logprobs_output"] = scores
-            self.respond(tensors, True)
+        if self.thinking.intersection(indices):
+            tensors["thinking"] = np.array([True])
+        if self.scores is not None:
+            tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.options, self.spell)
+            self.scores = None
+        self.thinking.difference_update(indices)
+        for index in indices:
+            self.texts[index], self.tokens[index] = "", []
+        self.respond(tensors, len(self.last) == self.options.n)
 
 
 def _tensors(pieces: "list[AnswerPiece]", texts: "list[str]", prompt_tokens: int) -> "dict[str, np.ndarray]":

@@ -130,19 +130,29 @@ class Request:
 
 
 @dataclass(eq=False)
-class GeneratedSequence:
-    """One of a request's n sequences."""
+class ScheduledSequence:
+    """State that the scheduler sets."""
 
     request: Request
+    slots: "list[int]" = field(default_factory=list, init=False)  # of running beams first
+    source: int = field(default=-1, init=False)  # its place in the encoder cache
+    status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
+    arrival: int = field(default=0, init=False)  # in the order of arrival
+    was_preempted: bool = field(default=False, init=False)
+
+    def restart(self) -> None:
+        """Wait again after preemption; its tokens will be recomputed."""
+        self.slots, self.was_preempted = [], True
+
+
+@dataclass(eq=False)
+class GeneratedSequence(ScheduledSequence):
+    """One of a request's n sequences."""
+
     sampler: Sampler
     detokenizer: Detokenizer
     stops: StopStrings
     end_ids: "frozenset[int]"
-    slots: "list[int]" = field(default_factory=list)
-    source: int = -1  # its place in the encoder cache
-    status: SequenceStatus = SequenceStatus.WAITING
-    arrival: int = 0  # in the order of arrival
-    was_preempted: bool = False
     unsent: "list[TokenChoice]" = field(default_factory=list)
     draft_length: DraftLength = field(default_factory=DraftLength)
 
@@ -151,10 +161,6 @@ class GeneratedSequence:
     @property
     def index(self) -> int:
         return self.sampler.stream
-
-    def restart(self) -> None:
-        """Wait again after preemption; its tokens will be recomputed."""
-        self.slots, self.was_preempted = [], True
 
     @property
     def generated(self) -> int:
@@ -221,17 +227,11 @@ class GeneratedSequence:
 
 
 @dataclass(eq=False)
-class BeamSequence:
+class BeamSequence(ScheduledSequence):
     """Beams of one request; they give no text until the search ends, and then its n best hypotheses."""
 
-    request: Request
     search: BeamSearch
     detokenizer: "Callable[[], Detokenizer]"
-    slots: "list[int]" = field(default_factory=list)  # of running beams first
-    source: int = -1  # its place in the encoder cache
-    status: SequenceStatus = SequenceStatus.WAITING
-    arrival: int = 0  # in the order of arrival
-    was_preempted: bool = False
 
     @property
     def width(self) -> int:
@@ -239,8 +239,8 @@ class BeamSequence:
 
     def restart(self) -> None:
         """Wait again after preemption; the search starts over, with the same result."""
+        super().restart()
         self.search = BeamSearch(self.search.rules, self.request.prompt, self.search.end_ids)
-        self.slots, self.was_preempted = [], True
 
     @property
     def generated(self) -> int:

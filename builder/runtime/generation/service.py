@@ -26,7 +26,7 @@ from .guides import Guides
 from .options import LISTS, RequestOptions
 from .processors import make_rules
 from .prompts import Prompt, Prompts, token_ids
-from .responses import Respond, StreamedAnswer, WholeAnswer
+from .responses import AnswerWriter, Respond
 from .sampling import Sampler, TokenChoice
 from .scheduler import SchedulerLimits
 from .sequences import BeamSequence, Defer, GeneratedSequence, Request, RunningSequence, run_now
@@ -87,7 +87,7 @@ class Service:
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
         scores: "list[TokenChoice] | None" = [] if options.prompt_logprobs >= 0 else None
-        answers = (StreamedAnswer if options.stream else WholeAnswer)(self.spelling, options, prompt, respond, scores)
+        answers = AnswerWriter(self.spelling, options, prompt, respond, scores)
         deadline = time.monotonic() + options.timeout_ms / 1000 if options.timeout_ms else None
         tokens, source = list(prompt.tokens), prompt.source
 

@@ -64,6 +64,11 @@ class CallPart(NamedTuple):
     lengths: np.ndarray
     logits_positions: "np.ndarray | None" = None
 
+    @property
+    def logits_indices(self) -> np.ndarray:
+        """Indices of the tokens after which logits are needed."""
+        return last_of_rows(self.tokens) if self.logits_positions is None else self.logits_positions
+
 
 @dataclass(frozen=True)
 class TokenCandidates:

@@ -28,7 +28,7 @@ from .base import (
     TokenCandidates,
 )
 from .cuda import copy_to_host, load_cuda
-from .padded_prefill import logits_positions_of, padded, places
+from .padded_prefill import padded, places
 
 
 def open_executor(infer: EngineModel, serving: GenerationServing, geometry: Geometry) -> "BlsCuda":
@@ -85,7 +85,7 @@ class BlsCuda(Executor):
         """Run one call; return the outputs of those `names`, (positions, ...)."""
         part, counts = padded(parts)
         rows, new = part.tokens.shape
-        logits_positions = logits_positions_of(part)
+        logits_positions = part.logits_indices
         step = StepInputs(rows, new, len(logits_positions))
         step.fill(part.tokens, part.lengths, logits_positions, counts)
         feeds: "dict[str, Any]" = {name: array for name, array in step.feeds.items() if name in self.inputs}

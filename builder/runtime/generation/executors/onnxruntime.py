@@ -26,7 +26,6 @@ from .base import (
     StepInputs,
     TokenCandidates,
     copy_slot,
-    last_of_rows,
 )
 
 Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache
@@ -66,7 +65,7 @@ class BoundExecutor(Executor):
         `counts`: see StepInputs; `best`: how many of the most probable tokens the graph finds.
         """
         rows, new = part.tokens.shape
-        logits_positions = last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions
+        logits_positions = part.logits_indices
         key = (part.first, rows, len(logits_positions), bind.__name__, best)
         prepared = self.decoding.get(key) if new == 1 else None
         if prepared is None:
@@ -112,7 +111,7 @@ class InPlace(BoundExecutor):
         def likeliest(binding: Any, num_logits: int) -> ScoredCandidates:
             return bind_likeliest(binding, num_logits, count)
 
-        return self._answer(CallPart(*part), likeliest, best=count)
+        return self._answer(part, likeliest, best=count)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)

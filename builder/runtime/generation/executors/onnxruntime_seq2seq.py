@@ -11,7 +11,7 @@ import numpy as np
 
 from ...contract import GenerationServing, Session
 from ...sessions import open_session
-from .base import CallPart, Geometry, ScoredCandidates, last_of_rows
+from .base import CallPart, Geometry, ScoredCandidates
 from .encoding import CrossGeometry, EncodingExecutor
 from .onnxruntime import MAX_BINDINGS, InProcess, bind_likeliest
 
@@ -111,9 +111,8 @@ class CrossAttending(InProcess, EncodingExecutor):
 
     def _step(self, part: CallPart, count: int) -> BoundStep:
         """Run one token a row, and find the `count` most probable next ones."""
-        first, tokens, lengths, logits_positions = part
+        first, tokens, lengths, logits_positions = part.first, part.tokens, part.lengths, part.logits_indices
         rows = len(tokens)
-        logits_positions = last_of_rows(tokens) if logits_positions is None else logits_positions
         places, beams = self.texts.place_of[first : first + rows], self.texts.beam_of[first : first + rows]
         used = int(places.max()) + 1
         key = (first, rows, used, len(logits_positions), count)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .base import CallPart, last_of_rows
+from .base import CallPart
 
 
 def padded(parts: "Sequence[CallPart]") -> "tuple[CallPart, np.ndarray | None]":
@@ -22,18 +22,11 @@ def padded(parts: "Sequence[CallPart]") -> "tuple[CallPart, np.ndarray | None]":
     tokens = np.zeros((len(parts), counts.max()), np.int64)
     for row, part in enumerate(parts):
         tokens[row, : counts[row]] = part.tokens[0]
-    logits_positions = np.concatenate(
-        [row * counts.max() + logits_positions_of(part) for row, part in enumerate(parts)]
-    )
+    logits_positions = np.concatenate([row * counts.max() + part.logits_indices for row, part in enumerate(parts)])
     return CallPart(parts[0].first, tokens, np.zeros(len(parts), np.int64), logits_positions), counts
-
-
-def logits_positions_of(part: CallPart) -> np.ndarray:
-    """Return the indices of the tokens of `part` after which logits are needed."""
-    return last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions
 
 
 def places(parts: "Sequence[CallPart]") -> "list[slice]":
     """Return the rows of each part in the logits of the part that `padded` returned."""
-    ends = np.cumsum([len(logits_positions_of(part)) for part in parts]).tolist()
+    ends = np.cumsum([len(part.logits_indices) for part in parts]).tolist()
     return [slice(begin, end) for begin, end in zip([0, *ends], ends)]

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..block_manager import BlockManager, PendingWrite
-from .base import CallPart, Executor, Geometry, last_of_rows
+from .base import CallPart, Executor, Geometry
 
 OPERATOR = "PagedAttention"  # name of attention over blocks in a graph's file, for every engine
 
@@ -95,7 +95,7 @@ class Paged(Executor):
         counts, past, new, tables = [], [], [], []
         for part in parts:
             size, tokens, lengths = part.tokens.shape[1], part.tokens.tolist(), part.lengths.tolist()
-            answered = (last_of_rows(part.tokens) if part.logits_positions is None else part.logits_positions).tolist()
+            answered = part.logits_indices.tolist()
             begins: "dict[int, int]" = {}
             for row in sorted({place // size for place in answered}):  # a row that needs no logits is not run
                 begins[row] = len(ids)
