@@ -35,7 +35,7 @@ class NumeralState(NamedTuple):
         """Return the place after `text`."""
         place = self
         for byte in text:
-            place = place._after(byte)
+            place = place.after_byte(byte)
         return place
 
     @property
@@ -43,13 +43,11 @@ class NumeralState(NamedTuple):
         """True within a number of more digits than readers accept."""
         if self.part == "whole":
             return self.whole > MAX_WHOLE_DIGITS
-        return self.exponent > MAX_EXPONENT_DIGITS or (self.part == "decimals" and self._written > MAX_DIGITS)
+        digits = self.whole + max(1, self.decimals)
+        return self.exponent > MAX_EXPONENT_DIGITS or (self.part == "decimals" and digits > MAX_DIGITS)
 
-    @property
-    def _written(self) -> int:
-        return self.whole + max(1, self.decimals)
-
-    def _after(self, byte: int) -> NumeralState:
+    def after_byte(self, byte: int) -> NumeralState:
+        """Return the place after one byte of text."""
         if self.quoted:
             return NumeralState(quoted=self.escaped or byte != QUOTE, escaped=not self.escaped and byte == BACKSLASH)
         if byte in DIGITS:
@@ -83,7 +81,7 @@ class Numerals:
     @staticmethod
     def _passes_limit(place: NumeralState, text: bytes) -> bool:
         for byte in text:
-            place = place.after(bytes((byte,)))
+            place = place.after_byte(byte)
             if place.is_too_long:
                 return True
         return False

@@ -78,7 +78,7 @@ class Service:
         options = read_options(tensors, parameters, self.serving.defaults, self.serving.fields)
         for name in (*LISTS, "logit_bias"):
             refuse_long(name, len(getattr(options, name)), limits)
-        self._refuse_strange(options)
+        self._refuse_unknown_tokens(options)
         if options.tokenize:
             answer = dict(zip(("text_output", "tokens"), self.prompt.tokens(options)))
             texts = {name: np.array([text.encode("utf-8")], np.object_) for name, text in answer.items()}
@@ -107,7 +107,7 @@ class Service:
                     f"the prompt has {len(prompt.tokens)} tokens, and the checkpoint's max_length allows {total} for "
                     "prompt and answer together; send max_tokens or a shorter prompt"
                 )
-            total = min(total, self._held(options.num_beams))
+            total = min(total, self._max_row_tokens(options.num_beams))
             return max(1, min(self.serving.max_tokens, remaining, total - len(prompt.tokens)))
         if not 1 <= options.max_tokens <= remaining:
             raise InputError(
@@ -163,14 +163,14 @@ class Service:
         ends |= {self.special[word] for word in options.stop_words if word in self.special}  # not shown in text
         return frozenset(ends)
 
-    def _refuse_strange(self, options: RequestOptions) -> None:
+    def _refuse_unknown_tokens(self, options: RequestOptions) -> None:
         """Raise InputError for token ids outside the vocabulary."""
         tokens, vocabulary = (*options.logit_bias, *options.stop_token_ids, *options.input_ids), self.serving.vocabulary
-        strange = [token for token in tokens if not 0 <= token < vocabulary]
-        if strange:
-            raise InputError(f"{strange[0]} is not a token id; this model has 0 to {vocabulary - 1}")
+        unknown = [token for token in tokens if not 0 <= token < vocabulary]
+        if unknown:
+            raise InputError(f"{unknown[0]} is not a token id; this model has 0 to {vocabulary - 1}")
 
-    def _held(self, beams: int) -> int:
+    def _max_row_tokens(self, beams: int) -> int:
         """Return how many tokens, prompt and answer, each of `beams` rows can have in an empty cache."""
         blocks = self.loop.cache.blocks
         return self.serving.arena.length if blocks is None else blocks.num_blocks // beams * blocks.block_size

@@ -17,14 +17,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Front:
-    """Functions of a version: `answer` the requests of a batch, each as tensors, and make each `response` for Triton.
-
-    `counts`: of its engine calls and tokens so far.
-    """
+    """Functions of a version: `answer` the requests of a batch, as tensors, and make each `response` for Triton."""
 
     answer: Callable[[Any], Any]
     response: Callable[[Any], Any]
-    counts: Any
 
 
 def open_emitted(folder: Path) -> Front:
@@ -32,7 +28,7 @@ def open_emitted(folder: Path) -> Front:
     package = package_of(folder)
     pipeline = importlib.import_module(f"{package}.encoder.front").open_front(folder)
     response = importlib.import_module(f"{package}.encoder.transport").response
-    return Front(pipeline, response, pipeline.counts)
+    return Front(pipeline, response)
 
 
 def package_of(folder: Path) -> str:
