@@ -38,7 +38,7 @@ class CountedMemory:
         self.opened.append(folder.parent.name)
         if (folder / "damaged").exists():
             raise ValueError("not a graph")
-        return Front(_Weights(self, (folder / "weights").stat().st_size).answer, str, None)
+        return Front(_Weights(self, (folder / "weights").stat().st_size).answer, str)
 
     def resident(self) -> int:
         return self.bytes
