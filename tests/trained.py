@@ -1,7 +1,7 @@
 """Small models with a right answer, trained here: every variant has a true accuracy to lose.
 
 Questions about passages, entities of sentences, and a language model on text that ships with Python; created by code
-from fixed seeds, in about a minute each on two cores. They are trained once and kept in the user's cache, under the
+from fixed seeds, in about a minute each on two cores. They are trained once and cached in the user's cache, under the
 hash of the file that trains and the versions it ran with.
 """
 
@@ -47,20 +47,20 @@ Sample = dict[str, Any]
 
 def question_answering() -> tuple[Path, Path]:
     """Return (checkpoint, samples with labels): a sentence and a question about it; some have no answer."""
-    return kept("question-answering", _train_questions)
+    return cached_training("question-answering", _train_questions)
 
 
 def token_classification() -> tuple[Path, Path]:
     """Return (checkpoint, samples with labels): people, places and days of two sentences."""
-    return kept("token-classification", _train_tags)
+    return cached_training("token-classification", _train_tags)
 
 
 def language_model() -> tuple[Path, Path]:
     """Return (checkpoint, samples): English about Python, from the topics that pydoc prints."""
-    return kept("language-model", _train_language)
+    return cached_training("language-model", _train_language)
 
 
-def kept(name: str, train: Callable[[Path], list[Sample]]) -> tuple[Path, Path]:
+def cached_training(name: str, train: Callable[[Path], list[Sample]]) -> tuple[Path, Path]:
     """Return the folder of a trained model and its samples that it never saw; the first caller trains it."""
     digest = hashlib.sha256(Path(inspect.getfile(train)).read_bytes())
     digest.update(f"{torch.__version__} {transformers.__version__}".encode())
@@ -173,7 +173,7 @@ def _train_questions(folder: Path) -> list[Sample]:
     tokenizer = _word_tokenizer(folder)
     model = _bert(transformers.AutoModelForQuestionAnswering, tokenizer)
 
-    fit(model, question_batches(tokenizer, seed=1), steps=400, rate=1e-3)
+    fit(model, question_batches(tokenizer, seed=1, size=32), steps=300, rate=1e-3)
     model.save_pretrained(folder)
     unseen = _question_samples(seed=2)
     samples = [next(unseen) for _ in range(200)]
@@ -225,13 +225,13 @@ def _train_language(folder: Path) -> list[Sample]:
     config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.0
     model = transformers.AutoModelForCausalLM.from_config(config)
 
-    def batches(size: int = 24, length: int = 96) -> Iterator[dict[str, Any]]:
+    def batches(size: int = 16, length: int = 96) -> Iterator[dict[str, Any]]:
         generator = torch.Generator().manual_seed(1)
         while True:
             starts = torch.randint(0, len(ids) - length, (size,), generator=generator)
             rows = torch.stack([ids[start : start + length] for start in starts])
             yield {"input_ids": rows, "labels": rows}
 
-    fit(model, batches(), steps=600, rate=3e-3)
+    fit(model, batches(), steps=400, rate=3e-3)
     model.save_pretrained(folder)
     return [{"text_input": text[400_000 + 400 * n : 400_000 + 400 * n + 300]} for n in range(24)]

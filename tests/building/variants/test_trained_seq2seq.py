@@ -22,7 +22,7 @@ from builder.options import make_spec
 from builder.runtime.generation.responses import Answer
 from builder.runtime.generation.service import Service
 from tests.servings import answered
-from tests.trained import kept
+from tests.trained import cached_training
 from tests.verified_once import VerifiedOnce
 
 ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -110,7 +110,7 @@ def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
 
 @pytest.mark.slow
 def test_trained_seq2seq_keeps_its_accuracy_in_every_precision(tmp_path: Path) -> None:
-    model, unseen = kept("numbers", train)
+    model, unseen = cached_training("numbers", train)
     lines = unseen.read_text().splitlines()
     kept_back = [int(json.loads(line)["text_input"].replace(" ", "")) for line in lines]
     samples = tmp_path / "samples.jsonl"
