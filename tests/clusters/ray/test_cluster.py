@@ -26,6 +26,7 @@ from tests.models import join
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
 WAIT_S = 300
+STATUS_S = 0.5  # between requests for the status of an application, each of which takes a core for a moment
 TEXT = "The museum opens late on Fridays"
 
 
@@ -70,8 +71,20 @@ def _deaths(events: list[BuildProgress | BuildOutcome]) -> int:
 
 @pytest.fixture(scope="module")
 def models(built: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
-    """Return a repository of a classifier, one with an engine beside it, and a model that generates."""
-    return join([built(name) for name in ("topics", "flags", "writes")], module_folder("on-ray") / "models")
+    """Return a repository of a classifier, one with an engine beside it, and a model that generates slowly."""
+    models = join([built(name) for name in ("topics", "flags", "writes")], module_folder("on-ray") / "models")
+    _pause_before_each_step(models / "writes" / "1" / "model.py")
+    return models
+
+
+def _pause_before_each_step(program: Path) -> None:
+    """Let a decode loop sleep: many requests then wait at once without a load that delays the start of a replica."""
+    text, start = program.read_text("utf-8"), "        self.service.loop.start()\n"
+    assert start in text
+    step = "        step = self.service.loop.step\n"
+    pause = "        self.service.loop.step = lambda: (__import__('time').sleep(0.01), step())\n"
+    program.unlink()  # a link to the file that other tests read
+    program.write_text(text.replace(start, step + pause + start), "utf-8")
 
 
 @dataclass
@@ -108,7 +121,7 @@ class Site:
     def whole(self) -> Site:
         """Wait for the initial state: two replicas on two nodes."""
         self.nodes.at_least(2)
-        _wait_for(lambda: self.replicas() == {"RUNNING": 2})
+        _wait_for(lambda: self.replicas() == {"RUNNING": 2}, STATUS_S)
         return self
 
     def write(self, name: str) -> None:
@@ -212,10 +225,10 @@ def test_ray_adds_a_replica_under_load_and_removes_it_after(site: Site) -> None:
     site.whole()
     site.nodes.at_least(3)
     with site.asked(13, lambda: site.write("writes")):
-        _wait_for(lambda: site.replicas() == {"RUNNING": 3})
+        _wait_for(lambda: site.replicas() == {"RUNNING": 3}, STATUS_S)
         _wait_for(lambda: len(set(site.stubs("writes").values())) == 3)
     with site.asked(1, lambda: site.write("writes")):
-        _wait_for(lambda: site.replicas().get("RUNNING") == 2)
+        _wait_for(lambda: site.replicas().get("RUNNING") == 2, STATUS_S)
     assert site.failures == []
 
 
@@ -243,8 +256,8 @@ def _broken_stream(site: Site) -> list[Any]:
     return [json.loads(line.removeprefix(b"data: ")) for line in lines]
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
+def _wait_for(condition: Callable[[], bool], interval_s: float = 0.05) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(interval_s)
