@@ -24,8 +24,8 @@ from builder.engines.gpu import gpus
 from builder.options import make_spec
 from builder.serving.client.client import Client
 from builder.serving.server.triton import TritonServer, running
+from tests.cached_exports import cached_exports, user_folder
 from tests.cached_probes import cached_probes
-from tests.kept_exports import kept_exports, user_folder
 from tests.models import NAMES, REAL, checkpoint_of, join, minilm, options_of
 from tests.once import changed, once
 from tests.sharing import Sharing
@@ -88,7 +88,7 @@ def _nobody_changes_what_is_shared(shared: Path) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _exports_once(shared: Path) -> Iterator[None]:
     """Export each model once: an export of a known model returns the earlier graph."""
-    with kept_exports(user_folder(), shared / "exports"):
+    with cached_exports(user_folder(), shared / "exports"):
         yield
 
 

@@ -10,7 +10,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from builder.common.replaced import replaced
 from builder.graphs.export.architectures.t5 import REPLACED
-from tests import code_hash, kept_exports
+from tests import cached_exports, code_hash
 
 FILES = {
     "builder/graph.py": """
@@ -149,14 +149,14 @@ def test_code_hash_covers_closures_and_defaults(monkeypatch: pytest.MonkeyPatch)
     looked_up = _asked(monkeypatch)
     for function in (_within(code_hash._is_text), _within(_within(code_hash._is_text)), _by_default, _by_keyword):
         looked_up.clear()
-        kept_exports._code(function)
+        cached_exports._code(function)
         assert ("tests.code_hash", "_is_text") in looked_up
 
 
 def test_code_hash_covers_the_replaced_bias_of_t5(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up = _asked(monkeypatch)
     with replaced(REPLACED):
-        kept_exports._code(T5Attention.compute_bias)
+        cached_exports._code(T5Attention.compute_bias)
     assert looked_up >= {("builder.graphs.export.architectures.t5", name) for name in ("bias_by_row", "buckets")}
 
 
@@ -168,5 +168,5 @@ def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
         looked_up.add((module, *names))
         return ""
 
-    monkeypatch.setattr(kept_exports, "digest_of", digest_of)
+    monkeypatch.setattr(cached_exports, "digest_of", digest_of)
     return looked_up

@@ -27,7 +27,7 @@ from builder.engines.openvino import arithmetic_on
 from builder.graphs.export.encoder import export
 from builder.graphs.onnx.graph import Graph, load_whole, save_graph
 from builder.options import make_spec
-from tests.alike import Feed, batches, features
+from tests.length_batches import Feed, batches, features
 from tests.models import minilm
 
 BF16_CPU = ("avx512_vnni", "avx512_bf16")

@@ -22,7 +22,7 @@ from builder.engines.optimise.structure import open_structures
 from builder.graphs.export.encoder import Export, export
 from builder.graphs.onnx.graph import Graph
 from builder.options import make_spec
-from tests.alike import batches, features
+from tests.length_batches import batches, features
 from tests.models import minilm
 from tests.tiny_encoders import make_checkpoint
 

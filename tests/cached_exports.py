@@ -71,7 +71,7 @@ def user_folder() -> Path:
 
 
 @contextmanager
-def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
+def cached_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
     """Patch `to_onnx` everywhere in the package to read earlier exports from these folders."""
     of_the_run.mkdir(parents=True, exist_ok=True)
 
