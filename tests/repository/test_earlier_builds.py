@@ -1,6 +1,6 @@
 """Repositories that earlier releases of build-repo wrote are still read.
 
-The folder `earlier` has the documents that release 0.3.0 wrote for tiny checkpoints: serving.json, build.json and
+The folder `earlier` has the documents that version 0.2.0 wrote for tiny checkpoints: serving.json, build.json and
 config.pbtxt of a version. Never rewrite them: they stand for what users have.
 """
 
