@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,12 @@ open(file + ".new", "w").write(str(os.getpid()))
 os.replace(file + ".new", file)
 time.sleep(600)
 """
+
+COUNTS_SIGNALS = (
+    "import signal; signals = []; signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))"
+    + LISTENS.replace("time.sleep(600)", "while not signals: time.sleep(0.01)")
+    + "time.sleep(0.5); open(file + '.signals', 'w').write(str(len(signals)))"
+)
 
 
 @pytest.fixture
@@ -52,6 +59,20 @@ def test_gateway_restarts_when_killed_and_not_when_stopped(listening: Callable[[
     assert lines == ["the gateway ended, by SIGKILL; it is started again"]
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
+
+
+def test_restarted_gateway_gets_one_stop_signal(
+    listening: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a restarted gateway got a second signal, at which it ends without answering running requests."""
+    monkeypatch.setattr(gateway_module, "GATEWAY_PROGRAM", COUNTS_SIGNALS)
+    stop = gateway_module._stop
+    monkeypatch.setattr(gateway_module, "_stop", lambda process: (time.sleep(0.1), stop(process)))  # not both at once
+    with supervised_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lambda _: None, poll_s=0.01):
+        first = listening()
+        os.kill(first, signal.SIGKILL)
+        assert comes_about(lambda: listening() != first)
+    assert (tmp_path / "url.signals").read_text() == "1"
 
 
 def test_gateway_that_cannot_start_is_reported_and_retried(

@@ -55,7 +55,11 @@ def supervised_gateway(
 
 
 class GatewaySupervisor(threading.Thread):
-    """Thread that restarts a process until `stopping` is set."""
+    """Thread that restarts a process until `stopping` is set, and then stops it.
+
+    It stops the process itself: if a thread ends before a process that it started, `die_with_parent` sends a signal
+    beside that of `_stop`, and a gateway ends at once on the second one.
+    """
 
     def __init__(self, start: Callable[[], Process], say: Callable[[str], None], poll_s: float) -> None:
         super().__init__(name="supervisor of the gateway", daemon=True)
@@ -79,6 +83,7 @@ class GatewaySupervisor(threading.Thread):
                 self.process = self.start_process()
             except OSError as error:  # the next check counts it as another end
                 self.say(f"the gateway cannot be started ({error.strerror or error})")
+        _stop(self.process)
 
 
 def _start(triton: str, host: str, port: int, *more: str) -> Process:
