@@ -24,7 +24,7 @@ from builder.serving.server.triton import free_ports
 from tests.clusters.ray.cluster import Nodes, kill, ray_nodes, stop, stubs
 from tests.models import join
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(900)]
 WAIT_S = 300
 STATUS_S = 0.5  # between requests for the status of an application, each of which takes a core for a moment
 TEXT = "The museum opens late on Fridays"
