@@ -74,7 +74,10 @@ def test_emitted_python_imports_only_its_requirements() -> None:
     for path in RUNTIME.rglob("*.py"):
         allowed = base | more.get(path.parent.name, set()) | libraries.get(path.name, set())
         for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
-            assert name in allowed, f"{path.name} imports {name}"
+            assert name in allowed, (
+                f"{path.name} imports {name}: pin it in builder/runtime/requirements.txt; import ONNX Runtime and "
+                "OpenVINO from builder/runtime/onnx_runtime.py and open_vino.py"
+            )
     for path in RUNTIME.rglob("*.py"):
         alone = path.name == "open_vino.py"  # imported only for models that need it, for which it is installed
         assert alone or not re.search(r"^(?:from|import) openvino", path.read_text(), re.MULTILINE), path.name

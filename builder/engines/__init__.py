@@ -60,7 +60,10 @@ class GraphEngine(Engine, ABC):
 
     @abstractmethod
     def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
-        """Open `graph` on the CPU: named arrays in, named arrays out."""
+        """Open `graph` on the CPU: named arrays in, named arrays out.
+
+        `spinning`: threads may busy-wait for work within a call (serving.spinning).
+        """
 
     @abstractmethod
     def place(self, options: BuildSpec, graph: Graph, calls: Calls) -> Placement:

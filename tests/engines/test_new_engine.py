@@ -25,6 +25,8 @@ BUILDER = Path(engines.__file__).parent.parent
 NEW = Path(__file__).parent / "new_engine"
 NAME = "echo"
 COMMAND = ("-c", "import sys; from builder.cli import main; sys.exit(main())")
+OPEN = "import sys; from pathlib import Path; from builder.runtime.encoder.front import open_front; "
+OPEN += "open_front(Path(sys.argv[1]))"  # runs the executor, which a build does not
 NAMING = {  # modules outside the engines that may name one, with the reason
     "common/releases.py": "the table of Triton's releases has a column of versions for each",
     "graphs/onnx/graph.py": "an exported graph has ONNX Runtime's operators until an engine translates it",
@@ -82,6 +84,7 @@ def test_new_engine_is_built_verified_and_published(
         assert (serving.executor, serving.model) == (NAME, "model.echo")
         assert (repository / "t" / "1" / "model.echo").is_file()
         assert (repository / "t" / "1" / "encoder" / "executors" / "echo.py").is_file()
+        run(extended, "-c", OPEN, repository / "t" / "1")
     report = read_report(repository, "t")
     assert (report.engine, report.chosen) == (NAME, "fp32 Echo")
     assert [(check.engine, check.verified) for check in report.verified_on] == [("onnxruntime", True)]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
-from ...contract import EncoderServing  # type: ignore[import-untyped]
+from ...contract import ContractError, EncoderServing, Session  # type: ignore[import-untyped]
+from ...sessions import open_session  # type: ignore[import-untyped]
 
 
 class Executor:
@@ -17,7 +17,9 @@ class Executor:
     map_calls = map
 
     def __init__(self, folder: Path, serving: EncoderServing) -> None:
-        self.session = onnxruntime.InferenceSession(str(folder / str(serving.model)))
+        if serving.model is None or not isinstance(serving.session, Session):
+            raise ContractError("serving.json names no graph for Echo in process. Build the model again")
+        self.session = open_session(folder / serving.model, serving.session)
         self.outputs = list(serving.outputs)
 
     def infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
