@@ -20,7 +20,7 @@ from builder.common.limited import LimitReached, run_limited
 from builder.common.samples import TEXTS
 from builder.runtime.contract import Language
 from builder.runtime.generation.text import Detokenizer
-from builder.runtime.tokens import TokenizerError, call_tokenizer
+from builder.runtime.panics import TokenizerError, call_tokenizer
 
 PROBE = "builder.checkpoints.tokenizer_probe:probe"
 SECONDS = 20  # of a processor, for loading and for all texts; known models take far less

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from builder.checkpoints.untrusted import read_object
-from builder.runtime.tokens import TokenizerError, call_tokenizer
+from builder.runtime.panics import TokenizerError, call_tokenizer
 
 LENGTH = 4096  # characters of a text that is tried
 SPARE = "\x01"  # in no expression; all letters follow it, since an expression whose end is missing is not tried at all

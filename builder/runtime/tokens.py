@@ -1,39 +1,21 @@
-"""Call the tokenizers library, and list the tokens of a text for a client that requests them instead of an answer.
+"""List the tokens of a text for a client that requests them instead of an answer.
 
-Knows no task. Positions are characters of the text, as in Text Embeddings Inference.
+Knows the tokenizers library; knows no task. Positions are characters of the text, as in Text Embeddings Inference.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
 from .fields import Field
+from .panics import call_tokenizer
 
 TOKENIZE = Field("tokenize", "TYPE_BOOL", optional=True)
 TOKENS = Field("tokens", "TYPE_STRING")
-
-
-class TokenizerError(RuntimeError):
-    """The model's own tokeniser failed on this text, or on these tokens."""
-
-
-def call_tokenizer(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return the result of `call`, a function of the tokenizers library. Raises TokenizerError if it fails.
-
-    A tokenizer.json can cause a panic (a regular expression that gives up on some text, a pre-tokeniser of size 0),
-    which is a BaseException and would end its thread.
-    """
-    try:
-        return call(*arguments, **options)
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise  # not a panic: the program is to exit
-        reason = str(error).splitlines() or [type(error).__name__]
-        raise TokenizerError(f"the model's tokenizer fails here: {reason[0][:200]}") from None
 
 
 def tokens_of(tokenizer: Tokenizer, texts: "Sequence[Any]", special: bool = True) -> "list[str]":

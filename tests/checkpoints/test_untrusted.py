@@ -8,6 +8,8 @@ import resource
 import shutil
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -360,6 +362,13 @@ def test_kernels_named_by_a_nested_configuration_are_dropped(field: str, tmp_pat
     for one in (config, config.encoder, config.decoder):
         assert one._attn_implementation is None
         assert one._experts_implementation is None
+
+
+def test_tokenizer_probe_imports_nothing_heavy() -> None:
+    """Regression: every build starts this process, whose time numpy tripled."""
+    code = "import sys, builder.checkpoints.tokenizer_probe; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"numpy", "torch", "transformers", "onnxruntime"} & set(done.stdout.split())
 
 
 def test_build_reports_a_panic_of_the_tokenizers_library() -> None:

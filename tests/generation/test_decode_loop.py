@@ -24,7 +24,7 @@ from builder.runtime.generation.scheduler import DeadlineExceeded, QueueFull, Sc
 from builder.runtime.generation.sequences import AnswerPiece, BeamSequence, GeneratedSequence, Request
 from builder.runtime.generation.slot_cache import SlotCache
 from builder.runtime.generation.text import Detokenizer, StopStrings
-from builder.runtime.tokens import TokenizerError
+from builder.runtime.panics import TokenizerError
 from tests.generation.executors import JoiningSumExecutor, SumExecutor, expected
 
 

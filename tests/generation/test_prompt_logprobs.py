@@ -26,7 +26,7 @@ from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.responses import Answer
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
-from builder.runtime.tokens import TokenizerError
+from builder.runtime.panics import TokenizerError
 from tests.decoders import make_decoder
 from tests.generation.executors import SumExecutor
 from tests.generation.test_decode_loop import Asked

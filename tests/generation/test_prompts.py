@@ -18,7 +18,7 @@ from builder.runtime.generation.decoder_prompts import DecoderPrompts
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.prompts import token_ids
 from builder.runtime.generation.source_texts import SourceTexts
-from builder.runtime.tokens import TokenizerError
+from builder.runtime.panics import TokenizerError
 from tests.seq2seqs import make_multilingual_tokenizer
 from tests.tiny_encoders import make_tokenizer
 

@@ -19,8 +19,8 @@ from builder.runtime.generation.block_manager import BlockManager
 from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.service import Service
 from builder.runtime.generation.text import BROKEN, Detokenizer, Spelling, StopStrings
+from builder.runtime.panics import TokenizerError
 from builder.runtime.spaces import Cleaner
-from builder.runtime.tokens import TokenizerError
 from tests.generation.executors import SumExecutor
 from tests.generation.test_prompt_logprobs import answers_of
 from tests.servings import decoder_serving

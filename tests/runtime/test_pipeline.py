@@ -13,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 from builder.runtime.contract import FILE, RequestLimits, dump
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import InputError
-from builder.runtime.tokens import TokenizerError
+from builder.runtime.panics import TokenizerError
 from tests.servings import answered, encoder_serving
 from tests.tiny_encoders import make_tokenizer
 

@@ -12,7 +12,8 @@ from typing import Union
 
 from tokenizers import Encoding, Tokenizer
 
-from ..tokens import call_tokenizer, tokens_of
+from ..panics import call_tokenizer
+from ..tokens import tokens_of
 
 Text = Union[str, tuple[str, str]]
 

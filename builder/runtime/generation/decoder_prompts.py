@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from ..contract import GenerationServing
 from ..fields import InputError
-from ..tokens import call_tokenizer, tokens_of, tokens_of_ids
+from ..panics import call_tokenizer
+from ..tokens import tokens_of, tokens_of_ids
 from .options import RequestOptions
 from .prompts import Prompt, token_ids
 

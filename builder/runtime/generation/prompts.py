@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from ..tokens import call_tokenizer
+from ..panics import call_tokenizer
 from .options import RequestOptions
 
 

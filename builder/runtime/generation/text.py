@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
+from ..panics import call_tokenizer
 from ..spaces import Cleaner
-from ..tokens import call_tokenizer
 
 BROKEN = "\ufffd"  # decoded from bytes that are not yet a whole character
 CONTEXT = 8  # tokens of the prompt that decide how the first new token is spelled (its leading space, for example)

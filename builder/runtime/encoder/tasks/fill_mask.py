@@ -13,8 +13,8 @@ import numpy as np
 from tokenizers import Encoding
 
 from ...fields import Field, InputError, Tensors, as_bytes, count, one_each, refuse_long, strings
+from ...panics import call_tokenizer
 from ...spaces import cleaned
-from ...tokens import call_tokenizer
 from .. import task
 from ..scores import softmax
 
