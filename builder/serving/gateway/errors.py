@@ -51,11 +51,11 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        shape: ErrorBody | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.retry_after = retry_after
-        self.shape: ErrorBody | None = None
+        self.retry_after, self.shape = retry_after, shape
 
     @property
     def headers(self) -> dict[str, str]:

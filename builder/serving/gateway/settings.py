@@ -15,7 +15,10 @@ DEFAULT_PORT = 9000
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each token, by its id."""
+    """The bytes of each token, by its id, of the tokeniser that clients use.
+
+    LangChain's OpenAIEmbeddings tokenises texts with OpenAI's cl100k_base, whatever the model, and sends the ids.
+    """
 
     name: str
     tokens: dict[int, bytes]
@@ -26,7 +29,10 @@ class Vocabulary:
 
 
 def read_vocabulary(file: Path) -> Vocabulary:
-    """Read a tiktoken vocabulary. Raises SpecError for any other file."""
+    """Read a tiktoken vocabulary, a token in base64 and its number on each line. Raises SpecError for any other file.
+
+    Source: https://github.com/openai/tiktoken, tiktoken/load.py.
+    """
     tokens, number = {}, 0
     try:
         for number, line in enumerate(file.read_bytes().splitlines(), 1):  # noqa: B007  (named in the error)

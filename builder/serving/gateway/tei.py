@@ -45,9 +45,15 @@ def tei_errors() -> Iterator[None]:
     """Give errors TEI's shape, on a route that other clients use too."""
     try:
         yield
-    except ApiError as error:
-        error.shape = tei_error
-        raise
+    except ApiError as error:  # not changed, since requests of other routes may wait for the same load
+        raise ApiError(
+            error.status,
+            error.message,
+            param=error.param,
+            code=error.code,
+            retry_after=error.retry_after,
+            shape=tei_error,
+        ) from error
 
 
 class TruncationFields(StrictBody):

@@ -46,6 +46,24 @@ def test_failed_load_backs_off_until_the_model_changes(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_failed_load_is_reported_in_the_shape_of_each_route(tmp_path: Path) -> None:
+    """Regression: requests that waited for the same load got TEI's shape once one of them was in that shape."""
+    make_models(tmp_path, "ranks-a")
+    case = Case(tmp_path)
+    case.triton.broken["ranks-a"] = "no file model.onnx"
+
+    async def run() -> None:
+        body = {"model": "ranks-a", "query": "q"}
+        tei, cohere = await asyncio.gather(
+            ask(case.app, "/rerank", {**body, "texts": ["a"]}),
+            ask(case.app, "/v1/rerank", {**body, "documents": ["a"]}),
+        )
+        assert (tei.status, tei.json["error_type"]) == (503, "Unhealthy")
+        assert (cohere.status, cohere.error["code"]) == (503, "model_failed")
+
+    asyncio.run(run())
+
+
 def test_dead_model_is_reloaded_for_its_requests(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a", "writes-b")
     case = Case(tmp_path)
