@@ -103,12 +103,12 @@ def read_modules(root: Path) -> SentenceModules | None:
     settings = _settings(transformer, root, kind)
     pooling: tuple[str, ...] = ()
     for name, folder in after:
-        config = read_json(folder / "config.json", {} if name == "Normalize" else None)
         if name == "Pooling":
-            pooling = _pooling(config, root)
+            pooling = _pooling(read_json(folder / "config.json"), root)
         elif name == "SpladePooling":
-            _refuse_splade(config, general, root)
+            _refuse_splade(read_json(folder / "config.json"), general, root)
         elif name == "Normalize":
+            config = read_json(folder / "config.json", {})
             for key in ("module_input_name", "module_output_name"):
                 if (config.get(key) or "sentence_embedding") != "sentence_embedding":
                     raise CheckpointError(f"{root.name} normalises {config[key]}, which is not supported")

@@ -28,7 +28,12 @@ def next_pause(pause: int) -> int:
 
 
 class DraftLength:
-    """Length and pauses of the draft model's proposals for one sequence."""
+    """Length and pauses of the draft model's proposals for one sequence.
+
+    After a proposal that was accepted whole, the next is two tokens longer; after any other, one token shorter: the
+    schedule "heuristic" of transformers' assisted generation (generation/candidate_generator.py). After a rejected
+    proposal of one token comes a pause, twice as long each time.
+    """
 
     def __init__(self) -> None:
         self.length, self.pause = INITIAL_DRAFT_LENGTH, 0
@@ -88,6 +93,7 @@ class PromptLookup:
 class Drafter:
     """Draft model over `executor`, which caches as many sequences as it has slots, the least recent evicted first.
 
+    Each proposal compares its cache with the sequence, so rejected tokens and preempted sequences need no special care.
     `vocabulary`: number of tokens to choose from; the draft may have more rows in its last matrix.
     """
 
