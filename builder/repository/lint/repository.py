@@ -231,7 +231,7 @@ class ModelVersion:
 
     @cached_property
     def serving(self) -> Serving | None:
-        """Content of a front's serving.json; None if it is missing or cannot be read."""
+        """Content of a front's serving.json; None if it is missing, cannot be read, or is of a shared front."""
         return _serving(self.path)
 
     @cached_property

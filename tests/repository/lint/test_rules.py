@@ -69,9 +69,13 @@ def test_lint_counts_the_threads_of_all_instances(tmp_path: Path, monkeypatch: p
     _write(tmp_path / "two_by_itself", 'backend: "onnxruntime"', model)
     _write(tmp_path / "three", ONNX.replace("count: 1", "count: 3").replace('"1"', '"2"'), model)
     _write(tmp_path / "four", ONNX.replace("count: 1", "count: 4"), model)
+    for name, graph in (("in_process", "model.onnx"), ("through_bls", None)):
+        files = {**CASES["whole"].files, "1/serving.json": dump(decoder_serving(model=graph))}
+        _write(tmp_path / name, WHOLE.replace("count: 1", "count: 2"), files)
     assert {finding.model: finding.found for finding in _found(tmp_path, "TR404")} == {
         "two_by_itself": "2 instances of 4 threads each, on 4 cores",
         "three": "3 instances of 2 threads each, on 4 cores",
+        "in_process": "2 instances of 4 threads each, on 4 cores",
     }
 
 

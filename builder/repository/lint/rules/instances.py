@@ -103,8 +103,8 @@ def threads_have_cores(version: ModelVersion) -> Iterator[Problem]:
     if model.config.backend == onnxruntime.BACKEND:
         count = model.parameter("intra_op_thread_count")
         threads = (int(count) if count.isdigit() else 0) or cores
-    elif version.serving is not None and version.serving.session is not None:
-        threads = version.serving.session.threads or cores
+    elif (served := version.serving) is not None and served.model is not None and served.session is not None:
+        threads = served.session.threads or cores  # of the engine in process; through BLS another model has threads
     is_on_cpu = version.is_served and not model.is_on_gpu
     if is_on_cpu and model.instances > 1 and model.instances * threads > cores:
         yield Problem(
