@@ -6,9 +6,13 @@ import importlib
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+
+from builder.runtime.encoder import pipeline
+from builder.runtime.generation import stats
+from builder.runtime.shared import host
 
 TRITON, METRICS = "triton_python_backend_utils", "builder.runtime.adapters"
 
@@ -56,6 +60,15 @@ def test_metrics_publish_only_changes(module: Any) -> None:
         ("build_repo_steps_total", "increment", 3),
         ("build_repo_running", "set", 0),
     ]
+
+
+def test_every_family_of_a_model_has_a_value() -> None:
+    """A family without a value would be documented, and published as 0."""
+    load_time = {"loaded_timestamp_seconds"}  # encoder_model.py publishes it
+    assert pipeline.Counts().values().keys() | load_time == {name for name, _, _ in pipeline.FAMILIES}
+    assert stats.Stats().values().keys() == {name for name, _, _ in stats.FAMILIES}
+    shared = host.Host(cast(host.Listing, SimpleNamespace(models={})), 0, cast(Any, None), lambda: 0, lambda: None)
+    assert shared.values().keys() == {name for name, _, _ in host.FAMILIES}
 
 
 def test_metrics_are_due_once_a_second(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
