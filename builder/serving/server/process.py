@@ -99,9 +99,11 @@ def end_group(leader: subprocess.Popen[Any]) -> None:
 def _members(leader: int) -> set[int]:
     """Return the processes of a group, without the dead ones that only another process can reap."""
     group = set()
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
         with suppress(psutil.Error, OSError):  # it has ended
-            is_member = os.getpgid(process.pid) == leader
-            if is_member and (process.status() != psutil.STATUS_ZOMBIE or process.ppid() == os.getpid()):
-                group.add(process.pid)
+            if os.getpgid(pid) != leader:
+                continue
+            process = psutil.Process(pid)  # process_iter may return an earlier one of this pid
+            if process.status() != psutil.STATUS_ZOMBIE or process.ppid() == os.getpid():
+                group.add(pid)
     return group
