@@ -123,7 +123,7 @@ def give_back(model: torch.nn.Module) -> None:
         return
     pointers = {tensor.data_ptr() for tensor in model.state_dict().values()}
     for region in psutil.Process().memory_maps(grouped=False):
-        if region.anonymous or not region.path.startswith("/"):  # changed, or not a file's
+        if region.anonymous or region.swap or not region.path.startswith("/"):  # changed, or not a file's
             continue
         start, end = (int(address, 16) for address in region.addr.split("-"))
         if any(start <= pointer < end for pointer in pointers):

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -83,3 +84,17 @@ def test_weights_are_unchanged_after_their_pages_are_given_back(changed: bool, t
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     give_back(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_changed_weights_in_swap_are_not_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: changed pages that are swapped out do not count as anonymous memory."""
+    make_decoder("llama", hidden_size=64).save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        model.lm_head.weight.add_(1)
+    before = model.lm_head.weight.clone()
+    regions = psutil.Process().memory_maps(grouped=False)
+    swapped = [region._replace(anonymous=0, swap=region.anonymous) for region in regions]
+    monkeypatch.setattr(psutil.Process, "memory_maps", lambda process, grouped: swapped)
+    give_back(model)
+    assert torch.equal(model.lm_head.weight, before)
