@@ -88,7 +88,9 @@ def refusals(config: Config, release: str | None) -> Iterator[str]:
     for name, value in parameters(config).items():
         rule = read.get(name)
         if rule is not None and rule.values is not None and not re.fullmatch(rule.values, value.lower()):
-            takes = rule.values.upper().replace(r"[+-]?\D.*", "a number").replace(r"\D+", "a number").replace("|", ", ")
+            takes = rule.values.upper().replace("|", ", ")
+            for number in (r"[+-]?\D.*", r"\D+"):  # the patterns of numbers, in upper case
+                takes = takes.replace(number, "a number")
             yield f"the parameter {name} is {value!r}; Triton's {config['backend']} backend takes {takes}"
     backend = _backend_of(config)
     if not backend.runs_on_gpus and "KIND_GPU" in _kinds(config):

@@ -180,7 +180,8 @@ def _is_of(name: Path, path: Path, version: Path) -> bool:
     if own.is_file():
         return own.read_bytes() == path.read_bytes()
     listed = _files(version).get(version.parent.name)
-    return isinstance(listed, dict) and bool(listed.get(name.as_posix()) == sha256_of(path))
+    digest = listed.get(name.as_posix()) if isinstance(listed, dict) else None
+    return digest is not None and bool(digest == sha256_of(path))
 
 
 def _without_policy(config: Path) -> Any:

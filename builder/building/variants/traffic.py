@@ -81,10 +81,10 @@ def measure(
             drawn = np.random.default_rng([finished, number]).integers(len(requests), size=count)
             batches = [[requests[i] for i in drawn[at : at + number]] for at in range(0, count, number)]
             for name, front in running.items():
-                began = time.perf_counter()
+                round_start = time.perf_counter()
                 for batch in batches:
                     front(batch)
-                measured[name][number].append(count / (time.perf_counter() - began))
+                measured[name][number].append(count / (time.perf_counter() - round_start))
         if finished + 1 >= LOSING_ROUNDS:
             dropped = losing(_rates(measured))
             running = {name: front for name, front in running.items() if name not in dropped}

@@ -34,8 +34,8 @@ def replay_loop(opener: Any, case: "dict[str, Any]") -> "list[Any]":
 def comparable(name: str, answer: Any, vocabulary: int) -> Any:
     """Return the answer of `name` in the form that is compared, copied to new arrays.
 
-    Of the most probable tokens: an array of all tokens with their logits, in which all other tokens have the lowest of
-    these. So two tokens with equal logits may change places.
+    The most probable tokens become an array of the logits of all tokens, in which the others have the lowest of these:
+    two tokens with equal logits may then change places.
     """
     if name == "likeliest":
         logits = np.repeat(answer.logits[:, -1:], vocabulary, axis=1)

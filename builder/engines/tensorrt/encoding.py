@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from builder.engines.profiles import Calls, Shape, input_shapes, largest_calls, 
 from builder.engines.tensorrt import BACKEND, refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
-from builder.options import BuildSpec
+from builder.options import BuildSpec, Profile
 from builder.runtime.contract import EncoderServing
 from builder.runtime.recipe import compile as program
 
@@ -72,18 +72,7 @@ class TensorRtEncoding(EncodingEngine):
             inputs, outputs = folder / "inputs.json", folder / "outputs.json"
             save_json(calls, str(inputs))
             RunResults([("ONNX Runtime", answers)]).save(str(outputs))
-            recipe = {
-                "onnx": MODEL_FILE,
-                "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, MODEL_FILE)),
-                "triton": options.triton,
-                "tensorrt": RELEASES[options.triton].tensorrt,
-                "precision": options.precision,
-                "least_capability": least_capability(options.target, options.precision, options.triton)[0],
-                "tolerance": TOLERANCE[options.precision],
-                "profiles": [input_shapes(profile, graph.inputs, TOKEN_INPUTS) for profile in profiles],
-                "workspace": None if options.tensorrt.workspace_mb is None else options.tensorrt.workspace_mb << 20,
-                "optimization_level": options.tensorrt.optimization_level,
-            }
+            recipe = _recipe(options, graph, profiles)
             return {
                 **{f"1/{program.FOLDER}/{file.name}": file for file in graph.files},
                 f"1/{program.FOLDER}/recipe.json": json.dumps(recipe, indent=1).encode(),
@@ -94,6 +83,22 @@ class TensorRtEncoding(EncodingEngine):
 
     def refuse_release(self, target: str, triton: str) -> None:
         refuse_release(triton)
+
+
+def _recipe(options: BuildSpec, graph: Graph, profiles: Sequence[Profile]) -> dict[str, Any]:
+    """Return the content of recipe.json, which compile.py reads."""
+    return {
+        "onnx": MODEL_FILE,
+        "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, MODEL_FILE)),
+        "triton": options.triton,
+        "tensorrt": RELEASES[options.triton].tensorrt,
+        "precision": options.precision,
+        "least_capability": least_capability(options.target, options.precision, options.triton)[0],
+        "tolerance": TOLERANCE[options.precision],
+        "profiles": [input_shapes(profile, graph.inputs, TOKEN_INPUTS) for profile in profiles],
+        "workspace": None if options.tensorrt.workspace_mb is None else options.tensorrt.workspace_mb << 20,
+        "optimization_level": options.tensorrt.optimization_level,
+    }
 
 
 def _enlarged(call: Mapping[str, np.ndarray], shape: Shape) -> dict[str, np.ndarray]:
