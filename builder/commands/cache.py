@@ -13,10 +13,10 @@ from builder.common.cache.entries import CacheEntries
 from builder.common.cache.folder import (
     DEFAULT_MAX_GB,
     ENGINES,
-    FOLDER,
     FOLDER_VARIABLE,
     LIMIT_VARIABLE,
     PROGRAMS,
+    PUBLISHED,
     cache_home,
     folder_size,
     forget_removed,
@@ -29,7 +29,7 @@ TITLES = {
     ENGINES: "engines of releases",
     PROGRAMS: "fetched programs",
     "measured": "measurements",
-    FOLDER: "repositories that were built",
+    PUBLISHED: "repositories that were built",
 }
 
 

@@ -1,8 +1,8 @@
 """Pod of a replica: the pull of the models, Triton, and the gateway in front of it.
 
 Triton is a sidecar (an init container that stays, Kubernetes 1.29 and later): it starts before the gateway, and is told
-to stop only when the gateway has finished its requests, so no accepted request is lost. A server may hang
-and still report that it is ready, so it has to answer an inference (builder.repository.liveness). Sources:
+to stop only when the gateway has finished its requests, so no accepted request is lost. A server may hang and still
+report that it is ready, so the live probe asks it for an inference (builder.repository.liveness). Sources:
 https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../pods/pod-lifecycle/
 """
 
@@ -51,12 +51,12 @@ DEAD_STUB_ERROR = "is not healthy"  # python_backend: "Stub process '...' is not
 # From this release on the server is not ready if a loaded model is not: core, pull request 473, looked for in each
 # rYY.MM. The model alone is not since 25.12 (core, 461), and by its own is_ready since 26.03 (python_backend, 430).
 READINESS_COVERS_MODELS_SINCE = "26.04"
-PERIOD_S, FAILURE_THRESHOLD = 5, 3  # the interval between probes, and how many in a row have to fail
+LIVE_PROBE_PERIOD_S, LIVE_PROBE_FAILURES = 5, 3  # the server is restarted after so many failures in a row
 KILL_GRACE_S = 8  # for running requests; a server that hangs does not end before it
 
 # A failed decode loop reports it in the metrics.
-METRICS = f"http://127.0.0.1:{METRICS_PORT}/metrics"
-CHECK_DECODE_LOOPS = f"""metrics=$(curl --silent --max-time {REQUEST_TIMEOUT_S} {METRICS} || true)
+METRICS_URL = f"http://127.0.0.1:{METRICS_PORT}/metrics"
+CHECK_DECODE_LOOPS = f"""metrics=$(curl --silent --max-time {REQUEST_TIMEOUT_S} {METRICS_URL} || true)
 if echo "$metrics" | grep --quiet --extended-regexp '^build_repo_healthy.* 0(\\.0+)?$'; then exit 1; fi"""
 
 Document = dict[str, Any]
@@ -272,9 +272,9 @@ def live_probe(deployment: Deployment) -> dict[str, Any]:
     script = "\n".join([ask, server, *([CHECK_DECODE_LOOPS] if models else []), *map(_probe_model, models)])
     return {
         "exec": {"command": ["sh", "-ec", script]},
-        "periodSeconds": PERIOD_S,
+        "periodSeconds": LIVE_PROBE_PERIOD_S,
         "timeoutSeconds": REQUEST_TIMEOUT_S * (len(models) + 3) + 2,
-        "failureThreshold": FAILURE_THRESHOLD,
+        "failureThreshold": LIVE_PROBE_FAILURES,
         "terminationGracePeriodSeconds": KILL_GRACE_S,
     }
 

@@ -135,9 +135,12 @@ class Worker:
 
     def resident(self) -> int:
         """Return the resident bytes of its process; 0 if there is none."""
-        with suppress(psutil.Error):
-            return int(psutil.Process(self.process.pid).memory_info().rss) if self.process is not None else 0
-        return 0
+        if self.process is None:
+            return 0
+        try:
+            return int(psutil.Process(self.process.pid).memory_info().rss)
+        except psutil.Error:  # it has ended
+            return 0
 
     def claim(self) -> ResourceClaim:
         """Return the resources that the worker takes."""

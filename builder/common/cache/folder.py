@@ -24,7 +24,7 @@ FOLDER_VARIABLE = "BUILD_REPO_CACHE"
 DISABLED = "off"  # instead of a folder: stages are not kept
 LIMIT_VARIABLE = "BUILD_REPO_CACHE_GB"
 DEFAULT_MAX_GB, DEFAULT_MAX_DISK_SHARE = 20.0, 0.1  # by default: whichever of the two is less
-ENGINES, PROGRAMS, FOLDER = "runtimes", "programs", "published"
+ENGINES, PROGRAMS, PUBLISHED = "runtimes", "programs", "published"
 IN_USE_S = 3600  # since the last use of a fetched package: a build or a load test may be running it
 
 
@@ -108,7 +108,7 @@ class Published:
 
     def __init__(self, repository: Path) -> None:
         where = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:32]
-        self.folder = None if is_cache_disabled() else cache_home() / FOLDER / where
+        self.folder = None if is_cache_disabled() else cache_home() / PUBLISHED / where
         self.fresh: dict[str, Path] = {}
 
     def find(self, digest: str) -> Iterator[Path]:
@@ -132,6 +132,6 @@ class Published:
 
 def forget_removed() -> None:
     """Remove the links to files that no longer exist."""
-    for known in (cache_home() / FOLDER).glob("*/*"):
+    for known in (cache_home() / PUBLISHED).glob("*/*"):
         if not known.exists():
             known.unlink(missing_ok=True)
