@@ -145,7 +145,7 @@ def pytorch_decoder_latencies(model: PreTrainedModel, threads: int) -> Latencies
 
 
 def pytorch_seq2seq_latencies(model: PreTrainedModel, threads: int) -> Latencies:
-    """Time a text of 128 tokens through the encoder, and the same tokens, as transformers runs them."""
+    """Time a text of 128 tokens through the encoder, and a token of each number of rows, as transformers runs them."""
     with pytorch_with(threads):
         ids = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
         runs: dict[str, Run] = {"text of 128": lambda: model.get_encoder()(input_ids=ids)}
@@ -174,7 +174,10 @@ def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> Run:
 def decoder_latencies(
     executors: Executors, caches: Sequence[LayerShape], vocabulary: int, cache: CacheType, choosing: bool
 ) -> Latencies:
-    """Time these on a graph, in the emitted executor. `choosing`: whether a choice depends on it."""
+    """Time a decoder's token of each number of rows, and a prompt of 128, on a graph, in the emitted executor.
+
+    `choosing`: measure for longer, to compare it with others.
+    """
     executor = executors(geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache))
     runs = {f"token, {rows} rows": _step(executor, rows) for rows in ROWS}
     prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
@@ -183,7 +186,10 @@ def decoder_latencies(
 
 
 def seq2seq_latencies(graphs: Graphs, threads: int, choosing: bool) -> Latencies:
-    """Time these on the graphs, in the emitted executor."""
+    """Time a text of 128 tokens through the encoder, and a token of each number of rows, in the emitted executor.
+
+    `choosing`: measure for longer, to compare it with others.
+    """
     executor = graphs.executor(max(ROWS), 4 * CONTEXT, 2 * CONTEXT, threads)
     text = [1] * (2 * CONTEXT)
     (encoded,) = executor.encode([text])

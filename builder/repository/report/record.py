@@ -169,12 +169,12 @@ class BuildReport:
 
     @property
     def has_times_of_other_builds(self) -> bool:
-        """Return True if the cache gave times of a variant or of PyTorch, so that some have no speed-up."""
+        """True if the cache gave times of a variant or of PyTorch, so that some have no speed-up."""
         return len({variant.timed_in for variant in self.variants if variant.latency_ms}) > 1
 
     @property
     def verdict(self) -> str:
-        """Sentence on the verification of the model: whether it was verified, and against what."""
+        """Sentence that says if the model was verified, and against what."""
         if not self.verified:
             return f"not verified: {self.engine} runs the checkpoint as it is; its answers were compared with nothing"
         on = f"the CPU of the machine that built it ({self.cpu['model']})"
