@@ -118,7 +118,7 @@ def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) ->
     size, shm = load_shared(version).memory_mb << 20, max(plan_built(folder / name / MODELS, one).shm for one in hosted)
     memory = PlanLine("memory", "--memory-mb of build-repo share", megabytes(size))
     first, model = next(iter(hosted.items()))
-    texts = {name: "a" for name, optional in model.inputs.items() if not optional}
+    texts = {tensor: "a" for tensor, optional in model.inputs.items() if not optional}
     configs = [config_of(folder / name), *(config_of(folder / name / MODELS / model) for model in sorted(hosted))]
     return DeployedModel(
         name=name,

@@ -100,20 +100,23 @@ def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) ->
     lines += [arriving, chosen, step, weighed]
     lines += [PlanLine("p50", played, f"{number(p50)} ms"), PlanLine("p99", texts, f"{number(p99)} ms")]
     settings = {"max_batch_size": batch, "serving.token_budget": budget, "serving.call_cost": call_cost}
-    lacking = []
+    lacking = _lacking(load, needs, cost, full, max_batch, p99)
+    return SpeedPlan(lines, settings, lacking, cores, batch)
+
+
+def _lacking(load: Load, needs: ModelNeeds, cost: CallCost, full: float, max_batch: int, p99: float) -> list[str]:
+    """Return why the load cannot be held, and what helps. `full`: the share of the time that full batches take."""
     faster = f", or {needs.faster}" if needs.faster else ""
     if full > MAX_FULL_SHARE:
-        lacking.append(
+        return [
             f"requests pile up: with their padding, texts take {full:.0%} of the time in which they come, in batches "
             f"of at most {max_batch}. What helps: fewer requests a second, shorter texts, more cores{faster}"
-        )
-    elif load.p99_ms is not None and p99 > load.p99_ms:
-        alone = cost.ms(load.texts * (load.longest or needs.length))  # of the longest request on an idle server
-        helps = "fewer requests a second" if alone < load.p99_ms else "shorter texts"
-        lacking.append(
-            f"99 of 100 within {number(p99)} ms, not {number(load.p99_ms)} ms. What helps: {helps}, more cores{faster}"
-        )
-    return SpeedPlan(lines, settings, lacking, cores, batch)
+        ]
+    if load.p99_ms is None or p99 <= load.p99_ms:
+        return []
+    alone = cost.ms(load.texts * (load.longest or needs.length))  # of the longest request on an idle server
+    helps = "fewer requests a second" if alone < load.p99_ms else "shorter texts"
+    return [f"99 of 100 within {number(p99)} ms, not {number(load.p99_ms)} ms. What helps: {helps}, more cores{faster}"]
 
 
 def _cost_lines(
