@@ -19,7 +19,7 @@ from builder.building.verify.runtimes import verify_where_it_runs
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.mapped import giving_back
 from builder.checkpoints.resolve import locate, resolve
-from builder.checkpoints.tokenizer import panics_refused
+from builder.checkpoints.tokenizer_limits import panics_refused
 from builder.common.cache.entries import bounded_cache
 from builder.common.errors import RepositoryError
 from builder.common.progress import Stage

@@ -13,7 +13,8 @@ from builder.checkpoints.model import load_model, model_without_weights, positio
 from builder.checkpoints.packed import refuse_packed
 from builder.checkpoints.sentence_transformers import read_in_lower_case, read_modules
 from builder.checkpoints.tasks import find_task, infer_task
-from builder.checkpoints.tokenizer import load_tokenizer, panics_refused
+from builder.checkpoints.tokenizer import load_tokenizer
+from builder.checkpoints.tokenizer_limits import panics_refused
 from builder.checkpoints.untrusted import refuse_contents, refuse_files
 from builder.common.errors import CheckpointError, first_line
 from builder.common.hashing import digest_of

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
-from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from builder.checkpoints.slow_tokenizers import as_fast
-from builder.checkpoints.tokenizer_probe import MAX_WRITTEN, longest_replacement
-from builder.checkpoints.untrusted import read_object
+from builder.checkpoints.tokenizer_limits import refuse_hostile_files, refuse_hostile_tokenizer
 from builder.common.errors import CheckpointError, first_line
-from builder.common.limited import LimitReached, run_limited
 from builder.common.samples import TEXTS
 from builder.runtime.contract import Language
 from builder.runtime.generation.text import Detokenizer
-from builder.runtime.panics import TokenizerError, call_tokenizer
+from builder.runtime.panics import call_tokenizer
 
-PROBE = "builder.checkpoints.tokenizer_probe:probe"
-SECONDS = 20  # of a processor, for loading and for all texts; known models take far less
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 FORCED = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 DECODED_TEXTS = (
     *TEXTS[:8],
@@ -36,6 +28,7 @@ DECODED_TEXTS = (
 )
 SPLITTING_PARTS = ("normalizer", "pre_tokenizer", "model")  # of tokenizer.json: they decide where a text is cut
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # en_XX, eng_Latn
+MAX_VOCABULARY = 1 << 24  # tokens, for a model that does not state its embeddings; known vocabularies have a million
 
 
 def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
@@ -73,13 +66,18 @@ def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTra
 
 
 def _refuse_tokens(tokens: Sequence[int], config: PreTrainedConfig, model: str) -> None:
-    """Raise CheckpointError for a token id that the model has no embedding for."""
+    """Raise CheckpointError for a token id that the model has no embedding for, or that no model has."""
     rows = getattr(config, "vocab_size", None)
     highest = max(tokens, default=0)
     if rows is not None and highest >= rows:
         raise CheckpointError(
             f"the tokenizer of {model} has tokens up to {highest} and the model only {rows} embeddings: "
             "they do not belong together"
+        )
+    if highest >= MAX_VOCABULARY:
+        raise CheckpointError(
+            f"the tokenizer of {model} has tokens up to {highest}; expected at most {MAX_VOCABULARY - 1}: "
+            "use another one"
         )
 
 
@@ -88,66 +86,6 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerFast) -> str:
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     document["padding"] = document["truncation"] = None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-
-
-def refuse_hostile_files(folder: Path, model: str) -> None:
-    """Try every tokenizer.json of `folder`, and look into its SentencePiece models. Raises CheckpointError."""
-    names = read_object(folder / BESIDE[0]).get("fast_tokenizer_files") or []
-    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
-    if outside:
-        raise CheckpointError(
-            f"the {BESIDE[0]} of {model} names {outside[0]!r} (fast_tokenizer_files); expected names of files beside it"
-        )
-    beside = [str(folder / name) for name in BESIDE]
-    for file in sorted({folder / "tokenizer.json", *(folder / name for name in names)}):
-        if file.is_file():
-            _refuse({"file": str(file), "beside": beside}, model)
-    for file in sorted(path for path in folder.iterdir() if path.suffix in (".model", ".spm")):
-        written = len(longest_replacement(_charsmap(file)))
-        if written > MAX_WRITTEN:
-            raise CheckpointError(
-                f"{file.name} of {model} writes {written} characters, more than {MAX_WRITTEN}, in one place of a text; "
-                "use another tokenizer"
-            )
-
-
-def refuse_hostile_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path, model: str) -> None:
-    """Try `tokenizer` as transformers made it, unless its steps are those of the file in `folder` that was tried."""
-    own = tokenizer.backend_tokenizer.to_str()
-    if _steps(json.loads(own)) != _steps(read_object(folder / "tokenizer.json")):
-        _refuse({"tokenizer": own}, model)
-
-
-@contextmanager
-def panics_refused(model: str) -> Iterator[None]:
-    """Raise CheckpointError if the tokenizers library panics in the block: its panic is not an Exception."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, TokenizerError) and type(error).__name__ != "PanicException":
-            raise
-        raise CheckpointError(f"the tokenizer of {model} fails ({first_line(error)}); use another one") from error
-
-
-def _refuse(request: dict[str, Any], model: str) -> None:
-    try:
-        problem = run_limited(PROBE, {**request, "samples": TEXTS}, SECONDS)
-    except LimitReached as error:
-        problem = f"{error}, on texts of a few thousand characters: one of its steps or expressions is at fault"
-    if problem is not None:
-        raise CheckpointError(f"the tokenizer of {model} {problem}. It could block a server; use another one")
-
-
-def _steps(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: document.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")}
-
-
-def _charsmap(file: Path) -> bytes:
-    """Return the map of characters of a SentencePiece model; empty if it has none, or is not such a model."""
-    try:
-        return bytes(ModelProto.FromString(file.read_bytes()).normalizer_spec.precompiled_charsmap)
-    except Exception:  # a file of another format; its later reader reports it
-        return b""
 
 
 def vocabulary_difference(own: PreTrainedTokenizerFast, other: PreTrainedTokenizerFast) -> str | None:

@@ -18,6 +18,7 @@ import pytest
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedConfig
 from transformers.integrations import hub_kernels
 from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
@@ -26,7 +27,8 @@ from builder.building.keys import build_key
 from builder.checkpoints.model import read_configuration
 from builder.checkpoints.resolve import locate, resolve
 from builder.checkpoints.tasks.base import encoder_task
-from builder.checkpoints.tokenizer import panics_refused
+from builder.checkpoints.tokenizer import load_tokenizer
+from builder.checkpoints.tokenizer_limits import panics_refused
 from builder.common import limited
 from builder.common.errors import BuilderError, CheckpointError, SpecError
 from builder.options import make_spec
@@ -209,7 +211,7 @@ def _split(pattern: str) -> dict[str, Any]:
 def test_endless_tokenizer_expressions_are_refused(
     part: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("builder.checkpoints.tokenizer.SECONDS", 2)
+    monkeypatch.setattr("builder.checkpoints.tokenizer_limits.SECONDS", 2)
     normalizer = _sequence(_replace({"Regex": pattern}, "x"))
     _tokenizer(folder, **{part: _split(pattern) if part == "pre_tokenizer" else normalizer})
     _refused(folder, "the tokenizer of .* takes more than 2 s of processor time")
@@ -237,7 +239,7 @@ def test_normalizers_that_multiply_a_text_are_refused(
 
 def test_added_tokens_with_an_endless_normalizer_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Added tokens are normalised when the tokenizer is loaded, before any text."""
-    monkeypatch.setattr("builder.checkpoints.tokenizer.SECONDS", 2)
+    monkeypatch.setattr("builder.checkpoints.tokenizer_limits.SECONDS", 2)
     _tokenizer(folder, normalizer=_replace({"Regex": "(?:xq)*(?:xq)*z"}, "x"))
     token = {"content": "xq" * 2000 + "-z", "lstrip": False, "rstrip": False, "normalized": True, "special": False}
     _edit(folder / "tokenizer_config.json", added_tokens_decoder={"599": {**token, "single_word": False}})
@@ -291,14 +293,24 @@ def test_expressions_of_known_models_are_accepted(pattern: str, folder: Path) ->
 
 def test_tokenizer_with_more_tokens_than_embeddings_is_refused(folder: Path) -> None:
     """Regression: a small vocabulary with a huge token id took 16 GB of the build's memory."""
-    document = json.loads((folder / "tokenizer.json").read_text())
-    vocabulary = document["model"]["vocab"]
-    word = next(word for word in vocabulary if word.isalpha())
-    vocabulary[word] = 4_000_000_000
-    (folder / "tokenizer.json").write_text(json.dumps(document))
+    _set_token_id(folder, 4_000_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     _refused(folder, "has tokens up to 4000000000 and the model only .* embeddings")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
+
+
+def test_huge_token_id_is_refused_if_the_config_states_no_embeddings(folder: Path) -> None:
+    _set_token_id(folder, 4_000_000_000)
+    with pytest.raises(CheckpointError, match="has tokens up to 4000000000; expected at most"):
+        load_tokenizer(folder, "model", PreTrainedConfig())
+
+
+def _set_token_id(folder: Path, token: int) -> None:
+    """Give a word of the tokenizer in `folder` the id `token`."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = document["model"]["vocab"]
+    vocabulary[next(word for word in vocabulary if word.isalpha())] = token
+    (folder / "tokenizer.json").write_text(json.dumps(document))
 
 
 def test_padding_to_a_huge_length_is_ignored(folder: Path) -> None:

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from builder.checkpoints import chat_probe
 from builder.checkpoints import chat_template as chat_templates
-from builder.checkpoints.chat_template import TOOLS, chat_template, part_roles, tool_template
+from builder.checkpoints.chat_samples import TOOLS
+from builder.checkpoints.chat_template import chat_template, part_roles, tool_template
 from builder.common import limited
 from builder.common.errors import CheckpointError
 from builder.repository.check import check
