@@ -158,15 +158,15 @@ def test_peer_that_prints_no_figures_fails(fake_peers: object, tmp_path: Path) -
 def test_peer_environment_has_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: torchvision of another index than torch made transformers fail at its import."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    wheel = tmp_path / "torchvision-1.0-py3-none-any.whl"
+    wheel = tmp_path / "torchvision-0.1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("torchvision.py", "raise RuntimeError('operator torchvision::nms does not exist')")
         archive.writestr(
-            "torchvision-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: torchvision\nVersion: 1.0\n"
+            "torchvision-0.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n"
         )
         archive.writestr(
-            "torchvision-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            "torchvision-0.1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
-        archive.writestr("torchvision-1.0.dist-info/RECORD", "")
+        archive.writestr("torchvision-0.1.dist-info/RECORD", "")
     python = peers.environment("peer", [str(wheel)], tmp_path / "environments")
     assert "None" in peers.run_command([python, "-c", "import importlib.util as u; print(u.find_spec('torchvision'))"])

@@ -67,7 +67,12 @@ def test_restarted_gateway_gets_one_stop_signal(
     """Regression: a restarted gateway got a second signal, at which it ends without answering running requests."""
     monkeypatch.setattr(gateway_module, "GATEWAY_PROGRAM", COUNTS_SIGNALS)
     stop = gateway_module._stop
-    monkeypatch.setattr(gateway_module, "_stop", lambda process: (time.sleep(0.1), stop(process)))  # not both at once
+
+    def stop_later(process: gateway_module.Process) -> None:
+        time.sleep(0.1)  # so that two signals would not be one
+        stop(process)
+
+    monkeypatch.setattr(gateway_module, "_stop", stop_later)
     with supervised_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lambda _: None, poll_s=0.01):
         first = listening()
         os.kill(first, signal.SIGKILL)

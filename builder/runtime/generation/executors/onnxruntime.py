@@ -111,7 +111,7 @@ class InPlace(BoundExecutor):
         def likeliest(binding: Any, num_logits: int) -> ScoredCandidates:
             return bind_likeliest(binding, num_logits, count)
 
-        return self._answer(part, likeliest, best=count)
+        return self._answer(CallPart(*part), likeliest, best=count)  # a replayed call passes a tuple
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)
