@@ -33,7 +33,7 @@ def trusted_text(trusted: Path) -> str:
     verifying_configuration(trusted)
     text = trusted.read_text("ascii", "replace")
     if "PRIVATE KEY" in text:
-        raise SpecError(f"{trusted} has a private key in it, which nobody else may have: give the public one alone")
+        raise SpecError(f"{trusted} contains a private key, which must stay secret: give the public key alone")
     return text
 
 

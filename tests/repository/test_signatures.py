@@ -438,7 +438,7 @@ def test_trusted_text_refuses_a_private_key(keys: tuple[Path, Path], tmp_path: P
     both = _certificate(tmp_path / "both.pem", key, key, True)
     assert trusted_text(both) == both.read_text()
     both.write_text(both.read_text() + keys[0].read_text())
-    with pytest.raises(SpecError, match=r"both\.pem has a private key in it"):
+    with pytest.raises(SpecError, match=r"both\.pem contains a private key"):
         trusted_text(both)
 
 

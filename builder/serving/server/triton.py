@@ -155,7 +155,7 @@ def running(
     if not insecure_bind:
         refuse_host(host)
     if on_demand and not is_loopback(host):
-        raise ServeError(f"models are loaded on demand by model control, which nobody has on {host}: use 127.0.0.1")
+        raise ServeError(f"loading on demand needs model control, which is disabled on {host}: use 127.0.0.1")
     ports = ports or free_ports(host)
     recover(repository)
     refuse_repository(repository, backends, strict)
