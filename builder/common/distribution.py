@@ -1,4 +1,4 @@
-"""The installed project: its folders, its version, and the installation of its extras."""
+"""Locate the folders of the installed project, read its version, and say how to install its extras."""
 
 from __future__ import annotations
 

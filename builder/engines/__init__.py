@@ -123,13 +123,13 @@ class GraphEngine(Engine, ABC):
 
     @property
     def encoding(self) -> EncodingEngine | None:
-        """How it runs encoders: ENCODING of encoding.py. None without that module."""
+        """Return ENCODING of encoding.py, which runs encoders; None without that module."""
         found: EncodingEngine | None = self._part("encoding")
         return found
 
     @property
     def decoding(self) -> type[DecodingEngine] | None:
-        """How it decodes: DECODING of decoding.py. None without that module."""
+        """Return DECODING of decoding.py, which runs decoders; None without that module."""
         found: type[DecodingEngine] | None = self._part("decoding")
         return found
 

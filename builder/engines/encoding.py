@@ -38,7 +38,7 @@ class Variant:
 
 
 class EncodingEngine:
-    """How one engine runs encoders."""
+    """Choose the precisions, graphs and files with which one engine runs encoders."""
 
     name: ClassVar[str]
     titles: ClassVar[Mapping[str, str]]  # by target: its name in the names of variants

@@ -21,7 +21,7 @@ class Options(BaseModel):
 
 
 class Calibration(Options):
-    """How int8-static measures activations on the samples. Set in models.yaml under `calibration:`."""
+    """Choose how int8-static measures activations on the samples. Set in models.yaml under `calibration:`."""
 
     method: Literal["min-max", "entropy", "percentile"] = "min-max"
     """How the range of an activation follows from the values seen: all of them (min-max), the range that loses least
@@ -76,7 +76,7 @@ CardName = Annotated[str, AfterValidator(_known_card)]
 
 
 class Gpu(Options):
-    """Where and how instances run on GPUs. Set in models.yaml under `gpu:`."""
+    """Choose where and how instances run on GPUs. Set in models.yaml under `gpu:`."""
 
     card: CardName | None = None
     """Card that will serve, such as l4 or h100 (--gpu): what it cannot run, or has no memory for, is refused."""
@@ -111,7 +111,7 @@ class Profile(Options):
 
 
 class TensorRT(Options):
-    """How TensorRT builds its engines. Set in models.yaml under `tensorrt:`."""
+    """Choose how TensorRT builds its engines. Set in models.yaml under `tensorrt:`."""
 
     profiles: tuple[Profile, ...] = ()
     """Optimisation profiles; together they must cover every call. Default: derived from --max-batch-size and

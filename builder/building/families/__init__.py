@@ -52,7 +52,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Fp32Judging:
-    """How a build opens the fp32 graph to judge it: as it is served, or with its weights left in their file.
+    """Decide how a build opens the fp32 graph to judge it: as it is served, or with its weights left in their file.
 
     The second takes less memory and is slower. It is for a large graph that is not served itself, or for which this
     machine lacks memory now; a later build that serves the graph and has the memory judges it again.

@@ -1,4 +1,4 @@
-"""The user's cache: the one folder for all that build-repo keeps between runs, and its folders beside the stages.
+"""Locate the user's cache, where build-repo stores everything between runs, and its folders beside the stages.
 
 runtimes/, programs/   packages fetched from an index to run here: engines of Triton releases, perf_analyzer; each is a
                        folder of its own, whole or not there

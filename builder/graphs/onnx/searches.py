@@ -1,4 +1,4 @@
-"""The step of an encoder-decoder for beam searches and for the rows beside them: each runs only what it needs.
+"""Build a decoder step that runs cross-attention of all beams only if a text is searched.
 
 `cross_attention` (builder/graphs/export/cached_attention.py) has the beams of a text as query heads of one row, always
 as many as the maximum: rows that do not search would each attend that many times. In a step in which no text is

@@ -114,7 +114,7 @@ class RepositoryModel:
 
     @cached_property
     def config(self) -> Any:
-        """The ModelConfig as Triton completes it. Raises RepositoryError if it does not parse."""
+        """Return the ModelConfig as Triton completes it. Raises RepositoryError if it does not parse."""
         return _completed(parse(self.text, self.name), self.path)
 
     def entries(self, *fields: str) -> Iterator[tuple[str, Any]]:

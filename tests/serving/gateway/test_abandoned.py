@@ -58,7 +58,7 @@ def test_abandoned_calls_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_abandoned_call_stops_counting_after_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that had it died. Requests to the model, which answers again, would be refused for ever."""
+    """Count a call whose process died only until the timeout, or later requests would be refused for ever."""
     monkeypatch.setattr(pending_calls, "MAX_ABANDONED_CALLS", 1)
     monkeypatch.setattr(pending_calls, "ABANDONED_TIMEOUT_S", 0.05)
 

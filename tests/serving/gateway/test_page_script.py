@@ -1,4 +1,4 @@
-"""The script of the page at /, in Chromium; skipped where Chromium or websockets is not installed."""
+"""Test the script of the page at / in Chromium; skipped where Chromium or websockets is not installed."""
 
 from __future__ import annotations
 
