@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from builder.checkpoints.sentence_transformers import POOLING_KEYS, read_json
+from builder.checkpoints.json_files import read_json
+from builder.checkpoints.sentence_transformers.modules import POOLING_KEYS, Dense, LayerNorm, Module, Normalize
 from builder.common.errors import CheckpointError, first_line
 
 ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU}
 
 
+class UnitLength(torch.nn.Module):
+    """Scale embeddings (batch, size) to length 1."""
+
+    def forward(self, embedding: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.normalize(embedding, dim=-1)
+
+
 class Pooler(torch.nn.Module):
     """Module from token features (batch, sequence, size) and their mask (batch, sequence) to embeddings (batch, size').
 
-    Pooling as in sentence-transformers' Pooling module; several modes are concatenated.
+    Pooling as in sentence-transformers' Pooling module; several modes are concatenated. `after`: the modules that the
+    embedding passes then, in order.
     """
 
-    def __init__(
-        self,
-        modes: tuple[str, ...],
-        dense: tuple[Path, ...] = (),
-        normalize: bool = False,
-        dimensions: int | None = None,
-    ) -> None:
+    def __init__(self, modes: tuple[str, ...], after: Sequence[Module] = (), dimensions: int | None = None) -> None:
         super().__init__()
         unknown = set(modes) - set(POOLING_KEYS.values())
         if unknown:
@@ -34,15 +38,13 @@ class Pooler(torch.nn.Module):
                 f"pooling {min(unknown)!r} is not known; known are {', '.join(POOLING_KEYS.values())}"
             )
         self.modes = modes
-        self.dense = torch.nn.Sequential(*(layer for folder in dense for layer in _dense(folder)))
-        self.normalize = normalize
+        self.after = torch.nn.Sequential(*(layer for module in after for layer in _layers(module)))
         self.dimensions = dimensions
 
     def forward(self, features: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         mask = attention_mask.unsqueeze(-1).to(features.dtype)
-        pooled = self.dense(torch.cat([self._pool(mode, features, mask) for mode in self.modes], dim=-1))
-        pooled = torch.nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
-        return pooled if self.dimensions is None else pooled[:, : self.dimensions]
+        embedding = self.after(torch.cat([self._pool(mode, features, mask) for mode in self.modes], dim=-1))
+        return embedding if self.dimensions is None else embedding[:, : self.dimensions]
 
     def _pool(self, mode: str, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if mode == "cls":
@@ -58,22 +60,51 @@ class Pooler(torch.nn.Module):
         return total / (tokens.sqrt() if mode == "mean_sqrt_len" else tokens)
 
 
+def _layers(module: Module) -> list[torch.nn.Module]:
+    """Return what `module` computes on embeddings (batch, size). Raises CheckpointError for weights that do not fit."""
+    if isinstance(module, Dense):
+        return _dense(module.folder)
+    if isinstance(module, LayerNorm):
+        return [_layer_norm(module.folder)]
+    return [UnitLength()] if isinstance(module, Normalize) else []
+
+
 def _dense(folder: Path) -> list[torch.nn.Module]:
-    """Return the linear layer and activation of a sentence-transformers Dense module."""
+    """Return the linear layer and activation of a Dense module."""
     config = read_json(folder / "config.json")
-    places = [config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")]
-    if config.get("use_residual") or places != ["sentence_embedding"] * 2:
-        raise CheckpointError(f"{folder}: a Dense with a residual, or not of the whole embedding, is not supported")
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"{folder}: activation {activation} is not known; known are {', '.join(ACTIVATIONS)}")
+    weights = _weights(folder)
+    try:
+        linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
+        linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise _unfit(folder, "Dense", error) from error
+    return [linear, ACTIVATIONS[activation]()]
+
+
+def _layer_norm(folder: Path) -> torch.nn.Module:
+    """Return the normalisation of a LayerNorm module, whose config.json gives its `dimension` (6.2)."""
+    weights = _weights(folder)
+    try:
+        norm = torch.nn.LayerNorm(read_json(folder / "config.json")["dimension"])
+        norm.load_state_dict({key.removeprefix("norm."): value for key, value in weights.items()})
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise _unfit(folder, "LayerNorm", error) from error
+    return norm
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
     if not (folder / "model.safetensors").is_file():
         raise CheckpointError(f"{folder} has no model.safetensors; convert its weights to safetensors")
     try:
-        linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
-        weights = load_file(folder / "model.safetensors")
-        linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
-    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = first_line(error)[:200]
-        raise CheckpointError(f"{folder}: its configuration and its weights do not make a Dense: {reason}") from error
-    return [linear, ACTIVATIONS[activation]()]
+        return load_file(folder / "model.safetensors")
+    except SafetensorError as error:
+        raise _unfit(folder, "module", error) from error
+
+
+def _unfit(folder: Path, name: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{folder}: its configuration and its weights do not make a {name}: {first_line(error)[:200]}"
+    )

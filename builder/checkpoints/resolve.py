@@ -11,7 +11,8 @@ from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.fetch import fetch, read_card, refuse_damaged, weight_files
 from builder.checkpoints.model import load_model, model_without_weights, position_limit, read_configuration
 from builder.checkpoints.packed import refuse_packed
-from builder.checkpoints.sentence_transformers import read_in_lower_case, read_modules
+from builder.checkpoints.sentence_transformers import read_modules
+from builder.checkpoints.sentence_transformers.transformer import read_in_lower_case
 from builder.checkpoints.tasks import find_task, infer_task
 from builder.checkpoints.tokenizer import load_tokenizer
 from builder.checkpoints.tokenizer_limits import panics_refused

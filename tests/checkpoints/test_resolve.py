@@ -23,6 +23,7 @@ from builder.checkpoints.libraries import quiet_libraries
 from builder.checkpoints.model import position_limit
 from builder.checkpoints.pooling import Pooler
 from builder.checkpoints.resolve import describe, locate, resolve
+from builder.checkpoints.sentence_transformers.modules import Normalize, Pooling
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import BuilderError, CheckpointError, RepositoryError
 from builder.options import make_spec
@@ -68,7 +69,7 @@ def test_sentence_transformer_is_recognised_by_its_modules() -> None:
     resolved = _resolve(minilm())
     assert resolved.task.name == "sentence-similarity"
     assert resolved.max_length == 256
-    assert (resolved.sentence.pooling, resolved.sentence.normalize) == (("mean",), True)
+    assert resolved.sentence.after == (Pooling(("mean",)), Normalize())
 
 
 def test_cross_encoder_is_recognised_by_its_configuration(copy: Callable[[str], Path]) -> None:

@@ -13,12 +13,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense as DenseModule
+from sentence_transformers.base.modules import Normalize as NormalizeModule
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
 from transformers import AutoConfig, T5EncoderModel, T5Model
 
 from builder.building.variants.evaluator import make_evaluator
 from builder.checkpoints.pooling import Pooler
 from builder.checkpoints.resolve import resolve
-from builder.checkpoints.sentence_transformers import read_in_lower_case, read_modules
+from builder.checkpoints.sentence_transformers import read_modules
+from builder.checkpoints.sentence_transformers.chain import ModuleFolder
+from builder.checkpoints.sentence_transformers.modules import Dense, read_module
+from builder.checkpoints.sentence_transformers.transformer import read_in_lower_case
 from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tasks.feature_extraction import FeatureExtraction
 from builder.common.errors import CheckpointError
@@ -85,9 +93,9 @@ def test_pooling_concatenates_modes_like_sentence_transformers(
     _write(copy / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **config})
     sentence = read_modules(copy)
     assert sentence is not None
-    assert sentence.pooling == modes
-    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
-    theirs = library.SentenceTransformer(str(copy), device="cpu").encode("the train leaves at nine")
+    assert sentence.pooling is not None
+    assert sentence.pooling.modes == modes
+    theirs = SentenceTransformer(str(copy), device="cpu").encode("the train leaves at nine")
     spec = make_spec(model=str(copy))
     checkpoint = resolve(spec)
     ours = encoder_task(checkpoint.task).reference(checkpoint, {"text_input": "the train leaves at nine"})
@@ -122,7 +130,7 @@ def test_dense_module_with_invalid_settings_is_refused(config: dict[str, Any], t
     _write(tmp_path / "2_Dense" / "config.json", config)
     save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
     with pytest.raises(CheckpointError, match="do not make a Dense"):
-        Pooler(("mean",), (tmp_path / "2_Dense",))
+        Pooler(("mean",), (Dense(tmp_path / "2_Dense"),))
 
 
 def test_module_with_code_of_the_checkpoint_is_refused(copy: Path) -> None:
@@ -157,15 +165,28 @@ def test_dense_module_with_residual_or_partial_input_is_refused(config: dict[str
     _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4, **config})
     save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
     with pytest.raises(CheckpointError, match="a residual, or not of the whole embedding"):
-        Pooler(("mean",), (tmp_path / "2_Dense",))
+        read_module(ModuleFolder("Dense", tmp_path / "2_Dense"), "embedder")
 
 
 def test_dense_module_without_an_activation_uses_tanh(tmp_path: Path) -> None:
     _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4})
     save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
     features = torch.ones(1, 1, 4)
-    pooled = Pooler(("mean",), (tmp_path / "2_Dense",))(features, torch.ones(1, 1, dtype=torch.long))
+    pooled = Pooler(("mean",), (Dense(tmp_path / "2_Dense"),))(features, torch.ones(1, 1, dtype=torch.long))
     torch.testing.assert_close(pooled, torch.tanh(features[:, 0]))
+
+
+def test_layer_norm_between_dense_and_normalize_equals_sentence_transformers(copy: Path) -> None:
+    torch.manual_seed(0)
+    modules = [Transformer(str(copy)), Pooling(32, "mean"), DenseModule(32, 8), LayerNorm(8), NormalizeModule()]
+    torch.nn.init.normal_(modules[3].norm.weight)
+    folder = copy.parent / "saved"
+    library = SentenceTransformer(modules=modules, device="cpu")
+    library.save_pretrained(str(folder))
+    checkpoint = resolve(make_spec(model=str(folder)))
+    for text in TEXTS[:4]:
+        ours = encoder_task(checkpoint.task).reference(checkpoint, {"text_input": text})
+        np.testing.assert_allclose(ours["embedding"], library.encode(text), atol=1e-6)
 
 
 def test_pooling_option_keeps_the_layers_after_pooling(copy: Path) -> None:
@@ -353,8 +374,7 @@ def test_embedder_of_an_encoder_decoder_uses_its_encoder(whole: bool, copy: Path
     spec = make_spec(model=str(copy), max_length=64)
     front = front_over_pytorch(checkpoint, spec, tmp_path)
     found = [one["embedding"] for one in answers(front, checkpoint, [{"text_input": text} for text in TEXTS[:6]])]
-    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
-    wanted = library.SentenceTransformer(str(copy), device="cpu").encode(list(TEXTS[:6]))
+    wanted = SentenceTransformer(str(copy), device="cpu").encode(list(TEXTS[:6]))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
@@ -401,8 +421,7 @@ def test_cross_encoder_scores_with_its_own_activation(source: str, ranker: Path,
         logits = torch.cat([checkpoint.model(**e).logits[0] for e in encoded])
     scores = torch.sigmoid(logits) if expected == "sigmoid" else logits
     np.testing.assert_allclose(answer["score"], scores, rtol=1e-5, atol=1e-6)
-    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
-    theirs = library.CrossEncoder(str(folder), device="cpu").predict([(PAIRS[0], d) for d in PAIRS[1]])
+    theirs = CrossEncoder(str(folder), device="cpu").predict([(PAIRS[0], d) for d in PAIRS[1]])
     np.testing.assert_allclose(answer["score"], theirs, rtol=1e-4, atol=1e-5)
 
 

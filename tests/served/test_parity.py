@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import difference
@@ -92,8 +93,7 @@ def test_requests_cover_every_served_model() -> None:
 
 
 def test_embeddings_equal_sentence_transformers(client: Callable[[str], Client]) -> None:
-    sentence_transformers = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
-    expected = sentence_transformers.SentenceTransformer(str(minilm()), device="cpu").encode(list(TEXTS[:12]))
+    expected = SentenceTransformer(str(minilm()), device="cpu").encode(list(TEXTS[:12]))
     served = client("minilm_fp32")
     answers = served.ask_tensors({"text_input": np.array([[t.encode()] for t in TEXTS[:12]], dtype=object)})
     np.testing.assert_allclose([a["embedding"] for a in answers], expected, atol=1e-5)

@@ -13,6 +13,7 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers
 from builder.checkpoints.metrics import score_similarity
 from builder.checkpoints.pooling import Pooler
+from builder.checkpoints.sentence_transformers.modules import Dense
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.common.errors import CheckpointError
 from builder.common.samples import MORE_TEXTS, TEXTS
@@ -50,13 +51,14 @@ class FeatureExtraction(EncoderTask):
         sentence = checkpoint.sentence
         if sentence is None:
             return None if checkpoint.pooling is None else Pooler((checkpoint.pooling,))
-        if checkpoint.pooling is not None and sentence.dense and len(sentence.pooling) > 1:
+        own = sentence.pooling.modes if sentence.pooling is not None else ()
+        if checkpoint.pooling is not None and sentence.of(Dense) and len(own) > 1:
             raise CheckpointError(
                 f"--pooling {checkpoint.pooling}: the Dense of {checkpoint.source} takes "
-                f"{' and '.join(sentence.pooling)}, one after the other; leave --pooling out"
+                f"{' and '.join(own)}, one after the other; leave --pooling out"
             )
-        modes = sentence.pooling if checkpoint.pooling is None else (checkpoint.pooling,)
-        return Pooler(modes, sentence.dense, sentence.normalize, sentence.dimensions) if modes else None
+        modes = own if checkpoint.pooling is None else (checkpoint.pooling,)
+        return Pooler(modes, sentence.after, sentence.dimensions) if modes else None
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         sentence = checkpoint.sentence

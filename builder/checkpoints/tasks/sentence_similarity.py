@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.sentence_transformers import EMBEDDER
+from builder.checkpoints.sentence_transformers.kinds import EMBEDDER
 from builder.checkpoints.tasks.feature_extraction import FeatureExtraction
 from builder.common.errors import CheckpointError
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers
-from builder.checkpoints.sentence_transformers import SPARSE_ENCODER
+from builder.checkpoints.sentence_transformers.kinds import SPARSE_ENCODER
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, cosine
 from builder.checkpoints.tasks.feature_extraction import FeatureExtraction, prompted
 from builder.common.errors import CheckpointError

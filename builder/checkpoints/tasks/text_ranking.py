@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers, paired_scores
 from builder.checkpoints.metrics import score_ranking
-from builder.checkpoints.sentence_transformers import CROSS_ENCODER
+from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER
 from builder.checkpoints.tasks.base import Answer, Sample
 from builder.checkpoints.tasks.text_classification import TextClassification, head_size
 from builder.common.errors import CheckpointError

@@ -1,0 +1,88 @@
+"""Read sentence-transformers folders: modules.json describes how token features become an answer.
+
+Knows that format's files; what the modules compute is in builder/checkpoints/pooling.py and in the tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from builder.checkpoints.json_files import mapping_in, read_json
+from builder.checkpoints.sentence_transformers.chain import TRANSFORMERS, read_chain
+from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER, EMBEDDER, find_kind
+from builder.checkpoints.sentence_transformers.modules import READERS, Module, Pooling, read_module
+from builder.checkpoints.sentence_transformers.transformer import read_max_length, read_settings
+from builder.common.errors import CheckpointError
+
+M = TypeVar("M", bound=Module)
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """Modules that a sentence-transformers folder adds to its transformer. `kind`: the class that saved it."""
+
+    kind: str
+    transformer: Path
+    after: tuple[Module, ...]  # the modules after the transformer, in order
+    dimensions: int | None  # of an embedding, where only its first ones are kept
+    max_length: int | None
+    lower_case: bool
+    prompts: dict[str, str]
+    default_prompt: str | None
+    activation: str | None  # a cross-encoder's, as a dotted name
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """The module that makes one vector of a text's, if there is one."""
+        return next(iter(self.of(Pooling)), None)
+
+    def of(self, kind: type[M]) -> list[M]:
+        """Return the modules of one kind, in order."""
+        return [module for module in self.after if isinstance(module, kind)]
+
+
+def read_modules(root: Path) -> SentenceModules | None:
+    """Read modules.json of `root`; None if there is none.
+
+    Raises CheckpointError for a module or a setting this builder does not have: leaving one out would change answers.
+    """
+    if not (root / "modules.json").is_file():
+        return None
+    general = read_json(root / "config_sentence_transformers.json", {})
+    name = general.get("model_type", EMBEDDER)
+    chain = read_chain(root, (*TRANSFORMERS, *READERS))
+    kind = find_kind(name, chain, root.name)
+    settings = read_settings(chain[0].folder, root.name, kind)
+    if general.get("max_active_dims") is not None:
+        raise CheckpointError(
+            f"{root.name} keeps the largest {general['max_active_dims']} of an embedding (max_active_dims), which is "
+            "not supported; remove it from config_sentence_transformers.json to get all"
+        )
+    prompts, default = _prompts(general, root.name)
+    if name == CROSS_ENCODER and default:
+        raise CheckpointError(f"{root.name} is a {CROSS_ENCODER} with a default prompt, which is not supported")
+    return SentenceModules(
+        kind=name,
+        transformer=chain[0].folder,
+        after=tuple(read_module(module, root.name) for module in chain[1:]),
+        dimensions=general.get("truncate_dim"),
+        max_length=read_max_length(settings),
+        lower_case=bool(settings.get("do_lower_case", False)),
+        prompts=prompts,
+        default_prompt=default,
+        activation=general.get("activation_fn"),
+    )
+
+
+def _prompts(general: dict[str, Any], source: str) -> tuple[dict[str, str], str | None]:
+    """Return prompts by name, none if all are empty, and the name of a text's default prompt."""
+    prompts = {name: text or "" for name, text in mapping_in(general, "prompts", source).items()}
+    default = general.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CheckpointError(
+            f"{source} has a default prompt {default!r}, which is not one of its prompts "
+            f"({', '.join(prompts) or 'it has none'})"
+        )
+    return (prompts, default) if any(prompts.values()) else ({}, None)

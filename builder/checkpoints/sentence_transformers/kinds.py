@@ -1,0 +1,46 @@
+"""Classes of sentence-transformers that save checkpoints, and the chain of modules that each may have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from builder.checkpoints.sentence_transformers.chain import ModuleFolder
+from builder.common.errors import CheckpointError
+
+EMBEDDER, CROSS_ENCODER, SPARSE_ENCODER = "SentenceTransformer", "CrossEncoder", "SparseEncoder"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Chain of one class. `head`, `output`: the task of the transformer's head, and the output that is read.
+
+    `chain`: regular expression over the modules' names, separated by spaces; `described`: the same for an error.
+    """
+
+    head: str
+    output: str
+    chain: str
+    described: str
+
+
+KINDS = {
+    EMBEDDER: Kind(
+        "feature-extraction",
+        "last_hidden_state",
+        "Transformer Pooling( Dense| LayerNorm| Normalize)*",
+        "Transformer, Pooling, then perhaps Dense, LayerNorm and Normalize",
+    ),
+    CROSS_ENCODER: Kind("sequence-classification", "logits", "Transformer", "a Transformer alone"),
+    SPARSE_ENCODER: Kind("fill-mask", "logits", "(MLM)?Transformer SpladePooling", "MLMTransformer and SpladePooling"),
+}
+
+
+def find_kind(name: str, chain: list[ModuleFolder], source: str) -> Kind:
+    """Return the kind called `name`, whose chain is `chain`. Raises CheckpointError, which names `source`."""
+    names = [module.name for module in chain]
+    kind = KINDS.get(name)
+    if kind is None or not re.fullmatch(kind.chain, " ".join(names)):
+        known = "; ".join(f"a {name} of {kind.described}" for name, kind in KINDS.items())
+        raise CheckpointError(f"{source} is a {name} of {', '.join(names)}; known are {known}")
+    return kind

@@ -1,0 +1,112 @@
+"""Settings of the modules after the transformer, each as its class of sentence-transformers saves it.
+
+What the modules compute is in builder/checkpoints/pooling.py and in the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builder.checkpoints.json_files import read_json
+from builder.checkpoints.sentence_transformers.chain import ModuleFolder
+from builder.common.errors import CheckpointError
+
+POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len"}  # a newer config.json's names that differ from ours
+EMBEDDING = "sentence_embedding"  # what modules after Pooling read and write
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Token features to one vector; several modes are concatenated."""
+
+    modes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Linear layer and activation over the embedding, with weights in `folder`."""
+
+    folder: Path
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Layer normalisation of the embedding, with weights in `folder`."""
+
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Scale the embedding to length 1."""
+
+
+@dataclass(frozen=True)
+class SpladePooling:
+    """Logits of a masked language model to weights: log(1 + relu), maximum over the tokens."""
+
+
+Module = Pooling | Dense | LayerNorm | Normalize | SpladePooling
+
+
+def read_module(module: ModuleFolder, source: str) -> Module:
+    """Return the settings of one module after the transformer. Raises CheckpointError, which names `source`."""
+    return READERS[module.name](module.folder, source)
+
+
+def _pooling(folder: Path, source: str) -> Pooling:
+    config = read_json(folder / "config.json")
+    if not config.get("include_prompt", True):
+        raise CheckpointError(f"{source} pools without its prompt (include_prompt: false), which is not supported")
+    if mode := config.get("pooling_mode"):
+        return Pooling(tuple(POOLING_NAMES.get(name, name) for name in ([mode] if isinstance(mode, str) else mode)))
+    return Pooling(tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key)) or ("mean",))
+
+
+def _dense(folder: Path, source: str) -> Dense:
+    config = read_json(folder / "config.json")
+    if config.get("use_residual") or _reads_parts(config):
+        raise CheckpointError(f"{folder}: a Dense with a residual, or not of the whole embedding, is not supported")
+    return Dense(folder)
+
+
+def _normalize(folder: Path, source: str) -> Normalize:
+    config = read_json(folder / "config.json", {})
+    if names := _reads_parts(config):
+        raise CheckpointError(f"{source} normalises {names[0]}, which is not supported")
+    return Normalize()
+
+
+def _reads_parts(config: Mapping[str, Any]) -> list[Any]:
+    """Return the features, other than the whole embedding, that a module reads or writes."""
+    names = [config.get(key) or EMBEDDING for key in ("module_input_name", "module_output_name")]
+    return [name for name in names if name != EMBEDDING]
+
+
+def _splade_pooling(folder: Path, source: str) -> SpladePooling:
+    """Refuse a pooling of logits other than the largest log(1 + relu) of each token, over all."""
+    merged = {"pooling_strategy": "max", "activation_function": "relu", **read_json(folder / "config.json")}
+    for name, supported in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if merged[name] != supported:
+            raise CheckpointError(f"{source} has a {name} {merged[name]!r} of its SpladePooling; known is {supported}")
+    return SpladePooling()
+
+
+READERS: Mapping[str, Callable[[Path, str], Module]] = {
+    "Pooling": _pooling,
+    "Dense": _dense,
+    "LayerNorm": lambda folder, source: LayerNorm(folder),
+    "Normalize": _normalize,
+    "SpladePooling": _splade_pooling,
+}
