@@ -41,6 +41,11 @@ class Pooler(torch.nn.Module):
         self.after = torch.nn.Sequential(*(layer for module in after for layer in _layers(module)))
         self.dimensions = dimensions
 
+    @property
+    def normalizes(self) -> bool:
+        """True if embeddings leave with length 1, before only their first dimensions are kept."""
+        return len(self.after) > 0 and isinstance(self.after[-1], UnitLength)
+
     def forward(self, features: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         mask = attention_mask.unsqueeze(-1).to(features.dtype)
         embedding = self.after(torch.cat([self._pool(mode, features, mask) for mode in self.modes], dim=-1))

@@ -111,14 +111,14 @@ def strings(tensors: Tensors, name: str) -> list[list[str]]:
     return [[_decode(value, name, row) for value in values] for row, values in enumerate(array)]
 
 
-def _decode(value: Any, name: str, row: int) -> str:
+def _decode(value: Any, name: str, row: int, may_be_empty: bool = False) -> str:
     try:
         text = value if isinstance(value, str) else bytes(value).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{name}, row {row}: byte {error.start} is not UTF-8 ({error.reason}); encode the text as UTF-8"
         ) from error
-    if not text.strip():
+    if not (text.strip() or may_be_empty):
         raise InputError(f"{name}, row {row}, is empty; send at least one character that is not a space")
     return text
 
@@ -139,7 +139,17 @@ def option(tensors: Tensors, name: str, default: Any) -> Any:
     array = tensors.get(name)
     if array is None:
         return default
-    values = [_decode(v, name, 0) if isinstance(v, (bytes, str)) else v.item() for v in array.ravel()]
+    return _common(name, [_decode(v, name, 0) if isinstance(v, (bytes, str)) else v.item() for v in array.ravel()])
+
+
+def any_text(tensors: Tensors, name: str) -> str | None:
+    """Read the option `name`, a text that may be empty; None without it. Raises InputError if the rows disagree."""
+    array = tensors.get(name)
+    return None if array is None else str(_common(name, [_decode(v, name, 0, True) for v in array.ravel()]))
+
+
+def _common(name: str, values: list[Any]) -> Any:
+    """Return the value that all rows share. Raises InputError."""
     if not values:
         raise InputError(f"{name} is an empty tensor; leave the option out or send one value")
     if any(value != values[0] for value in values):

@@ -69,6 +69,7 @@ class FeatureExtraction(EncoderTask):
         return {
             "pooled": pooler is not None,
             "size": size,
+            "normalize": pooler is not None and pooler.normalizes,
             "prompts": sentence.prompts if sentence else {},
             "default_prompt": sentence.default_prompt if sentence else None,
         }

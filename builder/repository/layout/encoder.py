@@ -153,12 +153,14 @@ def in_process(
 
 
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:
-    """Return the parameters that tell clients of a model: task, limit, labels, mask, prompts and how it cuts texts."""
+    """Return the parameters that tell clients of a model: task, limit, labels, mask, size, prompts, cuts."""
     parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
     if "labels" in serving.parameters:
         parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)
     if "mask" in serving.parameters:
         parameters["mask_token"] = serving.parameters["mask"]
+    if serving.parameters.get("pooled"):
+        parameters["embedding_size"] = str(serving.parameters["size"])
     if serving.parameters.get("prompts"):
         parameters["prompts"] = json.dumps(sorted(serving.parameters["prompts"]), ensure_ascii=False)
     if serving.truncation_side != "right":

@@ -83,10 +83,15 @@ class Task:
         if not job.truncate:
             raise InputError(
                 f"row {source} has {len(encoding)} tokens; the limit of this model is {self.max_length}: "
-                "shorten the text, or send truncate=true to have it cut"
+                + self.too_long
             )
         cut = self.text([job.texts[source]], Truncation(self.max_length, self.strategy))[0]
         return Row(cut, source, truncated=True)
+
+    @property
+    def too_long(self) -> str:
+        """What a client can do about a text that is too long."""
+        return "shorten the text, or send truncate=true to have it cut"
 
     def wants_truncation(self, tensors: Tensors) -> bool:
         return bool(option(tensors, "truncate", self.truncate))

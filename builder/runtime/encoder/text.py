@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import Union, cast
 
 from tokenizers import Encoding, Tokenizer
 
@@ -59,6 +59,11 @@ class TextEncoder:
     def _encoded(self, texts: Sequence[Text]) -> list[Encoding]:
         encodings: list[Encoding] = call_tokenizer(self._encode_batch, list(texts))
         return encodings
+
+    def with_offsets(self, text: Text) -> Encoding:
+        """Encode one text, of any length, with the offsets of its tokens."""
+        (encoding,) = call_tokenizer(self.tokenizer.encode_batch, [text])
+        return cast(Encoding, encoding)
 
     def tokens(self, texts: Sequence[Text]) -> list[str]:
         """Return the tokens of each text, of any length, as JSON."""

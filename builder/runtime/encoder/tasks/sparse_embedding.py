@@ -10,11 +10,16 @@ import numpy as np
 from ...fields import Field
 from .. import task
 from .feature_extraction import Task as FeatureExtraction
+from .feature_extraction import text_inputs
 
 NONE = -1  # fills rows that have fewer tokens than another row of the request
 
 
 class Task(FeatureExtraction):
+    @staticmethod
+    def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
+        return text_inputs(parameters)
+
     @staticmethod
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         return (Field("indices", "TYPE_INT32", (-1,)), Field("values", "TYPE_FP32", (-1,)))

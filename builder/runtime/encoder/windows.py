@@ -1,0 +1,70 @@
+"""Split the tokens of a long text into overlapping windows that a model can read.
+
+Knows encodings; knows nothing about tasks or engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Encoding
+
+
+@dataclass(frozen=True)
+class Window:
+    """Part of a text between its special tokens, which the pipeline reads as it reads an Encoding.
+
+    `weight`: how many tokens of the text are its own; a token that several windows share counts in equal parts.
+    """
+
+    ids: Sequence[int]
+    type_ids: Sequence[int]
+    attention_mask: Sequence[int]
+    weight: float
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def split(encoding: Encoding, prompt: int, size: int, overlap: int) -> list[Window]:
+    """Return the windows of a text: `size` tokens each, the last one fewer, of which neighbours share `overlap`.
+
+    `encoding`: of the whole text, with special tokens and offsets; every window begins and ends with its special
+    tokens, and repeats its first `prompt` characters.
+    """
+    first, last = frame(encoding, prompt)
+    starts = _starts(last - first, size, overlap)
+    shares = np.zeros(last - first)
+    for start in starts:
+        shares[start : start + size] += 1
+    return [
+        _window(encoding, first, last, start, size, float((1 / shares[start : start + size]).sum())) for start in starts
+    ]
+
+
+def _window(encoding: Encoding, first: int, last: int, start: int, size: int, weight: float) -> Window:
+    begin, end = first + start, min(first + start + size, last)
+
+    def part(column: Sequence[int]) -> list[int]:
+        return [*column[:first], *column[begin:end], *column[last:]]
+
+    return Window(part(encoding.ids), part(encoding.type_ids), part(encoding.attention_mask), weight)
+
+
+def frame(encoding: Encoding, prompt: int) -> tuple[int, int]:
+    """Return the first token after the special tokens and the first `prompt` characters, and that after the last."""
+    special, ends = encoding.special_tokens_mask, [end for _, end in encoding.offsets]
+    first, last = 0, len(encoding)
+    while first < last and special[first]:
+        first += 1
+    while last > first and special[last - 1]:
+        last -= 1
+    while prompt and first < last and ends[first] <= prompt:
+        first += 1
+    return first, last
+
+
+def _starts(tokens: int, size: int, overlap: int) -> list[int]:
+    return list(range(0, max(1, tokens - overlap), size - overlap))
