@@ -1,0 +1,140 @@
+"""Data files and folders, as the Hub and `datasets` lay them out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+
+from builder.common.data_files import read_rows
+from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES, ROWS, data_folder
+from builder.common.errors import SpecError
+
+LABEL = {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}
+TAGS = {"tags": {"feature": {"names": ["O", "B-PER"], "_type": "ClassLabel"}, "_type": "List"}}
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write rows in the format that the name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        polars.DataFrame(rows).write_parquet(path)
+    elif path.suffix == ".arrow":
+        polars.DataFrame(rows).write_ipc_stream(path)
+    elif path.suffix == ".tsv":
+        lines = [list(rows[0]), *(row.values() for row in rows)]
+        path.write_text("".join("\t".join(map(str, line)) + "\n" for line in lines), "utf-8")
+    else:
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.arrow", "rows.txt"])
+def test_rows_are_read_in_every_format(tmp_path: Path, name: str) -> None:
+    rows = [{"text": "Grüße\u2028aus Łódź", "tokens": ["a", "b"]}, {"text": "b", "tokens": []}]
+    assert read_rows(write(tmp_path / name, rows)) == rows
+
+
+def test_rows_of_gzipped_json_lines(tmp_path: Path) -> None:
+    file = tmp_path / "test.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"text": "a"}\n\n{"text": "b"}\n'))
+    assert read_rows(file) == [{"text": "a"}, {"text": "b"}]
+
+
+def test_rows_have_names_of_classes(tmp_path: Path) -> None:
+    rows = [{"label": 1, "tags": [0, 1]}, {"label": -1, "tags": []}]
+    named = [{"label": "pos", "tags": ["O", "B-PER"]}, {"label": None, "tags": []}]
+    arrow = write(tmp_path / "data-00000-of-00001.arrow", rows)
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"features": {**LABEL, **TAGS}}))
+    assert read_rows(arrow) == named
+    parquet = tmp_path / "test.parquet"
+    features = json.dumps({"info": {"features": {**LABEL, **TAGS}}})
+    polars.DataFrame(rows).write_parquet(parquet, metadata={"huggingface": features})
+    assert read_rows(parquet) == named
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1}\n{"a": \n', b"[1]\n", b'{"a": 1}\n"x"\n'])
+def test_rows_that_are_not_objects_are_refused_by_line(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(SpecError, match=r"rows.jsonl, line \d"):
+        read_rows(file)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl"])
+def test_missing_and_damaged_files_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_rows(tmp_path / name)
+    (tmp_path / name).write_bytes(b"\x00damaged")
+    with pytest.raises(SpecError, match=name):
+        read_rows(tmp_path / name)
+
+
+LAYOUTS = {
+    "BEIR": {CORPUS: "corpus.jsonl", QUERIES: "queries.jsonl", QRELS: "qrels/test.tsv"},
+    "mteb, jsonl": {CORPUS: "corpus.jsonl", QUERIES: "queries.jsonl", QRELS: "qrels/test.jsonl"},
+    "mteb, parquet": {
+        CORPUS: "corpus/test-00000-of-00001.parquet",
+        QUERIES: "queries/test-00000-of-00001.parquet",
+        QRELS: "data/test-00000-of-00001.parquet",
+        CANDIDATES: "top_ranked/test-00000-of-00001.parquet",
+    },
+    "mteb, own split of the corpus": {
+        CORPUS: "corpus/corpus-00000-of-00001.parquet",
+        QUERIES: "queries/queries-00000-of-00001.parquet",
+        QRELS: "default/test-00000-of-00001.parquet",
+    },
+    "Nano": {
+        CORPUS: "corpus/train-00000-of-00001.parquet",
+        QUERIES: "queries/train-00000-of-00001.parquet",
+        QRELS: "qrels/train-00000-of-00001.parquet",
+    },
+    "save_to_disk": {
+        CORPUS: "corpus/data-00000-of-00001.arrow",
+        QUERIES: "queries/data-00000-of-00001.arrow",
+        QRELS: "qrels/test/data-00000-of-00001.arrow",
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_folders_have_parts(tmp_path: Path, layout: str) -> None:
+    for part, name in LAYOUTS[layout].items():
+        write(tmp_path / name, [{"part": part}])
+    write(tmp_path / "instructions" / "test.parquet", [{"part": "another"}])
+    write(tmp_path / "other" / "folder" / "test.jsonl", [{"part": "another"}])
+    expected = {part: [{"part": part}] for part in LAYOUTS[layout]}
+    selected = data_folder(tmp_path).select("train" if layout == "Nano" else "test")
+    assert {part: selected[part] for part in expected} == expected
+
+
+def test_folder_with_a_split_for_each_set(tmp_path: Path) -> None:
+    for name in ("NanoNQ", "NanoSciFact"):
+        for part in ("corpus", "queries", "qrels", "bm25"):
+            write(tmp_path / part / f"{name}-00000-of-00001.parquet", [{"name": name}])
+    folder = data_folder(tmp_path)
+    with pytest.raises(SpecError, match="--split: NanoNQ or NanoSciFact"):
+        folder.select(None)
+    assert folder.select("NanoNQ") == {part: [{"name": "NanoNQ"}] for part in (CORPUS, QUERIES, QRELS, CANDIDATES)}
+
+
+def test_folder_of_rows_gives_its_test_split(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / split / "data-00000-of-00002.arrow", [{"split": split, "shard": 0}])
+        write(tmp_path / split / "data-00001-of-00002.arrow", [{"split": split, "shard": 1}])
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    folder = data_folder(tmp_path)
+    assert folder.select(None) == {ROWS: [{"split": "test", "shard": 0}, {"split": "test", "shard": 1}]}
+    assert folder.select("train")[ROWS][0]["split"] == "train"
+    with pytest.raises(SpecError, match=r"no split 'dev'.*test or train"):
+        folder.select("dev")
+
+
+def test_folder_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="has no data"):
+        data_folder(tmp_path)
