@@ -13,6 +13,7 @@ import numpy as np
 
 Scores = dict[str, float]
 Span = tuple[int, int, str]
+RECALL_AT = 10
 
 
 def score_labels(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
@@ -73,6 +74,28 @@ def score_similarity(expected: Sequence[float], cosines: Sequence[float]) -> Sco
     from scipy.stats import spearmanr
 
     return {"Spearman": float(spearmanr(expected, cosines).statistic)}
+
+
+def rank_agreement(expected: np.ndarray, actual: np.ndarray) -> Scores:
+    """Compare two matrices of the similarity of each text to every other, (texts, texts) each.
+
+    Spearman's correlation over all pairs, and recall@10: the mean share of the ten nearest by `expected` that are
+    among the ten nearest by `actual`. Nothing for fewer than three texts.
+    """
+    from scipy.stats import spearmanr
+
+    count = len(expected)
+    if count < 3:
+        return {}
+    pairs = np.triu_indices(count, 1)
+    correlation = 1.0 if np.array_equal(expected, actual) else spearmanr(expected[pairs], actual[pairs]).statistic
+    near = min(RECALL_AT, count - 2)
+    others = ~np.eye(count, dtype=bool)
+    nearest = [
+        np.argsort(np.where(others, -side, np.inf), axis=1, kind="stable")[:, :near] for side in (expected, actual)
+    ]
+    shared = [len(np.intersect1d(a, b)) / near for a, b in zip(*nearest, strict=True)]
+    return {"rank correlation": float(correlation), f"recall@{RECALL_AT}": float(np.mean(shared))}
 
 
 def score_texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:

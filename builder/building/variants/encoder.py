@@ -108,7 +108,10 @@ class EncoderCandidates:
         return measured
 
     def keeps(self, measured: MeasuredVariant) -> bool:
-        return self.quality(measured) >= self.threshold - ROUNDING
+        ranking = self.evaluator.min_ranking
+        return self.quality(measured) >= self.threshold - ROUNDING and all(
+            value >= ranking.get(name, 0.0) for name, value in measured.ranking.items()
+        )
 
     def quality(self, measured: MeasuredVariant) -> float:
         return self.evaluator.relative_quality(measured)
@@ -131,10 +134,11 @@ class EncoderCandidates:
         )
 
     def reached(self, measured: MeasuredVariant) -> str:
-        return f"{self.evaluator.metric} of {self.quality(measured):.4f}"
+        ranking = {name: measured.ranking[name] for name in self.evaluator.min_ranking if name in measured.ranking}
+        return _in_words({self.evaluator.metric: self.quality(measured), **ranking})
 
     def requirement(self) -> str:
-        return f"{self.threshold:.4f}"
+        return ", ".join(f"{value:.4f}" for value in (self.threshold, *self.evaluator.min_ranking.values()))
 
     def refusal(self, judged: Sequence[MeasuredVariant]) -> str:
         best, spec = max(judged, key=self.quality), self.maker.spec
@@ -159,3 +163,7 @@ class EncoderCandidates:
         if option not in self._layers:
             self._layers[option] = self.maker.sensitive(option)
         return self._layers[option]
+
+
+def _in_words(measures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} of {value:.4f}" for name, value in measures.items())

@@ -85,6 +85,13 @@ class Evaluator:
         name, score = next(iter(self.reference_scores.items()))
         return measured.scores[name] / max(score, 1e-9) if measured.scores else 0.0
 
+    @property
+    def min_ranking(self) -> Mapping[str, float]:
+        """Lowest measures of ranking, by name: the task's, unless the user set a quality or labelled the samples."""
+        if self.spec.quality is not None or self.labels:
+            return {}
+        return encoder_task(self.checkpoint.task).min_ranking
+
     def _score(self, answers: Sequence[Answer]) -> Mapping[str, float]:
         if not self.labels:
             return {}
@@ -153,6 +160,7 @@ class Evaluator:
             error=max(error_at(infer, graph, reference, task.per_token) for reference in (*self.usual, *more)),
             quality=quality.mean,
             worst=quality.worst,
+            ranking=dict(quality.ranking),
             batch_agreement=quality.batch_agreement,
             scores=dict(quality.scores),
         )

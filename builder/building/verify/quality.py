@@ -31,6 +31,7 @@ class Quality:
     worst: float
     error: float  # largest difference of a number; infinite where a label or text differs
     where: str
+    ranking: Mapping[str, float]  # how alike the samples are ranked, by measure, if the task's answers rank
     batch_agreement: float  # mean agreement of an answer in a batch with the answer alone
     padding: float  # share of the engine's tokens that were padding, all samples in one batch
     scores: Mapping[str, float]  # the task's own measures, where samples have labels
@@ -70,6 +71,7 @@ def served_quality(
         worst=float(np.min(agreements)),
         error=error,
         where=where,
+        ranking=task.ranking(expected, together),
         batch_agreement=float(np.mean(batched)),
         padding=1 - tokens / max(padded, 1),
         scores=score(together),

@@ -61,6 +61,7 @@ class Task(ABC):
     metric: str  # what `agreement` measures, as tables and errors name it
     threshold: float  # lowest mean agreement with PyTorch that is published
     samples: tuple[Sample, ...]
+    min_ranking: Mapping[str, float] = {}  # lowest measures of `ranking` that are published, by name
     labels: tuple[str, ...] = ()  # keys of a sample that contain the right answer; `score` reads them
 
     @property
@@ -129,6 +130,13 @@ class EncoderTask(Task):
     @abstractmethod
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         """Return the numbers that both answers have, by kind. `agreement` covers those that only one of them has."""
+
+    def ranking(self, expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str, float]:
+        """Return how alike two answers to all samples rank them, by measure, 1 is equal; nothing if they rank nothing.
+
+        `agreement` compares one answer at a time: rounding that moves near neighbours past each other hardly shows.
+        """
+        return {}
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Return the largest difference of a number and where it is; infinite if anything else differs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers
-from builder.checkpoints.metrics import score_similarity
+from builder.checkpoints.metrics import rank_agreement, score_similarity
 from builder.checkpoints.pooling import Pooler
 from builder.checkpoints.sentence_transformers.modules import Dense
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
@@ -36,6 +36,7 @@ class FeatureExtraction(EncoderTask):
     head = "feature-extraction"
     metric = "cosine"
     threshold = 0.99
+    min_ranking: ClassVar[Mapping[str, float]] = {"rank correlation": 0.97, "recall@10": 0.85}
     labels = ("pair", "similarity")
     samples = tuple({"text_input": text} for text in TEXTS)
     more_samples = tuple({"text_input": text} for text in MORE_TEXTS)
@@ -88,6 +89,12 @@ class FeatureExtraction(EncoderTask):
             return 0.0
         return cosine(expected["embedding"], actual["embedding"])
 
+    def ranking(self, expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str, float]:
+        """Compare the cosines of the samples' embeddings; nothing for vectors of tokens."""
+        if any(np.ndim(answer["embedding"]) != 1 for answer in (*expected, *actual)):
+            return {}
+        return rank_agreement(*(_cosines([answer["embedding"] for answer in side]) for side in (expected, actual)))
+
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         first, second = (np.atleast_2d(answer["embedding"]) for answer in (expected, actual))
         return {"a number of the embedding": PairedNumbers(first, second)} if first.shape == second.shape else {}
@@ -102,6 +109,13 @@ class FeatureExtraction(EncoderTask):
             raise ValueError("two texts with the same `pair`, of at least two pairs")
         cosines = [cosine(answers[a]["embedding"], answers[b]["embedding"]) for a, b in whole]
         return score_similarity([float(samples[a]["similarity"]) for a, _ in whole], cosines)
+
+
+def _cosines(vectors: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return the cosine of each vector with every other, (vectors, vectors) float64."""
+    stacked = np.asarray(vectors, np.float64)
+    unit = stacked / np.maximum(np.linalg.norm(stacked, axis=1, keepdims=True), 1e-12)
+    return unit @ unit.T
 
 
 def prompted(checkpoint: Checkpoint, sample: Sample) -> str:

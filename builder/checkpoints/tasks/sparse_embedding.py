@@ -60,6 +60,10 @@ class SparseEmbedding(FeatureExtraction):
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return cosine(*_dense(expected, actual))
 
+    def ranking(self, expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str, float]:
+        vectors = [{"embedding": vector} for vector in _dense(*expected, *actual)]
+        return super().ranking(vectors[: len(expected)], vectors[len(expected) :])
+
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         first, second = _dense(expected, actual)
         either = (first != 0) | (second != 0)

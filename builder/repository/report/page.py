@@ -38,7 +38,7 @@ def page(report: BuildReport) -> str:
         ),
         **_by_length(report),
     }
-    scores = list(dict.fromkeys(name for variant in report.variants for name in variant.scores))
+    measures = list(dict.fromkeys(name for variant in report.variants for name in variant.measures))
     cells = list(base.latency_ms)
     return render_page(
         "report.html.j2",
@@ -46,7 +46,7 @@ def page(report: BuildReport) -> str:
         charts=pictures,
         speeds=speeds,
         cells=cells,
-        scores=scores,
+        measures=measures,
         not_compared=NOT_COMPARED if report.has_times_of_other_builds else "",
     )
 

@@ -59,10 +59,17 @@ class MeasuredVariant:
     """Share of positions whose most probable token is PyTorch's. Encoder-decoders."""
     answers: float | None = None
     """Share of answers that equal PyTorch's token for token. Encoder-decoders."""
+    ranking: dict[str, float] = field(default_factory=dict)
+    """How alike the answers rank the samples as PyTorch's do, by measure, 1 is equal. Embedders and rankers."""
     scores: dict[str, float] = field(default_factory=dict)
     """The task's own measures by the samples' labels, 0 to 1."""
     timed_in: str = PROCESS_STARTED
     """Start of the process that measured the latencies (UTC)."""
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """Measures over all samples: of ranking, then those by labels."""
+        return {**self.ranking, **self.scores}
 
     def speed_up(self, base: MeasuredVariant) -> float | None:
         """Return how many times faster than `base` this is; None if one has no times, or other processes timed them."""

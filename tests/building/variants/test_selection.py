@@ -58,8 +58,10 @@ class FakeEvaluator(Evaluator):
     """Evaluator with given qualities and speeds by the origin of a graph."""
 
     metric = "cosine"
+    min_ranking: Mapping[str, float] = {}
 
     def __init__(self, quality: dict[tuple[str, int], float]) -> None:
+        self.rankings: dict[tuple[str, int], dict[str, float]] = {}
         self.qualities = quality
         self.timed: list[tuple[str, int]] = []
         self.scored: list[tuple[str, int]] = []
@@ -83,7 +85,7 @@ class FakeEvaluator(Evaluator):
     ) -> tuple[MeasuredVariant, Quality]:
         self.scored.append(made_of(graph))
         quality = quality_of(self.qualities.get(made_of(graph), 1.0))
-        return replace(measured, quality=quality.mean), quality
+        return replace(measured, quality=quality.mean, ranking=self.rankings.get(made_of(graph), {})), quality
 
     def relative_quality(self, measured: MeasuredVariant) -> float:
         return measured.quality or 0.0
@@ -159,6 +161,20 @@ def test_selection_leaves_layers_in_fp32_while_that_is_fastest() -> None:
     selection = search(evaluator, (SLOW, FAST, MIDDLE))
     assert selection.chosen.measured.name == "int8, 2 layers fp32"
     assert evaluator.scored == [("int8", 0), ("int8", 1), ("int8", 2), ("int8-static", 0)], "the last is nearly as fast"
+
+
+def test_selection_refuses_a_variant_that_ranks_differently() -> None:
+    """int8 keeps the mean agreement; its nearest neighbours are others until two layers stay in fp32."""
+    evaluator = FakeEvaluator({})
+    evaluator.min_ranking = {"recall@10": 0.85}
+    evaluator.rankings = {("int8", left): {"recall@10": recall} for left, recall in ((0, 0.7), (1, 0.8), (2, 0.9))}
+    selection = search(evaluator, (SLOW, FAST))
+    assert selection.chosen.measured.name == "int8, 2 layers fp32"
+    assert selection.choice is not None
+    assert "missed it: int8 (8.0x, cosine of 1.0000, recall@10 of 0.7000)" in selection.choice
+    evaluator.rankings = {("int8", left): {"recall@10": 0.7} for left in range(9)}
+    with pytest.raises(VerificationError, match=r"cosine of 1\.0000, recall@10 of 0\.7000 .* 0\.9900, 0\.8500 is req"):
+        search(evaluator, (FAST,))
 
 
 NEAR = Variant("int8-dynamic", "onnxruntime")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from builder.checkpoints import metrics
@@ -34,3 +35,13 @@ def test_metrics_of_labels_rankings_similarities_and_texts() -> None:
     same = metrics.score_texts(["the cat sat"], ["the cat sat"])
     assert (same["chrF"], same["ROUGE-L"]) == pytest.approx((1, 1))
     assert metrics.score_texts(["the cat sat"], ["a dog ran"])["ROUGE-L"] == 0
+
+
+def test_rank_agreement_finds_neighbours_that_changed_places() -> None:
+    similarity = np.cos(np.subtract.outer(np.arange(14.0), np.arange(14.0)) / 14)
+    assert metrics.rank_agreement(similarity, similarity * 2) == {"rank correlation": 1.0, "recall@10": 1.0}
+    moved = similarity.copy()
+    moved[0, 10:] = moved[0, 10:][::-1] + 1  # the first text's nearest are now its furthest four
+    assert metrics.rank_agreement(similarity, moved)["recall@10"] == pytest.approx((13 + 0.7) / 14)
+    assert metrics.rank_agreement(similarity, -similarity)["rank correlation"] == pytest.approx(-1)
+    assert metrics.rank_agreement(similarity[:2, :2], similarity[:2, :2]) == {}

@@ -86,12 +86,14 @@ class SelectedEncoder:
 def comparison_of(chosen: SelectedEncoder) -> Comparison:
     """Compare the fused graph number by number and as it is served; then the variant by its quality."""
     exact = chosen.exact
-    quality = exact.evaluator.relative_quality(chosen.selection.chosen.measured)
+    measured = chosen.selection.chosen.measured
+    quality, ranking = exact.evaluator.relative_quality(measured), exact.evaluator.min_ranking
     return Comparison(
         (
             ParityBound("the error of the fused graph", exact.error, at_most=TOLERANCE),
             ParityBound("the error of the answers in fp32", exact.quality.error, at_most=SERVED_TOLERANCE),
             ParityBound(f"the {exact.evaluator.metric}", quality, at_least=chosen.threshold - ROUNDING),
+            *(ParityBound(f"the {n}", v, at_least=ranking.get(n, 0.0)) for n, v in measured.ranking.items()),
         )
     )
 
