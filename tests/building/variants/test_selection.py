@@ -51,7 +51,7 @@ def made_of(graph: Graph) -> tuple[str, int]:
 
 
 def quality_of(mean: float) -> Quality:
-    return Quality(mean, worst=mean, error=0.0, where="", batch_agreement=1.0, padding=0.0, scores={})
+    return Quality(mean, worst=mean, error=0.0, where="", ranking={}, batch_agreement=1.0, padding=0.0, scores={})
 
 
 class FakeEvaluator(Evaluator):
