@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from builder.serving.gateway import canary, cohere, tasks, tei, tokenize, vllm
+from builder.serving.gateway import canary, cohere, multivectors, tasks, tei, tokenize, vllm
 from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.anthropic.messages import count_tokens, create_message
 from builder.serving.gateway.anthropic.request import CountTokensRequest, MessagesRequest
@@ -153,6 +153,7 @@ APIS = (
     ApiRoute("POST", "/v1/completions", completions.create_completion, completions.CompletionRequest),
     ApiRoute("POST", "/v1/embeddings", embeddings.create_embedding, embeddings.EmbeddingRequest),
     ApiRoute("POST", "/embeddings", embeddings.create_embedding, embeddings.EmbeddingRequest),
+    ApiRoute("POST", "/v1/multi-vector", multivectors.create_multi_vectors, multivectors.MultiVectorRequest),
     ApiRoute("POST", "/v1/rerank", cohere.rerank, cohere.RerankRequest),
     ApiRoute("POST", "/v2/rerank", cohere.rerank, cohere.RerankRequest),
     ApiRoute("POST", "/v1/embed", cohere.embed_v1, cohere.CohereEmbedRequest),

@@ -6,37 +6,28 @@ Sources: https://docs.cohere.com/reference/embed, https://docs.cohere.com/refere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.encoders import (
     MAX_DOCUMENTS,
-    as_base64,
     embed,
     is_reranker,
-    normalize,
     rank_scores,
     relevance_scores,
     resize,
 )
 from builder.serving.gateway.errors import bad_field
+from builder.serving.gateway.input_types import input_type_options
 from builder.serving.gateway.openai.embeddings import MAX_TEXTS
+from builder.serving.gateway.quantization import Encoding, encode
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tei import TeiRerankRequest, rank, tei_errors
 from builder.serving.gateway.validation import StrictBody
 
-EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
-PROMPTS: Mapping[str, tuple[str, ...]] = {  # prompt names of sentence-transformers checkpoints, by input type
-    "search_query": ("search_query", "query"),
-    "search_document": ("search_document", "document", "passage"),
-    "classification": ("classification",),
-    "clustering": ("clustering",),
-}
 SIDES = {"START": "left", "END": "right"}
 
 
@@ -105,7 +96,7 @@ class CohereEmbedRequest(StrictBody):
     texts: Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     inputs: Annotated[list[CohereInput], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     input_type: InputType | None = None
-    embedding_types: Annotated[list[EmbeddingType], Field(min_length=1)] | None = None
+    embedding_types: Annotated[list[Encoding], Field(min_length=1)] | None = None
     output_dimension: int | None = Field(None, ge=1)
     truncate: Literal["NONE", "START", "END"] | None = None
 
@@ -121,8 +112,7 @@ class CohereEmbedRequest(StrictBody):
         """Return the inputs of the model. Raises ApiError if it cannot truncate on the requested side."""
         if self.truncate in SIDES:
             model.refuse_truncation_side("truncate", SIDES[self.truncate])
-        names = [name for name in PROMPTS.get(self.input_type or "", ()) if name in model.prompts]
-        return {"truncate": self.truncate != "NONE", "prompt_name": names[0] if names else None}
+        return {"truncate": self.truncate != "NONE", **input_type_options(model, self.input_type)}
 
 
 async def embed_v1(context: RequestContext) -> dict[str, Any]:
@@ -135,7 +125,7 @@ async def embed_v2(context: RequestContext) -> dict[str, Any]:
     return await _embed(context, "2", ["float"])
 
 
-async def _embed(context: RequestContext, version: str, default_types: list[EmbeddingType] | None) -> dict[str, Any]:
+async def _embed(context: RequestContext, version: str, default_types: list[Encoding] | None) -> dict[str, Any]:
     """Return the vectors by type; without types, one list of them."""
     body: CohereEmbedRequest = context.body
     texts, types = body.all_texts(), body.embedding_types or default_types
@@ -143,30 +133,8 @@ async def _embed(context: RequestContext, version: str, default_types: list[Embe
     vectors = resize(
         await embed(context, model, texts, **body.options(model)), body.output_dimension, "output_dimension"
     )
-    embeddings: Any = vectors if types is None else {kind: [CONVERTED[kind](v) for v in vectors] for kind in types}
+    embeddings: Any = vectors if types is None else {kind: [encode(v, kind) for v in vectors] for kind in types}
     meta = {"api_version": {"version": version}, "billed_units": {"input_tokens": context.record.prompt_tokens}}
     response_type = "embeddings_floats" if types is None else "embeddings_by_type"
     head = {"id": context.record.id, "response_type": response_type, "texts": texts, "meta": meta}
     return {**head, "embeddings": embeddings}
-
-
-def _int8(vector: np.ndarray) -> np.ndarray:
-    """Return the vector, scaled to length 1, times 127: one scale for all texts, so that products compare."""
-    return np.round(normalize(vector) * 127).astype(np.int8)
-
-
-def _ubinary(vector: np.ndarray) -> np.ndarray:
-    """Return one bit per number, 1 if it is above zero; eight to a byte, most significant bit first."""
-    if len(vector) % 8:
-        raise bad_field("embedding_types", f"the vectors have {len(vector)} numbers; binary needs a multiple of 8")
-    return np.packbits(vector > 0)
-
-
-CONVERTED: Mapping[EmbeddingType, Callable[[np.ndarray], Any]] = {
-    "float": lambda vector: vector,
-    "int8": _int8,
-    "uint8": lambda vector: (_int8(vector).astype(np.int16) + 128).astype(np.uint8),
-    "binary": lambda vector: (_ubinary(vector).astype(np.int16) - 128).astype(np.int8),
-    "ubinary": _ubinary,
-    "base64": as_base64,
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -50,9 +49,25 @@ def is_reranker(model: ServedModel) -> bool:
 
 
 def is_token_embedder(model: ServedModel) -> bool:
-    """Return True for a model that answers one vector per token."""
-    output = model.outputs.get("embedding")
+    """Return True for a model that answers one vector per token: its features, or those of late interaction."""
+    output = model.outputs.get("vectors", model.outputs.get("embedding"))
     return output is not None and len(output.dims) == 2
+
+
+def is_sparse_embedder(model: ServedModel) -> bool:
+    """Return True for a model that answers tokens of its vocabulary with weights."""
+    return {"indices", "values"} <= set(model.outputs)
+
+
+def token_vectors(row: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the vectors of a text's tokens (tokens, size); rows of a batch are padded to the longest."""
+    return row["vectors"][: int(row["vector_count"][0])] if "vectors" in row else row["embedding"]
+
+
+def sparse_weights(row: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Return the tokens of a row with their weights, without padding."""
+    pairs = zip(row["indices"], row["values"], strict=True)
+    return [{"index": int(index), "value": float(value)} for index, value in pairs if index >= 0]
 
 
 async def embed(context: RequestContext, model: ServedModel, texts: Sequence[str], **options: Any) -> list[np.ndarray]:
@@ -73,7 +88,7 @@ async def embed_tokens(
     rows = []
     for text in texts:  # texts of unequal length have no common shape
         rows += await infer_rows(context, model, [{"text_input": [text]}], options)
-    return [row["embedding"] for row in rows]
+    return [token_vectors(row) for row in rows]
 
 
 async def similarities(context: RequestContext, model: ServedModel, inputs: Sentences, **options: Any) -> list[float]:
@@ -137,11 +152,6 @@ def resize(
 def normalize(vector: np.ndarray) -> np.ndarray:
     """Return the vector scaled to length 1."""
     return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12))
-
-
-def as_base64(vector: np.ndarray) -> str:
-    """Return the vector as little-endian 32-bit floats in base64."""
-    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
 
 
 async def infer_rows(

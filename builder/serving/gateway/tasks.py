@@ -32,7 +32,11 @@ RENAMED: Mapping[str, str] = {  # transformers' and TGI's name -> the model's in
 }
 HARMLESS = {"return_full_text": False, "details": False, "decoder_input_details": False, "watermark": False}
 TEXTS = {"translation": "translation_text", "summarization": "summary_text"}
-IN_JSON = {"token-classification": "entities", "fill-mask": "predictions"}  # outputs that are one JSON document
+IN_JSON = {
+    "token-classification": "entities",
+    "entity-extraction": "entities",
+    "fill-mask": "predictions",
+}  # outputs that are one JSON document
 
 
 class TaskRequest(ExtensibleBody):
@@ -64,7 +68,7 @@ async def _answer(context: RequestContext, model: ServedModel, body: TaskRequest
     if model.is_embedder and isinstance(body.inputs, dict) and "sentences" in body.inputs:
         _refuse_unknown(model, options)
         return await similarities(context, model, validate_body(Sentences, body.inputs), **options)
-    has_vectors = "embedding" in model.outputs
+    has_vectors = "embedding" in model.outputs and not model.outputs.keys() & {"indices", "vectors"}
     vector_options = {name: options.pop(name) for name in VectorOptions.model_fields if has_vectors and name in options}
     _refuse_unknown(model, options)
     inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
@@ -100,8 +104,9 @@ async def _generated(context: RequestContext, model: ServedModel, requests: list
 
 
 def _row(model: ServedModel, number: int, value: str | dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    required = [f.name for f in model.inputs.values() if not (f.optional or f.name in given)] or ["text_input"]
+    required = [f.name for f in model.inputs.values() if not (f.optional or f.name in given)]
     if isinstance(value, str):
+        required = required or ["text_input"]
         if len(required) > 1:
             names = ", ".join(required)
             raise bad_field("inputs", f"inputs[{number}] is text; {model.name} needs {names}: send an object")
@@ -160,6 +165,11 @@ def _model_options(model: ServedModel, parameters: Mapping[str, Any]) -> dict[st
 
 def pipeline_answer(model: ServedModel, row: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Return a row of outputs in the shape of the task's pipeline."""
+    if "vectors" in row:
+        count = int(row["vector_count"][0])
+        row = {**row, "vectors": row["vectors"][:count], "offsets": row["offsets"][:count]}
+    if "indices" in row:
+        row = {**row, **{name: row[name][row["indices"] >= 0] for name in ("indices", "values")}}
     values = {  # a tensor declared with exactly one value becomes that value
         name: array.tolist()[0] if tuple(model.outputs[name].dims) == (1,) else array.tolist()
         for name, array in row.items()

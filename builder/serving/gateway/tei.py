@@ -27,6 +27,7 @@ from builder.serving.gateway.encoders import (
     infer_rows,
     is_classifier,
     is_reranker,
+    is_sparse_embedder,
     is_token_embedder,
     label_scores,
     rank_scores,
@@ -34,8 +35,10 @@ from builder.serving.gateway.encoders import (
     relevance_scores,
     resize,
     similarities,
+    sparse_weights,
 )
 from builder.serving.gateway.errors import ApiError, bad_field, tei_error
+from builder.serving.gateway.input_types import prompt_options
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.validation import StrictBody
 
@@ -95,7 +98,6 @@ class TeiEmbedAllRequest(TeiTextsRequest):
         requested = {
             "normalize": self.normalize is False,
             "dimensions": self.dimensions,
-            "prompt_name": self.prompt_name,
         }
         for name in [name for name, value in requested.items() if value not in (None, False)]:
             raise bad_field(name, f"vectors of tokens have no {name}: leave it out")
@@ -133,27 +135,22 @@ async def embed_texts(context: RequestContext) -> list[np.ndarray]:
 
 
 async def embed_all(context: RequestContext) -> list[np.ndarray]:
-    """Serve POST /embed_all: one vector per token, of a model that does not pool them and so has no prompts."""
+    """Serve POST /embed_all: one vector per token."""
     body: TeiEmbedAllRequest = context.body
     model = await context.model_for("for vectors of tokens", is_token_embedder, body.model)
-    return await embed_tokens(context, model, as_list(body.inputs), body.options(model))
+    options = {**body.options(model), **prompt_options(model, body.prompt_name)}
+    model.refuse_unknown_inputs(options)
+    return await embed_tokens(context, model, as_list(body.inputs), options)
 
 
 async def embed_sparse(context: RequestContext) -> list[list[dict[str, Any]]]:
     """Serve POST /embed_sparse: the tokens that matter in each text, with their weights."""
     body: TeiTextsRequest = context.body
-    model = await context.model_for("for sparse embeddings", _is_sparse_embedder, body.model)
-    options = {**body.options(model), **({} if body.prompt_name is None else {"prompt_name": body.prompt_name})}
+    model = await context.model_for("for sparse embeddings", is_sparse_embedder, body.model)
+    options = {**body.options(model), **prompt_options(model, body.prompt_name)}
     model.refuse_unknown_inputs(options)
     rows = await infer_rows(context, model, [{"text_input": [text]} for text in as_list(body.inputs)], options)
-    return [
-        [
-            {"index": int(index), "value": float(value)}
-            for index, value in zip(row["indices"], row["values"], strict=True)
-            if index >= 0  # rows are padded to the longest one of a request
-        ]
-        for row in rows
-    ]
+    return [sparse_weights(row) for row in rows]
 
 
 async def predict(context: RequestContext) -> list[Any]:
@@ -198,7 +195,7 @@ async def default(context: RequestContext) -> Any:
     model = await select_model(context.gateway.models, "with a TEI route", lambda model: _kind(model) is not None, name)
     if model.is_embedder:
         return await embed_texts(context.with_body(TeiEmbedRequest))
-    if _is_sparse_embedder(model):
+    if is_sparse_embedder(model):
         return await embed_sparse(context.with_body(TeiTextsRequest))
     if is_classifier(model):
         return await predict(context.with_body(TeiPredictRequest))
@@ -226,12 +223,8 @@ async def info(context: RequestContext) -> dict[str, Any]:
 
 def _kind(model: ServedModel) -> dict[str, Any] | None:
     labels = {"id2label": dict(enumerate(model.labels)), "label2id": {name: i for i, name in enumerate(model.labels)}}
-    if model.is_embedder or _is_sparse_embedder(model):
+    if model.is_embedder or is_sparse_embedder(model):
         return {"embedding": {"pooling": "model" if model.is_embedder else "splade"}}
     if is_reranker(model):
         return {"reranker": labels}
     return {"classifier": labels} if is_classifier(model) else None
-
-
-def _is_sparse_embedder(model: ServedModel) -> bool:
-    return {"indices", "values"} <= set(model.outputs)

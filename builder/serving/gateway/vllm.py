@@ -13,7 +13,6 @@ from pydantic import Field
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.encoders import (
     MAX_DOCUMENTS,
-    as_base64,
     as_list,
     embed,
     embed_tokens,
@@ -28,6 +27,7 @@ from builder.serving.gateway.encoders import (
     resize,
 )
 from builder.serving.gateway.errors import bad_field
+from builder.serving.gateway.quantization import encode
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.validation import StrictBody
 
@@ -149,7 +149,7 @@ async def pooling(context: RequestContext) -> dict[str, Any]:
     if body.dimensions is not None and not model.is_embedder:
         raise bad_field("dimensions", f"{model.name} does not answer one vector a text; leave dimensions out")
     arrays = await _arrays(context, model, body)
-    values: list[Any] = [as_base64(array) for array in arrays] if body.encoding_format == "base64" else arrays
+    values: list[Any] = [encode(array, body.encoding_format) for array in arrays]
     return _listed(context, model, "pool", [{"object": "pooling", "data": value} for value in values])
 
 

@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
-from builder.serving.gateway.encoders import as_base64, embed, resize
+from builder.serving.gateway.encoders import embed, resize
 from builder.serving.gateway.errors import bad_field
+from builder.serving.gateway.input_types import InputType, text_options
+from builder.serving.gateway.quantization import Encoding, encode
+from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.settings import Vocabulary
 from builder.serving.gateway.validation import StrictBody
 
@@ -16,13 +19,45 @@ MAX_TEXTS = 2048  # OpenAI's own limit
 
 
 class EmbeddingRequest(StrictBody):
+    """OpenAI's body with the fields of Jina (`task`, `embedding_type`), Voyage (`output_...`) and NVIDIA NIM."""
+
     model: str | None = None
     input: str | Annotated[list[Any], Field(min_length=1, max_length=MAX_TEXTS)]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Encoding | None = None
+    embedding_type: Encoding | None = None
+    output_dtype: Encoding | None = None
     dimensions: int | None = Field(None, ge=1)
+    output_dimension: int | None = Field(None, ge=1)
+    input_type: InputType | None = None
+    task: InputType | None = None
     prompt_name: str | None = None  # for a checkpoint with prompts
-    truncate: bool | None = None
+    prompt: str | None = None
+    chunking: Literal["none", "mean", "max"] | None = None
+    chunk_overlap: int | None = Field(None, ge=0)
+    truncate: bool | Literal["NONE", "END"] | None = None
+    truncation: bool | None = None
+    normalized: bool | None = None
     user: str | None = None
+
+    def one_of(self, *names: str) -> Any:
+        """Return the value of the only field of `names` that the request has. Raises ApiError for several."""
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise bad_field(given[1], f"{given[0]} and {given[1]} are two names of one option; send one of them")
+        return getattr(self, given[0]) if given else None
+
+    def options(self, model: ServedModel) -> dict[str, Any]:
+        """Return the inputs of the model. Raises ApiError."""
+        truncate = self.one_of("truncate", "truncation")
+        own = {
+            "truncate": truncate if truncate is None or isinstance(truncate, bool) else truncate == "END",
+            "prompt": self.prompt,
+            "chunking": self.chunking,
+            "chunk_overlap": self.chunk_overlap,
+        }
+        if truncate == "END":
+            model.refuse_truncation_side("truncate", "right")
+        return {**own, **text_options(model, self.prompt_name, self.one_of("input_type", "task"))}
 
 
 async def create_embedding(context: RequestContext) -> dict[str, Any]:
@@ -32,10 +67,13 @@ async def create_embedding(context: RequestContext) -> dict[str, Any]:
     single = isinstance(body.input, str) or isinstance(body.input[0], int)  # a text, or its token ids
     vocabulary = context.gateway.settings.token_ids
     texts = [_text(number, one, vocabulary) for number, one in enumerate([body.input] if single else body.input)]
-    vectors = await embed(context, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
-    vectors = resize(vectors, body.dimensions)
-    values = [as_base64(vector) for vector in vectors] if body.encoding_format == "base64" else vectors
-    data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
+    encoding = body.one_of("encoding_format", "embedding_type", "output_dtype") or "float"
+    size = body.one_of("dimensions", "output_dimension")
+    vectors = await embed(context, model, texts, **body.options(model))
+    vectors = resize(vectors, size, "dimensions" if body.dimensions else "output_dimension", normalized=body.normalized)
+    data = [
+        {"object": "embedding", "index": i, "embedding": encode(vector, encoding)} for i, vector in enumerate(vectors)
+    ]
     used = context.record.prompt_tokens
     return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
 

@@ -1,0 +1,176 @@
+"""Embeddings by input type and precision, vectors of tokens, and every kind of ranker on the rerank routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers.util import quantize_embeddings
+
+from builder.runtime.fields import Field
+from builder.serving.gateway.quantization import PRECISIONS, RANGE, quantize
+from tests.serving.gateway.fake_triton import MODELS, FakeTriton
+from tests.serving.gateway.requests import fetch, gateway
+from tests.serving.gateway.retrieval import add_models
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("size", [1, 7, 8, 384])
+def test_precisions_equal_those_of_sentence_transformers(precision: Any, size: int) -> None:
+    vectors = np.random.default_rng(size).normal(size=(50, size)).astype(np.float32)
+    vectors[0], vectors[1, 0] = 0, 0
+    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+    expected = quantize_embeddings(units, precision=precision, ranges=np.tile(RANGE[:, None], size))
+    assert isinstance(expected, np.ndarray)
+    actual = np.stack([quantize(vector, precision) for vector in vectors])
+    assert (actual.dtype, actual.tolist()) == (expected.dtype, expected.tolist())
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8"])
+def test_precisions_keep_the_order_of_cosines(precision: str) -> None:
+    vectors = np.random.default_rng(0).normal(size=(100, 1024)).astype(np.float32)
+    levels = np.stack([quantize(vector, precision) for vector in vectors]).astype(np.float32)
+    whole = levels - (0 if precision == "int8" else 128)
+    cosines = (vectors * whole).sum(axis=1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(whole, axis=1)
+    assert cosines.min() > 0.995
+
+
+@pytest.mark.parametrize("field", ["encoding_format", "embedding_type", "output_dtype"])
+def test_embeddings_are_encoded_by_the_name_of_each_client(field: str) -> None:
+    answer = fetch("/v1/embeddings", {"model": "embeds", "input": ["xxxx"], field: "ubinary"}).json
+    assert answer["data"][0]["embedding"] == [0b11010000]
+    again = {"model": "embeds", "input": ["x"], "encoding_format": "int8", "output_dtype": "int8"}
+    assert fetch("/v1/embeddings", again).error["param"] == "output_dtype"
+
+
+@pytest.fixture
+def prompted(monkeypatch: pytest.MonkeyPatch) -> FakeTriton:
+    task, inputs, outputs, parameters = MODELS["embeds"]
+    names = ("prompt_name", "prompt", "chunking")
+    inputs = (*inputs, *(Field(name, "TYPE_STRING", optional=True) for name in names))
+    monkeypatch.setitem(MODELS, "embeds", (task, inputs, outputs, {**parameters, "prompts": '["passage", "query"]'}))
+    return FakeTriton()
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt_name"),
+    [
+        ({"input_type": "query"}, "query"),
+        ({"input_type": "passage"}, "passage"),
+        ({"input_type": "document"}, "passage"),
+        ({"input_type": "search_document"}, "passage"),
+        ({"task": "retrieval.query"}, "query"),
+        ({"task": "retrieval.passage"}, "passage"),
+        ({"task": "text-matching"}, None),
+        ({"prompt_name": "query"}, "query"),
+        ({}, None),
+    ],
+)
+def test_input_type_selects_the_prompt(body: dict[str, str], prompt_name: str | None, prompted: FakeTriton) -> None:
+    assert fetch("/v1/embeddings", {"model": "embeds", "input": "x", **body}, gateway(prompted)).status == 200
+    assert prompted.requests[0].get("prompt_name") == (None if prompt_name is None else [[prompt_name]])
+
+
+def test_embedding_options_reach_the_model(prompted: FakeTriton) -> None:
+    body = {"model": "embeds", "input": "x", "prompt": "", "chunking": "mean", "truncate": "NONE"}
+    assert fetch("/v1/embeddings", body, gateway(prompted)).status == 200
+    assert prompted.requests[0] == {
+        "text_input": [["x"]],
+        "prompt": [[""]],
+        "chunking": [["mean"]],
+        "truncate": [[False]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input_type": "image"}, "input_type"),
+        ({"input_type": "query", "task": "retrieval.query"}, "task"),
+        ({"input_type": "query", "prompt_name": "query"}, "input_type"),
+        ({"dimensions": 2, "output_dimension": 2}, "output_dimension"),
+        ({"truncate": True, "truncation": True}, "truncation"),
+        ({"late_chunking": True}, "late_chunking"),
+        ({"encoding_format": "int4"}, "encoding_format"),
+        ({"output_dimension": 5}, "output_dimension"),
+    ],
+)
+def test_embedding_fields_that_contradict_are_refused(body: dict[str, Any], param: str, prompted: FakeTriton) -> None:
+    refused = fetch("/v1/embeddings", {"model": "embeds", "input": "x", **body}, gateway(prompted))
+    assert (refused.status, refused.error["param"]) == (400, param), refused.error
+
+
+def test_multi_vectors_have_one_vector_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = add_models(monkeypatch)
+    body = {"model": "late", "input": ["ab", "abc"], "input_type": "query", "return_offsets": True}
+    answer = fetch("/v1/multi-vector", body, gateway(triton)).json
+    assert [len(entry["embeddings"]) for entry in answer["data"]] == [2, 3]
+    assert answer["data"][1]["offsets"] == [[0, 1], [1, 2], [2, 3]]
+    np.testing.assert_allclose(np.linalg.norm(answer["data"][1]["embeddings"], axis=1), 1, atol=1e-6)
+    assert triton.requests[0]["input_type"] == [["query"]]
+    body = {"model": "late", "input": "ab", "embedding_type": "ubinary"}
+    (entry,) = fetch("/v1/multi-vector", body, gateway(triton)).json["data"]
+    assert [len(vector) for vector in entry["embeddings"]] == [1, 1]
+    assert "offsets" not in entry
+    plain = fetch("/v1/multi-vector", {"model": "features", "input": "ab"}, gateway(triton)).json
+    assert plain["data"][0]["embeddings"] == [[97, 0, 0, 1], [98, 0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"model": "embeds"}, "model"),
+        ({"model": "late", "dimensions": 2}, "dimensions"),
+        ({"model": "features", "return_offsets": True}, "return_offsets"),
+        ({"model": "late", "prompt_name": "clustering"}, "prompt_name"),
+    ],
+)
+def test_multi_vectors_refuse_what_a_model_lacks(
+    body: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = fetch("/v1/multi-vector", {"input": "a", **body}, gateway(add_models(monkeypatch)))
+    assert (refused.status, refused.error["param"]) == (400, param), refused.error
+
+
+@pytest.mark.parametrize("model", ["ranks", "late"])
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_every_kind_of_ranker_reranks(path: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": model, "query": "q", "documents": ["ab", "xx", "xa"]}
+    answer = fetch(path, body, gateway(add_models(monkeypatch))).json
+    assert [(result["index"], result["relevance_score"]) for result in answer["results"]] == [(1, 1), (2, 0.5), (0, 0)]
+
+
+def test_tei_routes_answer_late_interaction_and_hybrid_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = add_models(monkeypatch)
+    tokens = fetch("/embed_all", {"model": "late", "inputs": ["a", "ab"], "prompt_name": "query"}, gateway(triton)).json
+    assert [len(vectors) for vectors in tokens] == [1, 2]
+    assert triton.requests[0]["input_type"] == [["query"]]
+    sparse = fetch("/embed_sparse", {"model": "hybrid", "inputs": ["ab", "c"]}, gateway(triton)).json
+    assert sparse[1] == [{"index": 99, "value": 0.5}]
+    assert fetch("/embed", {"model": "hybrid", "inputs": "ab", "normalize": False}, gateway(triton)).json == [
+        [2, 3, 0, 1]
+    ]
+
+
+def test_hybrid_model_answers_all_outputs_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = add_models(monkeypatch)
+    first, second = fetch("/models/hybrid", {"inputs": ["abc", "d"]}, gateway(triton)).json
+    assert len(triton.requests) == 1
+    assert (first["embedding"], second["embedding"]) == ([3, 3, 0, 1], [1, 3, 0, 1])
+    assert (second["indices"], second["values"], second["offsets"]) == ([100], [0.5], [[0, 1]])
+    assert (len(first["vectors"]), len(second["vectors"])) == (3, 1)
+
+
+def test_extraction_task_answers_its_entities(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": "extracts", "inputs": "Ada Lovelace wrote.", "parameters": {"labels": ["person"]}}
+    (entity,) = fetch("/v1/tasks/entity-extraction", body, gateway(add_models(monkeypatch))).json
+    assert (entity["label"], entity["text"]) == ("person", "Ada Lovelace")
+
+
+def test_late_interaction_task_takes_texts_and_rankings(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = add_models(monkeypatch)
+    ranked = {"query": "q", "documents": ["a", "x"]}
+    answer = fetch("/models/late", {"inputs": ranked}, gateway(triton)).json
+    assert (answer["score"], answer["order"]) == ([0, 1], [1, 0])
+    assert len(fetch("/models/late", {"inputs": "abc"}, gateway(triton)).json["vectors"]) == 3
