@@ -19,6 +19,7 @@ from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import Output
 from tests.serving.gateway.fake_triton import FakeTriton
+from tests.serving.gateway.retrieval import add_models
 from tests.serving.gateway.serving import served
 
 CHROMIUM = shutil.which("chromium")
@@ -177,3 +178,48 @@ def test_page_shows_the_form_first_on_a_phone(browser: Browser) -> None:
         top, bottom = "document.getElementById('form').getBoundingClientRect().top", "innerHeight"
         assert browser.evaluate(top) < browser.evaluate(bottom)
         assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], "nothing runs past the edge"
+
+
+ANSWER = "document.getElementById('answer')"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("late", ["Passports are renewed", "The soup needs salt."]),
+        ("hybrid", ["Passports are renewed", "The soup needs salt."]),
+        ("ranks", ["Score", "The soup needs salt."]),
+        ("sparse", ["Weight", "0.500"]),
+        ("extracts", ["Ada Lovelaceperson", "lived in London."]),
+        ("embeds", ["Similarity to the first", "The soup needs salt."]),
+    ],
+)
+def test_page_tries_each_kind_of_retrieval_model(
+    model: str, expected: list[str], browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(add_models(monkeypatch)) as url:
+        browser.open(url, DESK)
+        browser.choose(model)
+        browser.evaluate("document.getElementById('form').requestSubmit()")
+        browser.wait_for("/^(Answered|Stopped)/.test(document.getElementById('status').textContent)")
+        text = browser.evaluate(f"{ANSWER}.textContent")
+        assert all(part in text for part in expected), text
+        assert browser.evaluate("document.documentElement.scrollWidth") <= DESK["width"]
+
+
+def test_page_colours_tokens_by_their_similarity_to_the_query(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every letter is a token of the stand-in: those of the query are as similar as can be."""
+    with served(add_models(monkeypatch)) as url:
+        browser.open(url, DESK)
+        browser.choose("late")
+        browser.evaluate("document.getElementById('field-query').value = 'ab'")
+        browser.evaluate("document.getElementById('field-documents').value = 'za\\nab'")
+        browser.evaluate("document.getElementById('form').requestSubmit()")
+        browser.wait_for(f"{ANSWER}.querySelectorAll('p').length === 2")
+        first = browser.evaluate(f"[...{ANSWER}.querySelectorAll('p')].map(one => one.textContent)")
+        assert first == ["2.00 ab", "1.99 za"]
+        tokens = browser.evaluate(f"[...{ANSWER}.querySelectorAll('p:last-child mark')].map(one => Number(one.title))")
+        assert tokens[1] == 1
+        assert tokens[0] < 0
