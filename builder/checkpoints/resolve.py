@@ -46,7 +46,7 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
     if sentence is not None and sentence.lower_case:
         read_in_lower_case(tokenizer)
     refuse_damaged(files, source.model)
-    return CheckpointFiles(
+    found = CheckpointFiles(
         source=source.model.rstrip("/") if revision else root.resolve().name,
         revision=revision,
         folder=folder,
@@ -58,6 +58,7 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
         sentence=sentence,
         card=read_card(root),
     )
+    return found.task.prepare(found)
 
 
 def resolve(spec: BuildSpec) -> Checkpoint:

@@ -13,7 +13,7 @@ from builder.checkpoints.json_files import mapping_in, read_json
 from builder.checkpoints.sentence_transformers.chain import TRANSFORMERS, read_chain
 from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER, EMBEDDER, find_kind
 from builder.checkpoints.sentence_transformers.modules import READERS, Module, Pooling, read_module
-from builder.checkpoints.sentence_transformers.transformer import read_max_length, read_settings
+from builder.checkpoints.sentence_transformers.transformer import ChatReading, read_chat, read_max_length, read_settings
 from builder.common.errors import CheckpointError
 
 M = TypeVar("M", bound=Module)
@@ -24,6 +24,7 @@ class SentenceModules:
     """Modules that a sentence-transformers folder adds to its transformer. `kind`: the class that saved it."""
 
     kind: str
+    root: Path
     transformer: Path
     after: tuple[Module, ...]  # the modules after the transformer, in order
     dimensions: int | None  # of an embedding, where only its first ones are kept
@@ -32,6 +33,7 @@ class SentenceModules:
     prompts: dict[str, str]
     default_prompt: str | None
     activation: str | None  # a cross-encoder's, as a dotted name
+    chat: ChatReading | None = None  # None: texts are read as they are
 
     @property
     def pooling(self) -> Pooling | None:
@@ -61,10 +63,12 @@ def read_modules(root: Path) -> SentenceModules | None:
             "not supported; remove it from config_sentence_transformers.json to get all"
         )
     prompts, default = _prompts(general, root.name)
-    if name == CROSS_ENCODER and default:
+    chat = read_chat(settings, root.name)
+    if name == CROSS_ENCODER and default and chat is None:
         raise CheckpointError(f"{root.name} is a {CROSS_ENCODER} with a default prompt, which is not supported")
     return SentenceModules(
         kind=name,
+        root=root,
         transformer=chain[0].folder,
         after=tuple(read_module(module, root.name) for module in chain[1:]),
         dimensions=general.get("truncate_dim"),
@@ -73,6 +77,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         prompts=prompts,
         default_prompt=default,
         activation=general.get("activation_fn"),
+        chat=chat,
     )
 
 

@@ -16,12 +16,14 @@ class Kind:
     """Chain of one class. `head`, `output`: the task of the transformer's head, and the output that is read.
 
     `chain`: regular expression over the modules' names, separated by spaces; `described`: the same for an error.
+    `reads_chats`: True if texts may be messages of a chat template.
     """
 
     head: str
     output: str
     chain: str
     described: str
+    reads_chats: bool = False
 
 
 KINDS = {
@@ -31,16 +33,18 @@ KINDS = {
         "Transformer Pooling( Dense| LayerNorm| Normalize)*",
         "Transformer, Pooling, then perhaps Dense, LayerNorm and Normalize",
     ),
-    CROSS_ENCODER: Kind("sequence-classification", "logits", "Transformer", "a Transformer alone"),
+    CROSS_ENCODER: Kind("sequence-classification", "logits", "Transformer", "a Transformer alone", True),
     SPARSE_ENCODER: Kind("fill-mask", "logits", "(MLM)?Transformer SpladePooling", "MLMTransformer and SpladePooling"),
 }
+LOGIT_RANKER = Kind("text-generation", "logits", "Transformer LogitScore", "a Transformer and LogitScore", True)
 
 
 def find_kind(name: str, chain: list[ModuleFolder], source: str) -> Kind:
     """Return the kind called `name`, whose chain is `chain`. Raises CheckpointError, which names `source`."""
     names = [module.name for module in chain]
-    kind = KINDS.get(name)
-    if kind is None or not re.fullmatch(kind.chain, " ".join(names)):
-        known = "; ".join(f"a {name} of {kind.described}" for name, kind in KINDS.items())
-        raise CheckpointError(f"{source} is a {name} of {', '.join(names)}; known are {known}")
-    return kind
+    kinds = (*KINDS.items(), (CROSS_ENCODER, LOGIT_RANKER))
+    for known, kind in kinds:
+        if known == name and re.fullmatch(kind.chain, " ".join(names)):
+            return kind
+    described = "; ".join(f"a {known} of {kind.described}" for known, kind in kinds)
+    raise CheckpointError(f"{source} is a {name} of {', '.join(names)}; known are {described}")

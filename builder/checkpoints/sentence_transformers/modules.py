@@ -23,6 +23,7 @@ POOLING_KEYS = {  # in the order in which sentence-transformers concatenates the
     "pooling_mode_lasttoken": "lasttoken",
 }
 POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len"}  # a newer config.json's names that differ from ours
+CAUSAL_LOGITS = "causal_logits"  # what LogitScore reads
 EMBEDDING = "sentence_embedding"  # what modules after Pooling read and write
 
 
@@ -57,7 +58,15 @@ class SpladePooling:
     """Logits of a masked language model to weights: log(1 + relu), maximum over the tokens."""
 
 
-Module = Pooling | Dense | LayerNorm | Normalize | SpladePooling
+@dataclass(frozen=True)
+class LogitScore:
+    """Score of a causal language model: a token's logit after the text, minus that of `false` if there is one."""
+
+    true: int
+    false: int | None
+
+
+Module = Pooling | Dense | LayerNorm | Normalize | SpladePooling | LogitScore
 
 
 def read_module(module: ModuleFolder, source: str) -> Module:
@@ -103,10 +112,21 @@ def _splade_pooling(folder: Path, source: str) -> SpladePooling:
     return SpladePooling()
 
 
+def _logit_score(folder: Path, source: str) -> LogitScore:
+    config = read_json(folder / "config.json")
+    true, false = config.get("true_token_id"), config.get("false_token_id")
+    if not isinstance(true, int) or not isinstance(false, int | None):
+        raise CheckpointError(f"{folder}: true_token_id {true!r} and false_token_id {false!r} are not ids of tokens")
+    if config.get("module_input_name", CAUSAL_LOGITS) != CAUSAL_LOGITS:
+        raise CheckpointError(f"{source} scores {config['module_input_name']}; known is {CAUSAL_LOGITS}")
+    return LogitScore(true, false)
+
+
 READERS: Mapping[str, Callable[[Path, str], Module]] = {
     "Pooling": _pooling,
     "Dense": _dense,
     "LayerNorm": lambda folder, source: LayerNorm(folder),
     "Normalize": _normalize,
     "SpladePooling": _splade_pooling,
+    "LogitScore": _logit_score,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,23 @@ LOADING = {  # settings for loading a transformer: earlier name, and the argumen
     "config_kwargs": ("config_args", {"use_cache"}),
 }  # fmt: skip
 LOCATION_ARGUMENTS = {"trust_remote_code", "cache_dir", "token", "revision", "subfolder", "local_files_only"}
-UNSUPPORTED = ("query_length", "document_length", "query_expansion", "processing_kwargs")
+UNSUPPORTED = ("query_length", "document_length", "query_expansion")
+RESERVED = (  # arguments of apply_chat_template that are not variables of the template
+    "chat_template", "continue_final_message", "documents", "max_length", "padding", "restore_suffix", "return_dict",
+    "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+)  # fmt: skip
+CHAT_FORMATS = ("auto", "flat", "structured")
+
+
+@dataclass(frozen=True)
+class ChatReading:
+    """How texts become messages of the chat template, and its further variables.
+
+    `format`: a content is a text (flat) or a list of parts (structured); auto: as the template looks.
+    """
+
+    format: str
+    variables: Mapping[str, Any]
 
 
 def read_settings(transformer: Path, source: str, kind: Kind) -> dict[str, Any]:
@@ -50,8 +68,31 @@ def read_settings(transformer: Path, source: str, kind: Kind) -> dict[str, Any]:
     if unknown:
         raise CheckpointError(f"{source} sets {', '.join(unknown)} for its transformer, which is not supported")
     _refuse_arguments(settings, source)
-    _refuse_reading(settings, kind.head, kind.output, source)
+    _refuse_reading(settings, kind.head, kind.output, kind.reads_chats, source)
+    read_chat(settings, source)
     return settings
+
+
+def read_chat(settings: dict[str, Any], source: str) -> ChatReading | None:
+    """Return how texts are put into the chat template; None if they are read as they are.
+
+    Raises CheckpointError for a setting of that reading that would change answers and is not implemented.
+    """
+    message = mapping_in(settings, "modality_config", source).get("message")
+    arguments = mapping_in(settings, "processing_kwargs", source)
+    variables = mapping_in(arguments, "chat_template", source)
+    wrong = [name for name in arguments if name != "chat_template"] + [name for name in variables if name in RESERVED]
+    if wrong or (variables and message is None):
+        raise CheckpointError(
+            f"{source} sets {(wrong or ['chat_template'])[0]} in processing_kwargs of its transformer, which is not "
+            "supported; known are variables of its chat template"
+        )
+    if message is None:
+        return None
+    form = message.get("format", "auto")
+    if form not in CHAT_FORMATS:
+        raise CheckpointError(f"{source} writes messages as {form!r}; known are {', '.join(CHAT_FORMATS)}")
+    return ChatReading(form, variables)
 
 
 def read_max_length(settings: dict[str, Any]) -> int | None:
@@ -74,14 +115,16 @@ def _refuse_arguments(settings: dict[str, Any], source: str) -> None:
             )
 
 
-def _refuse_reading(settings: dict[str, Any], task: str, output: str, source: str) -> None:
+def _refuse_reading(settings: dict[str, Any], task: str, output: str, reads_chats: bool, source: str) -> None:
     """Raise CheckpointError if a text is not read by `task`'s forward, or another output of it is used.
 
     A transformer that reads messages of a chat too gets every text as one (base/modules/transformer.py, 6.2).
     """
     usual = {"method": "forward", "method_output_name": output}
     ways = mapping_in(settings, "modality_config", source) or {"text": usual}
-    if "message" in ways:
+    if "message" in ways and reads_chats:
+        ways = {"text": mapping_in(ways, "message", source)}
+    elif "message" in ways:
         raise CheckpointError(
             f"{source} puts texts into its chat template (a message in modality_config), which is not supported; "
             "remove message there if it was trained on texts as they are"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ import transformers
 from optimum.exporters.tasks import TasksManager
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.distances import PairedNumbers, difference
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
@@ -78,7 +78,11 @@ class Task(ABC):
 
     def auto_class(self) -> Any:
         """Return transformers' auto class for the head, by Optimum's table."""
-        return TasksManager.get_model_class_for_task(self.head)
+        return find_auto_class(self.head)
+
+    def prepare(self, files: CheckpointFiles) -> CheckpointFiles:
+        """Return the checkpoint as this task reads it. Raises CheckpointError."""
+        return files
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         """Return True if a checkpoint with this configuration was saved for this task; here: if it has its head.
@@ -122,6 +126,10 @@ class EncoderTask(Task):
     @abstractmethod
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """Return transformers' answer to `sample`: the emitted task's outputs by name, without the batch axis."""
+
+    def doubts(self, checkpoint: Checkpoint) -> str | None:
+        """Return a warning about a checkpoint whose answers may not be meant so, found by trying it; else None."""
+        return None
 
     @abstractmethod
     def agreement(self, expected: Answer, actual: Answer) -> float:
@@ -205,6 +213,11 @@ def encoder_task(task: Task) -> EncoderTask:
     return task
 
 
+def find_auto_class(head: str) -> Any:
+    """Return transformers' auto class for a head, by Optimum's table."""
+    return TasksManager.get_model_class_for_task(head)
+
+
 def model_class_names(auto_class: Any) -> dict[str, str]:
     """Return model type to class name for every architecture that `auto_class` has a head for."""
     return {
@@ -225,13 +238,20 @@ def one_pipeline() -> Iterator[None]:
 
 def pipeline_of(checkpoint: Checkpoint, task: str) -> Any:
     """Return transformers.pipeline over the loaded checkpoint, the reference of most tasks."""
+    return once_a_checkpoint(
+        task,
+        lambda: transformers.pipeline(task, model=checkpoint.model, tokenizer=checkpoint.tokenizer, device="cpu"),
+    )
+
+
+def once_a_checkpoint(name: str, create: Callable[[], Any]) -> Any:
+    """Return the reference `name`, as `create` makes it; in a block of `one_pipeline` it is created once."""
     created = _pipelines.get()
-    pipelines: dict[str, Any] = {} if created is None else created
-    if task not in pipelines:
-        pipelines[task] = transformers.pipeline(
-            task, model=checkpoint.model, tokenizer=checkpoint.tokenizer, device="cpu"
-        )
-    return pipelines[task]
+    if created is None:
+        return create()
+    if name not in created:
+        created[name] = create()
+    return created[name]
 
 
 def probe(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

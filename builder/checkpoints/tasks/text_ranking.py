@@ -1,19 +1,30 @@
-"""Relevance of documents to a query, by a cross-encoder."""
+"""Relevance of documents to a query, by a cross-encoder: a classification head, or two tokens of a language model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
+from builder.checkpoints.cross_encoder import load_cross_encoder
 from builder.checkpoints.distances import PairedNumbers, paired_scores
 from builder.checkpoints.metrics import score_ranking
+from builder.checkpoints.pair_template import chat_reading, pair_pieces, read_without_special_tokens
 from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER
-from builder.checkpoints.tasks.base import Answer, Sample
+from builder.checkpoints.sentence_transformers.modules import LogitScore
+from builder.checkpoints.tasks.base import (
+    Answer,
+    Sample,
+    TaskGraph,
+    find_auto_class,
+    model_class_names,
+    once_a_checkpoint,
+)
 from builder.checkpoints.tasks.text_classification import TextClassification, head_size
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
@@ -27,6 +38,11 @@ FUNCTIONS = {
 }
 
 
+CAUSAL = "text-generation"  # the head of a causal language model
+TRIED = 12  # texts that are looked for among others, to see whether a template is right
+OTHERS = 4  # other documents beside each
+
+
 class TextRanking(TextClassification):
     name = "text-ranking"
     precedence = 3
@@ -36,13 +52,42 @@ class TextRanking(TextClassification):
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         by_a_cross_encoder = saved_by == CROSS_ENCODER or any(hasattr(config, key) for key in SAVED)
+        if saved_by == CROSS_ENCODER and is_language_model(config):
+            return True
         return super().claims(config, saved_by) and by_a_cross_encoder and config.num_labels == 1
 
+    def prepare(self, files: CheckpointFiles) -> CheckpointFiles:
+        """Read pairs through the chat template where sentence-transformers does; score tokens of a language model."""
+        reading = chat_reading(files)
+        if reading is not None:
+            pieces = pair_pieces(files, reading)  # refuses another template before anything takes long
+            if files.sentence is not None and files.sentence.default_prompt and pieces["instructed"] is None:
+                raise CheckpointError(
+                    f"{files.source} has a default prompt, which its chat template does not write; remove "
+                    "default_prompt_name from config_sentence_transformers.json, or write the role system"
+                )
+            read_without_special_tokens(files.tokenizer)
+        scores_tokens = bool(files.sentence and files.sentence.of(LogitScore)) or is_language_model(files.config)
+        return replace(files, task=LogitRanking()) if scores_tokens else files
+
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        self.check_head(checkpoint)
+        reading, sentence = chat_reading(checkpoint), checkpoint.sentence
+        own: dict[str, Any] = {"function": self._function(checkpoint)}
+        if reading is None:
+            return own
+        return {
+            **own,
+            "template": pair_pieces(checkpoint, reading),
+            "prompts": sentence.prompts if sentence else {},
+            "default_prompt": sentence.default_prompt if sentence else None,
+        }
+
+    def check_head(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError for a head that does not answer a relevance."""
         outputs = head_size(checkpoint)
         if outputs != 1:
             raise CheckpointError(f"text-ranking needs a head with one output, a relevance; this one has {outputs}")
-        return {"function": self._function(checkpoint)}
 
     def _function(self, checkpoint: Checkpoint) -> str:
         """Return the activation that sentence-transformers' CrossEncoder saved, a sigmoid where it saved none.
@@ -63,14 +108,42 @@ class TextRanking(TextClassification):
         return function
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
-        """Run one pair at a time through the model, as sentence-transformers' CrossEncoder.predict computes it."""
-        scores = []
-        for document in sample["documents"]:
-            encoded = checkpoint.tokenizer(sample["query"], document, return_tensors="pt")
-            with torch.no_grad():
-                logit = checkpoint.model(**encoded).logits[0, 0]
-            scores.append(float(torch.sigmoid(logit) if self._function(checkpoint) == "sigmoid" else logit))
-        return {"score": scores, "order": sorted(range(len(scores)), key=lambda i: -scores[i])}
+        """Return the scores of sentence-transformers' CrossEncoder, from one pair at a time."""
+        encoder = once_a_checkpoint("cross-encoder", lambda: load_cross_encoder(checkpoint))
+        prompt = {
+            key: sample[name] for name, key in (("instruction", "prompt"), ("prompt_name",) * 2) if name in sample
+        }
+        function = sample.get("function_to_apply", self._function(checkpoint))
+        activation = torch.nn.Sigmoid() if function == "sigmoid" else torch.nn.Identity()
+        pairs = [(sample["query"], document) for document in sample["documents"]]
+        scores = encoder.predict(pairs, batch_size=1, activation_fn=activation, show_progress_bar=False, **prompt)
+        return {"score": scores.tolist(), "order": np.argsort(-scores, kind="stable").tolist()}
+
+    def doubts(self, checkpoint: Checkpoint) -> str | None:
+        """Return a warning about a causal model that may not read pairs as it was trained to; None for others.
+
+        Without its template such a reranker orders documents almost at random. A text has to be more relevant to
+        itself than other texts are.
+        """
+        if not is_causal(checkpoint.model):
+            return None
+        found = sum(self._finds_itself(checkpoint, at) for at in range(TRIED))
+        weak = found <= TRIED // 2
+        if chat_reading(checkpoint) is not None and not weak:
+            return None
+        lacks = "it has no chat template, so it reads query and document one after the other; "
+        chance = f"{TRIED / (OTHERS + 1):.1f} by chance"
+        ranked = f"{found} of {TRIED} texts rank first for themselves among {OTHERS + 1} ({chance})"
+        return (
+            f"the ranking may be random: {lacks if chat_reading(checkpoint) is None else ''}{ranked}. If the model was "
+            "trained with a template, write that as chat_template.jinja into the checkpoint, with the roles query and "
+            "document, and build it again"
+        )
+
+    def _finds_itself(self, checkpoint: Checkpoint, at: int) -> bool:
+        documents = [TEXTS[at], *(TEXTS[(at + step) % len(TEXTS)] for step in range(1, OTHERS + 1))]
+        sample = {"query": TEXTS[at], "documents": documents, "function_to_apply": "none"}
+        return int(self.reference(checkpoint, sample)["order"][0]) == 0
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """Return Spearman's rank correlation of the scores; they are real numbers, so it ignores ties."""
@@ -85,6 +158,81 @@ class TextRanking(TextClassification):
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `relevance`, a number for each document."""
         return score_ranking([sample["relevance"] for sample in samples], [answer["score"] for answer in answers])
+
+
+class LogitGraph(TaskGraph):
+    """Relevance (batch, 1) of the tokens `score` after the last token of each row, which is padded on the right.
+
+    The base model's features are cut to that token, and the head to the rows of the two tokens: the graph computes no
+    other logit. The model's own code after its head, such as a soft cap of logits, stays.
+    """
+
+    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], score: LogitScore) -> None:
+        super().__init__(model, inputs, ("logits",))
+        tokens = [score.true] if score.false is None else [score.true, score.false]
+        head: Any = model.get_output_embeddings()
+        self.weight: torch.Tensor
+        self.bias: torch.Tensor | None
+        self.register_buffer("weight", head.weight.detach()[tokens].clone())
+        self.register_buffer("bias", None if head.bias is None else head.bias.detach()[tokens].clone())
+
+    def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        last = tensors["attention_mask"].sum(dim=1, keepdim=True).long() - 1
+
+        def keep_last(module: Any, arguments: Any, output: Any) -> Any:
+            output["last_hidden_state"] = output[0].gather(1, last.unsqueeze(-1).expand(-1, -1, output[0].shape[-1]))
+            return output
+
+        def score(module: Any, arguments: Any, output: Any) -> torch.Tensor:
+            return torch.nn.functional.linear(arguments[0], self.weight, self.bias)
+
+        head: Any = self.model.get_output_embeddings()
+        with self.model.base_model.register_forward_hook(keep_last), head.register_forward_hook(score):
+            logits = self.model(**tensors, use_cache=False).logits[:, 0]
+        return (logits if logits.shape[-1] == 1 else logits[:, :1] - logits[:, 1:],)
+
+
+class LogitRanking(TextRanking):
+    """Ranking by the logits of tokens such as yes and no; sentence-transformers' LogitScore."""
+
+    head = CAUSAL
+
+    def check_head(self, checkpoint: Checkpoint) -> None:
+        self._score(checkpoint)
+
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
+        return LogitGraph(checkpoint.model, inputs, self._score(checkpoint))
+
+    def _score(self, checkpoint: Checkpoint) -> LogitScore:
+        """Return the tokens of the checkpoint's LogitScore; yes and no without one, as the library takes them then."""
+        saved = checkpoint.sentence.of(LogitScore) if checkpoint.sentence else []
+        score = saved[0] if saved else LogitScore(*(_token(checkpoint, word) for word in ("yes", "no")))
+        vocabulary = checkpoint.config.vocab_size
+        wrong = [token for token in (score.true, score.false) if token is not None and not 0 <= token < vocabulary]
+        if wrong:
+            raise CheckpointError(f"LogitScore reads token {wrong[0]}; the model has tokens up to {vocabulary - 1}")
+        return score
+
+
+def _token(checkpoint: Checkpoint, word: str) -> int:
+    token = checkpoint.tokenizer.convert_tokens_to_ids(word)
+    if not isinstance(token, int) or token == checkpoint.tokenizer.unk_token_id:
+        raise CheckpointError(
+            f"{checkpoint.source} has no token {word!r} to score; save it with sentence-transformers' CrossEncoder and "
+            "a LogitScore of its own tokens"
+        )
+    return token
+
+
+def is_language_model(config: PreTrainedConfig) -> bool:
+    """Return True if the checkpoint was saved with the head of a causal language model."""
+    names = model_class_names(find_auto_class(CAUSAL)).values()
+    return any(name in names for name in config.architectures or [])
+
+
+def is_causal(model: PreTrainedModel) -> bool:
+    """Return True if a token of `model` sees only those before it."""
+    return any(getattr(module, "is_causal", False) for module in model.modules())
 
 
 TASK = TextRanking()

@@ -13,6 +13,7 @@ from builder.building.variants.selection import Selection
 from builder.building.verify.parity import TOLERANCE, BatchReference
 from builder.building.verify.quality import SERVED_TOLERANCE, Quality
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.tasks.base import encoder_task, one_pipeline
 from builder.common.machine import cpu
 from builder.engines.encoding import Variant
 from builder.engines.optimise import Quantised
@@ -112,7 +113,9 @@ def report_of(
     untimed = None if spec.target == "cpu" else UNTIMED
     mapped = MAPPED if exact.mapped and untimed is None else None
     own, cost = code_not_run(checkpoint), cost_of_experts(checkpoint.model)
-    warnings = (own, exported.warning, cost, _batching_remark(evaluator), untimed, mapped)
+    with one_pipeline():
+        doubts = encoder_task(checkpoint.task).doubts(checkpoint)
+    warnings = (own, doubts, exported.warning, cost, _batching_remark(evaluator), untimed, mapped)
     removed = {"empty": exact.fused.empty, "pruned": chosen.pruned}
     return BuildReport(
         **built_from(spec, checkpoint),
