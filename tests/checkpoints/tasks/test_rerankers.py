@@ -45,7 +45,10 @@ def reranker(request: pytest.FixtureRequest, module_folder: Callable[[str], Path
 @pytest.fixture(scope="module")
 def qwen3(module_folder: Callable[[str], Path]) -> Path:
     """Create a reranker with prompts by name, of which one is the default."""
-    prompts = {"prompts": {"web": "Find web pages", "food": "Find recipes"}, "default_prompt_name": "food"}
+    prompts: dict[str, Any] = {
+        "prompts": {"web": "Find web pages", "food": "Find recipes"},
+        "default_prompt_name": "food",
+    }
     return make_reranker(module_folder("prompted") / "qwen3", "qwen3", **prompts)
 
 
