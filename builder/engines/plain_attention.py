@@ -1,7 +1,8 @@
 """The exported graph in standard operators alone, for engines that have their own fusions (OpenVINO, TensorRT).
 
-com.microsoft MultiHeadAttention becomes two products and a softmax. One export serves every engine, so that a rewrite
-of the graph applies to all of them. Knows graphs; knows nothing about models.
+com.microsoft MultiHeadAttention, and GroupQueryAttention without a cache, become two products and a softmax. One
+export serves every engine, so that a rewrite of the graph applies to all of them. Knows graphs; knows nothing about
+models.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from onnx import helper
 from builder.common.errors import ExportError
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant_once, attributes_of, copy_of
-from builder.graphs.onnx.operators import ATTENTION, STANDARD
+from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION, STANDARD
 
 MASKED = -10000.0  # mask_filter_value: MultiHeadAttention adds it to the scores of a masked key
 
@@ -25,7 +26,7 @@ def spell_out_attention(graph: Graph, folder: Path) -> Graph:
     model = load_graph(graph.path)
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        if node.op_type == ATTENTION:
+        if node.op_type in (ATTENTION, CACHED_ATTENTION):
             nodes.extend(_attention(model.graph, node, {output for other in nodes for output in other.output}))
         elif node.domain in STANDARD:
             nodes.append(copy_of(node))
@@ -42,7 +43,8 @@ def spell_out_attention(graph: Graph, folder: Path) -> Graph:
 def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str]) -> list[onnx.NodeProto]:
     """Return nodes for softmax(query key^T * scale + mask + bias) value. `produced`: tensors of earlier nodes."""
     query, key, value = node.input[:3]
-    padding, bias = ([*node.input[4:6], "", ""])[:2]
+    grouped = node.op_type == CACHED_ATTENTION
+    padding, bias = ("", "") if grouped else ([*node.input[4:6], "", ""])[:2]
     attributes = attributes_of(node)
     out = node.output[0]
     heads = f"heads.{attributes['num_heads']}"
@@ -50,6 +52,9 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str])
     add_constant_once(graph, "heads.merged", np.array([0, 0, -1], np.int64))
     add_constant_once(graph, f"scale.{attributes['scale']}", np.array(attributes["scale"], np.float32))
     nodes = []
+    if grouped and attributes["kv_num_heads"] != attributes["num_heads"]:
+        nodes += [*_repeated(graph, node, key, f"{out}.k.all"), *_repeated(graph, node, value, f"{out}.v.all")]
+        key, value = f"{out}.k.all", f"{out}.v.all"
     for name, source, order in (("q", query, (0, 2, 1, 3)), ("k", key, (0, 2, 3, 1)), ("v", value, (0, 2, 1, 3))):
         nodes.append(helper.make_node("Reshape", [source, heads], [f"{out}.{name}.heads"]))
         nodes.append(helper.make_node("Transpose", [f"{out}.{name}.heads"], [f"{out}.{name}"], perm=order))
@@ -67,6 +72,9 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str])
     for index, term in enumerate([f"{padding}.added"] * bool(padding) + [bias] * bool(bias)):
         nodes.append(helper.make_node("Add", [scores, term], [f"{out}.scores.{index}"]))
         scores = f"{out}.scores.{index}"
+    if grouped or attributes.get("unidirectional"):
+        nodes.extend(_causal(graph, scores, out))
+        scores = f"{out}.scores.causal"
     nodes.append(helper.make_node("Softmax", [scores], [f"{out}.weights"], axis=-1))
     nodes.append(helper.make_node("MatMul", [f"{out}.weights", f"{out}.v"], [f"{out}.mixed"]))
     nodes.append(helper.make_node("Transpose", [f"{out}.mixed"], [f"{out}.rows"], perm=(0, 2, 1, 3)))
@@ -74,3 +82,36 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str])
     for new_node in nodes:
         new_node.name = f"{new_node.op_type}.{new_node.output[0]}"
     return nodes
+
+
+def _repeated(graph: onnx.GraphProto, node: onnx.NodeProto, source: str, repeated: str) -> list[onnx.NodeProto]:
+    """Return nodes that repeat each head of keys or values (batch, sequence, key heads * size) for its queries."""
+    attributes = attributes_of(node)
+    heads, times = attributes["kv_num_heads"], attributes["num_heads"] // attributes["kv_num_heads"]
+    add_constant_once(graph, f"heads.{heads}.apart", np.array([0, 0, heads, 1, -1], np.int64))
+    add_constant_once(graph, f"heads.times.{times}", np.array([1, 1, 1, times, 1], np.int64))
+    add_constant_once(graph, "heads.merged", np.array([0, 0, -1], np.int64))
+    return [
+        helper.make_node("Reshape", [source, f"heads.{heads}.apart"], [f"{repeated}.apart"]),
+        helper.make_node("Tile", [f"{repeated}.apart", f"heads.times.{times}"], [f"{repeated}.tiled"]),
+        helper.make_node("Reshape", [f"{repeated}.tiled", "heads.merged"], [repeated]),
+    ]
+
+
+def _causal(graph: onnx.GraphProto, scores: str, out: str) -> list[onnx.NodeProto]:
+    """Return nodes that hide the keys after each query in `scores` (batch, heads, sequence, sequence)."""
+    for name, number in (("zero", 0), ("one", 1)):
+        add_constant_once(graph, f"causal.{name}", np.array(number, np.int64))
+    for name, axis in (("first", 0), ("second", 1)):
+        add_constant_once(graph, f"causal.{name}", np.array([axis], np.int64))
+    add_constant_once(graph, "causal.last", np.array(-1, np.int64))
+    add_constant_once(graph, "causal.hidden", np.array(np.float32(MASKED)))
+    return [
+        helper.make_node("Shape", [scores], [f"{out}.sizes"]),
+        helper.make_node("Gather", [f"{out}.sizes", "causal.last"], [f"{out}.sequence"]),
+        helper.make_node("Range", ["causal.zero", f"{out}.sequence", "causal.one"], [f"{out}.positions"]),
+        helper.make_node("Unsqueeze", [f"{out}.positions", "causal.second"], [f"{out}.queries"]),
+        helper.make_node("Unsqueeze", [f"{out}.positions", "causal.first"], [f"{out}.keys"]),
+        helper.make_node("LessOrEqual", [f"{out}.keys", f"{out}.queries"], [f"{out}.seen"]),
+        helper.make_node("Where", [f"{out}.seen", scores, "causal.hidden"], [f"{out}.scores.causal"]),
+    ]

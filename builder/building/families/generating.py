@@ -32,7 +32,7 @@ from builder.common.releases import runtime_has
 from builder.common.samples import load_samples
 from builder.common.speed import Latencies
 from builder.engines.optimise import Quantised
-from builder.graphs.onnx.operators import CACHED_ATTENTION, FUSED
+from builder.graphs.onnx.operators import FUSED
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import request_limits
@@ -44,7 +44,7 @@ from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTI
 
 AUTO = ("int8", "int8-weights", "int4-weights")
 PRECISIONS = ("fp32", *AUTO, "auto")
-OPERATORS = (*FUSED, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
+OPERATORS = (*FUSED, PAGED_ATTENTION)
 
 
 def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]:

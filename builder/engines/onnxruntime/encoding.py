@@ -17,7 +17,7 @@ from builder.engines.tensorrt import refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, replace_nodes
-from builder.graphs.onnx.operators import ATTENTION
+from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
 
 KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 
@@ -65,7 +65,7 @@ def _count_keys(graph: Graph, folder: Path) -> Graph:
         if node.op_type == ATTENTION and len(node.input) > KEY_PADDING_MASK and node.input[KEY_PADDING_MASK]:
             masks.add(node.input[KEY_PADDING_MASK])
             node.input[KEY_PADDING_MASK] += ".lengths"
-    if graph.operators[ATTENTION] and not masks:
+    if graph.operators[ATTENTION] + graph.operators[CACHED_ATTENTION] and not masks:
         raise ExportError("no fused attention of this graph has a padding mask; use --target tensorrt")
     if masks:
         add_constant(model.graph, "keys.axis", np.array([1], np.int64))

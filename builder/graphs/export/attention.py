@@ -1,8 +1,9 @@
 """Attention fused at export: an attention function of transformers whose body is an engine's own operator.
 
 transformers looks attention functions up by name (AttentionInterface) in every architecture that follows it, so
-nothing has to be recognised in the exported graph. Operator: com.microsoft MultiHeadAttention, as in ONNX
-Runtime's ContribOperators.md. Knows tensors; knows no architecture and no task.
+nothing has to be recognised in the exported graph. Operators, as in ONNX Runtime's ContribOperators.md: com.microsoft
+MultiHeadAttention where tokens see those after them, and GroupQueryAttention without a cache where they do not. Knows
+tensors; knows no architecture and no task.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import bidirectional_mask_function, eager_mask
+from transformers.masking_utils import eager_mask
 
 from builder.common.errors import ExportError
+from builder.graphs.export.masks import Causal, causal_of, hides_nothing
 
 ONNXRUNTIME = "onnxruntime_multi_head_attention"
 UNFUSED = "eager"
+GROUPED_SIZES = 8  # GroupQueryAttention takes heads of multiples of so many numbers (group_query_attention_helper.h)
 # Arguments of an attention function that those here and in cached_attention.py do not name and that change no score:
 # positions are in queries and keys already; the others are about kernels and the results of a forward pass.
 HARMLESS = frozenset({
@@ -35,13 +38,18 @@ def multi_head_attention(
     scale: float,
     key_padding_mask: torch.Tensor | None = None,
     attention_bias: torch.Tensor | None = None,
+    causal: bool = False,
 ) -> torch.Tensor:
     """Emit one MultiHeadAttention node: softmax(query key^T * scale + bias) value.
 
     query, key, value: (batch, heads, sequence, head size); key_padding_mask: (batch, keys), true where a key
-    counts; attention_bias: (batch or 1, heads or 1, queries or 1, keys), added to the scores.
+    counts; attention_bias: (batch or 1, heads or 1, queries or 1, keys), added to the scores; with `causal`, keys
+    after a query do not count. Heads of keys and values are repeated where there are fewer than of queries.
     Returns (batch, sequence, heads, head size).
     """
+    if key.shape[1] != query.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
     batch, heads, queries, _ = query.shape
     size = value.shape[-1]
     if attention_bias is not None:  # ONNX Runtime before 1.20 broadcasts neither the batch nor the heads, none queries
@@ -54,12 +62,37 @@ def multi_head_attention(
             None if key_padding_mask is None else key_padding_mask.to(torch.int32),
             attention_bias,
         ],
-        attrs={"num_heads": int(heads), "scale": float(scale)},
+        attrs={"num_heads": int(heads), "scale": float(scale), **({"unidirectional": 1} if causal else {})},
         dtype=query.dtype,
         shape=(batch, queries, heads * size),
         version=1,
     )
     return fused.reshape(batch, queries, heads, size)
+
+
+def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Emit one GroupQueryAttention node without a cache: each token sees itself and those before it.
+
+    Rows are padded at their end, where no token that counts sees the padding: the operator needs no mask, and each row
+    has as many keys as the longest. Heads that it does not take become one MultiHeadAttention node.
+    query: (batch, heads, sequence, head size); key, value: (batch, key heads, sequence, head size).
+    Returns (batch, sequence, heads, head size).
+    """
+    batch, heads, sequence, size = query.shape
+    if value.shape[-1] != size or size % GROUPED_SIZES:
+        return multi_head_attention(query, key, value, scale, causal=True)
+    keys = torch.full((batch,), sequence - 1, dtype=torch.int32)
+    total = torch.full((1,), sequence, dtype=torch.int32)
+    present = (batch, key.shape[1], sequence, size)
+    output, _, _ = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        [*(merge_heads(tensor) for tensor in (query, key, value)), None, None, keys, total],
+        attrs={"num_heads": int(heads), "kv_num_heads": int(key.shape[1]), "scale": float(scale)},
+        dtypes=[query.dtype] * 3,
+        shapes=[(batch, sequence, heads * size), present, present],
+        version=1,
+    )
+    return output.reshape(batch, sequence, heads, size)
 
 
 def merge_heads(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,35 +113,40 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | Causal | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     position_bias: torch.Tensor | None = None,
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention as a function of transformers: the mask comes from `_mask` below, 2-D (keys) or 4-D (scores).
+    """Compute attention as a function of transformers.
 
-    A window is in the mask.
+    The mask comes from `_mask` below: causal, 2-D (keys) or 4-D (scores). A window is in the scores.
     """
     refuse_unknown(options)
-    if key.shape[1] != query.shape[1]:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
+    if isinstance(attention_mask, Causal):
+        if position_bias is not None:
+            raise ExportError("causal attention with a bias of its own has no fused operator")
+        return causal_attention(query, key, value, scale), None
     bias = position_bias
     padding = None
     if attention_mask is not None and attention_mask.dim() == 2:
         padding = attention_mask
     elif attention_mask is not None:
         bias = attention_mask if bias is None else bias + attention_mask
-    scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
     return multi_head_attention(query, key, value, scale, padding, bias), None
 
 
-def _mask(*, mask_function: Any, attention_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor | None:
-    """Return the padding mask unchanged (batch, keys) where only padding is masked, else additive scores."""
-    if mask_function is bidirectional_mask_function:
+def _mask(
+    *, mask_function: Any, attention_mask: torch.Tensor | None = None, local_size: int | None = None, **options: Any
+) -> torch.Tensor | Causal | None:
+    """Return the padding mask unchanged (batch, keys) where only padding is masked, `Causal`, or additive scores."""
+    if hides_nothing(mask_function, local_size):
         return attention_mask
+    if causal_of(mask_function) is not None:
+        return Causal()
     options["allow_is_bidirectional_skip"] = False
     scores: torch.Tensor = eager_mask(mask_function=mask_function, attention_mask=attention_mask, **options)
     return scores

@@ -24,7 +24,7 @@ from builder.graphs.export.failure import reason
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rows import TOKENIZER_INPUTS, Rows, rows_of
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
-from builder.graphs.onnx.operators import ATTENTION
+from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
 
 EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
 
@@ -46,7 +46,7 @@ def export(checkpoint: Checkpoint, folder: Path) -> Export:
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
     graph = unfused = _try_export(module, rows, path, fused=True)
-    attentions = 0 if isinstance(graph, str) else graph.operators[ATTENTION]
+    attentions = 0 if isinstance(graph, str) else graph.operators[ATTENTION] + graph.operators[CACHED_ATTENTION]
     if not attentions:
         graph = _try_export(module, rows, path, fused=False)
     if isinstance(graph, str):

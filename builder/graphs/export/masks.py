@@ -1,8 +1,9 @@
-"""Masks of a decoder's queries: transformers' description, as far as the fused operator supports it.
+"""Masks of queries: transformers' description, as far as fused operators support it.
 
-transformers describes a mask by a function of positions and hands the mask made from it to every attention. Here that
-is `Causal`, which says the one thing that the operator needs: the window. A mask of another kind is refused, as is an
-attention that changes its mask or gets none. Knows positions; knows no architecture and no task.
+transformers describes a mask by a function of positions and hands the mask made from it to every attention. For a
+causal mask that is `Causal` here, which says the one thing that the operator needs: the window. Over a cache, a mask
+of another kind is refused, as is an attention that changes its mask or gets none. Knows positions; knows no
+architecture and no task.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from builder.common.errors import ExportError
 
 MaskFunction = Callable[..., torch.Tensor]
+USUAL_WINDOW = 4096  # tokens: no overlay without a window of its own reaches farther
 NO_OPERATOR = "the fused attention over a cache is causal, with a sliding window or without, and can do no other"
 
 
@@ -36,15 +38,13 @@ class Causal:
 def describe(*, mask_function: MaskFunction, local_size: int | None = None, **options: Any) -> Causal | None:
     """Describe a mask for transformers' mask interface; None for a mask that hides nothing.
 
-    Raises ExportError for any other kind. `local_size` comes with windows and with chunks, and `mask_function` tells
-    them apart: it is evaluated at the positions around the edges of a window.
+    Raises ExportError for any other kind.
     """
     if mask_function is bidirectional_mask_function:
         return None
-    if mask_function is causal_mask_function:
-        return Causal()
-    if local_size is not None and _is_window(mask_function, local_size):
-        return Causal(int(local_size))
+    causal = causal_of(mask_function, local_size)
+    if causal is not None:
+        return causal
     reach = "" if local_size is None else f" (it reaches over {local_size} tokens)"
     raise ExportError(f"its mask is neither causal nor a sliding window{reach}; {NO_OPERATOR}")
 
@@ -57,18 +57,47 @@ def window_of(mask: Any, layer: int | None) -> int | None:
     return mask.window
 
 
+def causal_of(mask_function: MaskFunction, local_size: int | None = None) -> Causal | None:
+    """Return the causal mask that `mask_function` describes, with a window or without; None for any other kind.
+
+    `local_size` comes with windows and with chunks, and `mask_function` tells them apart: it is evaluated at the
+    positions around the edges of a window.
+    """
+    if mask_function is causal_mask_function:
+        return Causal()
+    if local_size is not None and _is_window(mask_function, local_size):
+        return Causal(int(local_size))
+    return None
+
+
+def hides_nothing(mask_function: MaskFunction, local_size: int | None = None) -> bool:
+    """Return True if every query sees every key, as far as positions around the edges of a window show."""
+    if mask_function is bidirectional_mask_function:
+        return True
+    edges = _edges(USUAL_WINDOW if local_size is None else local_size)
+    return _agrees(mask_function, edges, lambda query, key: torch.ones_like(query - key, dtype=torch.bool))
+
+
 def _is_window(mask_function: MaskFunction, window: int) -> bool:
+    return _agrees(mask_function, _edges(window), lambda query, key: (key <= query) & (key > query - window))
+
+
+def _edges(window: int) -> list[int]:
+    return sorted({max(0, times * window + step) for times in (0, 1, 2, 3) for step in (-1, 0, 1)} | {window // 2})
+
+
+def _agrees(
+    mask_function: MaskFunction, positions: list[int], expected: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> bool:
+    """Return True if `mask_function` lets the same keys be seen as `expected`, at these positions of both."""
+
+    def agrees() -> bool:
+        query, key, first = torch.tensor(positions)[:, None], torch.tensor(positions)[None], torch.tensor(0)
+        seen = mask_function(first, first, query, key)
+        return bool(torch.equal(seen, expected(query, key)))
+
     with ThreadPoolExecutor(1) as plain:  # torch.export traces this thread; another one computes
         try:
-            return plain.submit(_agrees, mask_function, window).result()
-        except Exception:  # it looks at tensors of the call, such as padding: more than a window
+            return plain.submit(agrees).result()
+        except Exception:  # it looks at tensors of the call, such as padding: more than positions
             return False
-
-
-def _agrees(mask_function: MaskFunction, window: int) -> bool:
-    near = (-1, 0, 1)
-    edges = sorted({max(0, times * window + step) for times in (0, 1, 2, 3) for step in near} | {window // 2})
-    query, key = torch.tensor(edges)[:, None], torch.tensor(edges)[None]
-    first = torch.tensor(0)
-    seen = mask_function(first, first, query, key)
-    return bool(torch.equal(seen, (key <= query) & (key > query - window)))

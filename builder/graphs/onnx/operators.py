@@ -8,7 +8,17 @@ from __future__ import annotations
 DOMAIN = "com.microsoft"  # of them all
 STANDARD = ("", "ai.onnx")  # the names of the domain that is ONNX's own
 ATTENTION = "MultiHeadAttention"  # of encoders
-CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in place
+CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in place; causal, without a cache, in encoders
 CACHED_BIAS = 10  # the place of attention_bias among its inputs
 # Operators that a report counts.
-FUSED = (ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")
+FUSED = (
+    ATTENTION,
+    CACHED_ATTENTION,
+    "RotaryEmbedding",
+    "SkipLayerNormalization",
+    "LayerNormalization",
+    "SimplifiedLayerNormalization",
+    "BiasGelu",
+    "FastGelu",
+    "Gelu",
+)
