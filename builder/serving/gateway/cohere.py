@@ -38,6 +38,19 @@ class RerankRequest(StrictBody):
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
     truncate: bool | None = None
+    max_tokens_per_doc: int | None = Field(None, ge=1)  # Cohere's: longer documents are cut
+
+    def options(self, model: ServedModel) -> dict[str, Any]:
+        """Return the inputs of the model. Raises ApiError if it cuts documents at more tokens than requested."""
+        if self.max_tokens_per_doc is not None:
+            limit = model.max_input_length
+            if limit is None or limit > self.max_tokens_per_doc:
+                message = (
+                    f"{model.name} cuts documents at its own limit of {limit} tokens; leave max_tokens_per_doc out"
+                )
+                raise bad_field("max_tokens_per_doc", message)
+            return {"truncate": self.truncate is not False}
+        return {} if self.truncate is None else {"truncate": self.truncate}
 
 
 async def rerank(context: RequestContext) -> dict[str, Any]:
@@ -45,8 +58,7 @@ async def rerank(context: RequestContext) -> dict[str, Any]:
     body: RerankRequest = context.body
     model = await context.model_for("for text-ranking", is_reranker, body.model)
     texts = [_text(number, document) for number, document in enumerate(body.documents)]
-    options = {} if body.truncate is None else {"truncate": body.truncate}
-    scores = await relevance_scores(context, model, body.query, texts, options)
+    scores = await relevance_scores(context, model, body.query, texts, body.options(model))
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score} for index, score in rank_scores(scores)[: body.top_n]
     ]

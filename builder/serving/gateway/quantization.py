@@ -34,5 +34,9 @@ def quantize(vector: np.ndarray, precision: str) -> np.ndarray:
 def encode(vector: np.ndarray, encoding: str) -> Any:
     """Return the vector as numbers of a precision, or in base64 of little-endian 32-bit floats."""
     if encoding == "base64":
-        return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
+        return to_base64(np.asarray(vector, "<f4"))
     return quantize(vector, encoding) if encoding in PRECISIONS else vector
+
+
+def to_base64(numbers: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(numbers).tobytes()).decode()

@@ -25,7 +25,12 @@ OPTIONAL = (Field("text_input", "TYPE_STRING", optional=True), Field("input_type
 RANKED = (Field("query", "TYPE_STRING", optional=True), Field("documents", "TYPE_STRING", (-1,), optional=True))
 SCORES = (Field("score", "TYPE_FP32", (-1,)), Field("order", "TYPE_INT32", (-1,)))
 EXTRA: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
-    "late": ("late-interaction", (*OPTIONAL, *RANKED, TRUNCATE), (*VECTORS, *SCORES, *ENCODED), {}),
+    "late": (
+        "late-interaction",
+        (*OPTIONAL, *RANKED, TRUNCATE),
+        (*VECTORS, *SCORES, *ENCODED),
+        {"max_input_length": "64"},
+    ),
     "hybrid": (
         "hybrid-embedding",
         (Field("text_input", "TYPE_STRING"), TRUNCATE),

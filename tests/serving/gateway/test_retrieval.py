@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ def test_precisions_keep_the_order_of_cosines(precision: str) -> None:
 def test_embeddings_are_encoded_by_the_name_of_each_client(field: str) -> None:
     answer = fetch("/v1/embeddings", {"model": "embeds", "input": ["xxxx"], field: "ubinary"}).json
     assert answer["data"][0]["embedding"] == [0b11010000]
+    packed = {"model": "embeds", "input": ["xxxx"], "encoding_format": "base64", "output_dtype": "int8"}  # as Voyage's
+    (entry,) = fetch("/v1/embeddings", packed).json["data"]
+    assert np.frombuffer(base64.b64decode(entry["embedding"]), np.int8).tolist() == [100, 75, 0, 25]
     again = {"model": "embeds", "input": ["x"], "encoding_format": "int8", "output_dtype": "int8"}
     assert fetch("/v1/embeddings", again).error["param"] == "output_dtype"
 
@@ -139,6 +143,16 @@ def test_every_kind_of_ranker_reranks(path: str, model: str, monkeypatch: pytest
     body = {"model": model, "query": "q", "documents": ["ab", "xx", "xa"]}
     answer = fetch(path, body, gateway(add_models(monkeypatch))).json
     assert [(result["index"], result["relevance_score"]) for result in answer["results"]] == [(1, 1), (2, 0.5), (0, 0)]
+
+
+def test_rerank_cuts_documents_at_the_limit_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: langchain-cohere sends max_tokens_per_doc with every request, and was refused."""
+    triton = add_models(monkeypatch)
+    body = {"model": "late", "query": "q", "documents": ["x"]}
+    assert fetch("/v2/rerank", {**body, "max_tokens_per_doc": 4096}, gateway(triton)).status == 200
+    assert triton.requests[-1]["truncate"] == [[True]]
+    refused = fetch("/v2/rerank", {**body, "max_tokens_per_doc": 10}, gateway(triton))
+    assert (refused.status, refused.error["param"]) == (400, "max_tokens_per_doc")
 
 
 def test_tei_routes_answer_late_interaction_and_hybrid_models(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.encoders import embed, resize
 from builder.serving.gateway.errors import bad_field
 from builder.serving.gateway.input_types import InputType, text_options
-from builder.serving.gateway.quantization import Encoding, encode
+from builder.serving.gateway.quantization import PRECISIONS, Encoding, encode, quantize, to_base64
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.settings import Vocabulary
 from builder.serving.gateway.validation import StrictBody
@@ -46,6 +47,14 @@ class EmbeddingRequest(StrictBody):
             raise bad_field(given[1], f"{given[0]} and {given[1]} are two names of one option; send one of them")
         return getattr(self, given[0]) if given else None
 
+    def encoded(self, vector: np.ndarray) -> Any:
+        """Return the vector as requested; Voyage's clients ask for a type and for its bytes in base64."""
+        if self.encoding_format == "base64" and self.output_dtype in PRECISIONS:
+            return to_base64(quantize(vector, self.output_dtype))
+        if self.encoding_format == "base64" and self.output_dtype == "float":
+            return encode(vector, "base64")
+        return encode(vector, self.one_of("encoding_format", "embedding_type", "output_dtype") or "float")
+
     def options(self, model: ServedModel) -> dict[str, Any]:
         """Return the inputs of the model. Raises ApiError."""
         truncate = self.one_of("truncate", "truncation")
@@ -67,13 +76,10 @@ async def create_embedding(context: RequestContext) -> dict[str, Any]:
     single = isinstance(body.input, str) or isinstance(body.input[0], int)  # a text, or its token ids
     vocabulary = context.gateway.settings.token_ids
     texts = [_text(number, one, vocabulary) for number, one in enumerate([body.input] if single else body.input)]
-    encoding = body.one_of("encoding_format", "embedding_type", "output_dtype") or "float"
     size = body.one_of("dimensions", "output_dimension")
     vectors = await embed(context, model, texts, **body.options(model))
     vectors = resize(vectors, size, "dimensions" if body.dimensions else "output_dimension", normalized=body.normalized)
-    data = [
-        {"object": "embedding", "index": i, "embedding": encode(vector, encoding)} for i, vector in enumerate(vectors)
-    ]
+    data = [{"object": "embedding", "index": i, "embedding": body.encoded(vector)} for i, vector in enumerate(vectors)]
     used = context.record.prompt_tokens
     return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
 
