@@ -36,6 +36,9 @@ def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) ->
     (folder / FILE).write_text(dump(serving))
     (folder / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
 
+    for name, contents in task.files(checkpoint).items():
+        (folder / name).write_bytes(contents)
+
     def infer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with torch.no_grad():
             outputs = module(*(torch.from_numpy(feeds[name]) for name in module.inputs))

@@ -69,6 +69,11 @@ class Evaluator:
         return self._score(self.expected)
 
     @cached_property
+    def task_files(self) -> Mapping[str, bytes]:
+        """The task's own files of the version folder, by name."""
+        return encoder_task(self.checkpoint.task).files(self.checkpoint)
+
+    @cached_property
     def rows(self) -> Rows:
         """Tokens that test rows for this checkpoint are made of."""
         return rows_of(self.checkpoint)
@@ -129,6 +134,7 @@ class Evaluator:
             folder.mkdir()
             (folder / FILE).write_text(dump(replace(serving, warm_up=self.warm_up_rows())), "utf-8")
             (folder / "tokenizer.json").write_text(self.tokenizer, "utf-8")
+            write_files(folder, self.task_files)
         return folder
 
     def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
@@ -213,13 +219,16 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
     (front / FILE).write_text(dump(serving), "utf-8")
     (front / "tokenizer.json").write_text(tokenizer, "utf-8")
+    write_files(front, task.files(checkpoint))
     fields = task.fields(parameters)
     if spec.samples is not None:
         samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
     else:
         mask = checkpoint.tokenizer.mask_token or ""
         front_alone = Pipeline(front, _no_engine)
-        samples = tuple(s for s in (with_mask(s, mask) for s in task.samples) if _fits(s, front_alone, fields[0]))
+        samples = tuple(
+            s for s in (with_mask(s, mask) for s in task.samples_for(checkpoint)) if _fits(s, front_alone, fields[0])
+        )
     if not samples:
         raise CheckpointError(
             f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
@@ -239,6 +248,11 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     with one_pipeline():
         expected = tuple(task.reference(checkpoint, sample) for sample in judged)
     return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, contents in files.items():
+        (folder / name).write_bytes(contents)
 
 
 def _serving(

@@ -13,6 +13,7 @@ from builder.checkpoints.json_files import mapping_in, read_json
 from builder.checkpoints.sentence_transformers.chain import TRANSFORMERS, read_chain
 from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER, EMBEDDER, find_kind
 from builder.checkpoints.sentence_transformers.modules import READERS, Module, Pooling, read_module
+from builder.checkpoints.sentence_transformers.router import ROUTERS, Routes, read_router
 from builder.checkpoints.sentence_transformers.transformer import ChatReading, read_chat, read_max_length, read_settings
 from builder.common.errors import CheckpointError
 
@@ -34,6 +35,8 @@ class SentenceModules:
     default_prompt: str | None
     activation: str | None  # a cross-encoder's, as a dotted name
     chat: ChatReading | None = None  # None: texts are read as they are
+    max_active_dims: int | None = None  # of a sparse embedding, where only its largest weights are kept
+    routes: Routes | None = None  # of a sparse encoder that reads queries in another way than documents
 
     @property
     def pooling(self) -> Pooling | None:
@@ -54,14 +57,13 @@ def read_modules(root: Path) -> SentenceModules | None:
         return None
     general = read_json(root / "config_sentence_transformers.json", {})
     name = general.get("model_type", EMBEDDER)
-    chain = read_chain(root, (*TRANSFORMERS, *READERS))
+    known, routes = (*TRANSFORMERS, *READERS), None
+    chain = read_chain(root, (*known, *ROUTERS))
+    if chain and chain[0].name in ROUTERS:
+        routes, documents = read_router(chain[0], root, name, known)
+        chain = [*documents, *chain[1:]]
     kind = find_kind(name, chain, root.name)
     settings = read_settings(chain[0].folder, root.name, kind)
-    if general.get("max_active_dims") is not None:
-        raise CheckpointError(
-            f"{root.name} keeps the largest {general['max_active_dims']} of an embedding (max_active_dims), which is "
-            "not supported; remove it from config_sentence_transformers.json to get all"
-        )
     prompts, default = _prompts(general, root.name)
     chat = read_chat(settings, root.name)
     if name == CROSS_ENCODER and default and chat is None:
@@ -78,7 +80,17 @@ def read_modules(root: Path) -> SentenceModules | None:
         default_prompt=default,
         activation=general.get("activation_fn"),
         chat=chat,
+        max_active_dims=_max_active_dims(general, root.name),
+        routes=routes,
     )
+
+
+def _max_active_dims(general: dict[str, Any], source: str) -> int | None:
+    """Return how many weights of a sparse embedding are kept, None for all."""
+    most = general.get("max_active_dims")
+    if most is not None and not (isinstance(most, int) and most >= 1):
+        raise CheckpointError(f"{source} has the max_active_dims {most!r}; expected a number of at least 1")
+    return most
 
 
 def _prompts(general: dict[str, Any], source: str) -> tuple[dict[str, str], str | None]:

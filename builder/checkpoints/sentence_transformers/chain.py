@@ -34,13 +34,18 @@ def read_chain(root: Path, known: tuple[str, ...]) -> list[ModuleFolder]:
                 f"{root.name}: module {index} of modules.json is {str(module)[:100]}; expected a mapping with a type "
                 "and a path, as sentence-transformers writes it"
             )
-        name = kind.rsplit(".", 1)[-1]
-        if not kind.startswith(PACKAGE) or name not in known:
-            raise CheckpointError(
-                f"{root.name} has a module {kind} at place {module.get('idx')}; known are these of "
-                f"sentence_transformers: {', '.join(known)}"
-            )
-        if Path(path).is_absolute() or ".." in Path(path).parts or len(Path(path).parts) > 1:
-            raise CheckpointError(f"{root.name} has a module at {path}; expected the name of a folder in its own")
-        chain.append(ModuleFolder(name, root / path))
+        chain.append(module_folder(root, kind, path, known, str(module.get("idx"))))
     return chain
+
+
+def module_folder(root: Path, kind: str, path: str, known: tuple[str, ...], place: str) -> ModuleFolder:
+    """Return the module of class `kind` in `path` of `root`. Raises CheckpointError, which names its `place`."""
+    name = kind.rsplit(".", 1)[-1]
+    if not kind.startswith(PACKAGE) or name not in known:
+        raise CheckpointError(
+            f"{root.name} has a module {kind} at place {place}; known are these of "
+            f"sentence_transformers: {', '.join(known)}"
+        )
+    if Path(path).is_absolute() or ".." in Path(path).parts or len(Path(path).parts) > 1:
+        raise CheckpointError(f"{root.name} has a module at {path}; expected the name of a folder in its own")
+    return ModuleFolder(name, root / path)

@@ -24,6 +24,7 @@ POOLING_KEYS = {  # in the order in which sentence-transformers concatenates the
 }
 POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len"}  # a newer config.json's names that differ from ours
 CAUSAL_LOGITS = "causal_logits"  # what LogitScore reads
+SPLADE_ACTIVATIONS = ("relu", "log1p_relu")
 EMBEDDING = "sentence_embedding"  # what modules after Pooling read and write
 
 
@@ -55,7 +56,12 @@ class Normalize:
 
 @dataclass(frozen=True)
 class SpladePooling:
-    """Logits of a masked language model to weights: log(1 + relu), maximum over the tokens."""
+    """Logits of a masked language model to weights: log(1 + relu), maximum over the tokens.
+
+    `activation`: "relu", or "log1p_relu", which takes the logarithm twice.
+    """
+
+    activation: str = "relu"
 
 
 @dataclass(frozen=True)
@@ -104,12 +110,14 @@ def _reads_parts(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _splade_pooling(folder: Path, source: str) -> SpladePooling:
-    """Refuse a pooling of logits other than the largest log(1 + relu) of each token, over all."""
+    """Refuse a pooling of logits other than the largest weight of each token, over all."""
     merged = {"pooling_strategy": "max", "activation_function": "relu", **read_json(folder / "config.json")}
-    for name, supported in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if merged[name] != supported:
-            raise CheckpointError(f"{source} has a {name} {merged[name]!r} of its SpladePooling; known is {supported}")
-    return SpladePooling()
+    for name, known in (("pooling_strategy", ("max",)), ("activation_function", SPLADE_ACTIVATIONS)):
+        if merged[name] not in known:
+            raise CheckpointError(
+                f"{source} has a {name} {merged[name]!r} of its SpladePooling; known is {' or '.join(known)}"
+            )
+    return SpladePooling(merged["activation_function"])
 
 
 def _logit_score(folder: Path, source: str) -> LogitScore:

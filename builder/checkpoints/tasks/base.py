@@ -119,6 +119,14 @@ class EncoderTask(Task):
         """Return the module to export, given the names of its inputs."""
         return TaskGraph(checkpoint.model, inputs, self.graph_outputs)
 
+    def files(self, checkpoint: Checkpoint) -> dict[str, bytes]:
+        """Return files of the version folder that the emitted task reads, by name. Raises CheckpointError."""
+        return {}
+
+    def samples_for(self, checkpoint: Checkpoint) -> tuple[Sample, ...]:
+        """Return the samples to judge `checkpoint` on, unless the user gives others."""
+        return self.samples
+
     @abstractmethod
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return the parameters of the emitted task, as JSON. Raises CheckpointError."""

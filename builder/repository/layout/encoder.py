@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -74,6 +75,7 @@ def lay_out(
     graph_files: Mapping[str, bytes | Path],
     fields: tuple[Sequence[Field], Sequence[Field]],
     warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
+    task_files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> tuple[RepositoryEntry, ...]:
     """Return the front model with the engine's own files inside or, for BLS, in an entry of their own beside it."""
     limits = queue_limits(options)
@@ -103,6 +105,7 @@ def lay_out(
     files: dict[str, bytes | Path] = {**encoder_files(serving)}
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
+    files.update({f"1/{name}": contents for name, contents in task_files.items()})
     if options.in_process:
         return (RepositoryEntry(front.name, front, {**files, **graph_files}),)
     return RepositoryEntry(front.name, front, files), _engine_entry(options, serving, graph, graph_files, warm_up_rows)

@@ -68,7 +68,7 @@ class Pipeline:
         package = importlib.import_module(f".tasks.{self.serving.task}", __package__)
         task_type: type[Task] = package.Task
         self.text = TextEncoder(folder / "tokenizer.json", task_type.offsets, self.serving.truncation_side)
-        self.task = task_type(self.serving, self.text)
+        self.task = task_type(self.serving, self.text, folder)
         self.infer = infer
         self.map_calls = map_calls
         self.counts = Counts()
@@ -92,7 +92,7 @@ class Pipeline:
         return [feeds for _, feeds in self._calls(works)], answers
 
     def _read(self, requests: Sequence[Tensors]) -> tuple[dict[int, Answer], dict[int, PendingRequest]]:
-        """Return answers that need no engine (errors, lists of tokens), and the requests that need it."""
+        """Return answers that need no engine (errors, tokens, queries of a table), and the requests that need it."""
         answers: dict[int, Answer] = {}
         jobs: dict[int, EncodingJob] = {}
         for index, tensors in enumerate(requests):
@@ -101,6 +101,8 @@ class Pipeline:
                 job = self.task.read(tensors)
                 if option(tensors, TOKENIZE.name, False):
                     answers[index] = {TOKENS.name: as_bytes([[one] for one in self.text.tokens(job.texts)])}
+                elif (answer := self.task.answer_without_engine(job)) is not None:
+                    answers[index] = answer
                 else:
                     jobs[index] = job
             except Exception as error:

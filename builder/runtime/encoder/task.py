@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ class Task:
     offsets = False  # True if the answer needs character offsets, which cost tokenisation time
     strategy = "longest_first"  # the side that `truncate` cuts, as in the reference pipeline
 
-    def __init__(self, serving: EncoderServing, text: TextEncoder) -> None:
+    def __init__(self, serving: EncoderServing, text: TextEncoder, folder: Path) -> None:
+        """`folder`: of the version, with the task's own files."""
         self.parameters = serving.parameters
         self.max_length = serving.max_length
         self.truncate = serving.truncate
@@ -65,6 +67,10 @@ class Task:
     def read(self, tensors: Tensors) -> EncodingJob:
         """Check one request and return its texts and options. Raises InputError."""
         raise NotImplementedError
+
+    def answer_without_engine(self, job: EncodingJob) -> dict[str, np.ndarray] | None:
+        """Return all outputs of a request that needs no engine, here of none. Raises InputError."""
+        return None
 
     def answer(self, job: EncodingJob, rows: Sequence[Row], outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
         """Make the output tensors, shape (rows of the request, ...), from each row's outputs.

@@ -60,6 +60,13 @@ class TextEncoder:
         encodings: list[Encoding] = call_tokenizer(self._encode_batch, list(texts))
         return encodings
 
+    def ids_of(self, texts: Sequence[Text]) -> list[list[int]]:
+        """Return the token ids of each text, of any length, without the special tokens around it."""
+        encodings = call_tokenizer(
+            lambda batch: self.tokenizer.encode_batch(batch, add_special_tokens=False), list(texts)
+        )
+        return [cast(Encoding, encoding).ids for encoding in encodings]
+
     def with_offsets(self, text: Text) -> Encoding:
         """Encode one text, of any length, with the offsets of its tokens."""
         (encoding,) = call_tokenizer(self.tokenizer.encode_batch, [text])

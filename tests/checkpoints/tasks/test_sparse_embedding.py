@@ -17,6 +17,7 @@ from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import CheckpointError
 from builder.options import make_spec
 from builder.runtime.encoder.front import open_front
+from tests.fronts import answers, front_over_pytorch
 from tests.tiny_encoders import make_checkpoint
 
 SPARSE = "sentence_transformers.sparse_encoder.models."
@@ -68,10 +69,20 @@ def test_sparse_embedding_refuses_other_poolings(splade: Path) -> None:
         pooling(splade, {})
 
 
-def test_sparse_embedding_with_max_active_dims_is_refused(splade: Path, tmp_path: Path) -> None:
+def test_sparse_embedding_keeps_max_active_dims(splade: Path, tmp_path: Path) -> None:
     """Regression: all dimensions were returned; sentence-transformers keeps only the largest ones."""
     folder = Path(shutil.copytree(splade, tmp_path / "splade"))
     general = {"model_type": "SparseEncoder", "max_active_dims": 3}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(general))
-    with pytest.raises(CheckpointError, match=r"keeps the largest 3 of an embedding \(max_active_dims\)"):
+    spec = make_spec(model=str(folder))
+    checkpoint = resolve(spec)
+    samples = [{"text_input": text} for text in TEXTS]
+    theirs = SparseEncoder(str(folder), device="cpu").encode(TEXTS, convert_to_sparse_tensor=False)
+    front = front_over_pytorch(checkpoint, spec, tmp_path)
+    for answer, expected in zip(answers(front, checkpoint, samples), theirs.numpy(), strict=True):
+        assert answer["indices"] == np.flatnonzero(expected).tolist()
+        np.testing.assert_allclose(answer["values"], expected[answer["indices"]], atol=1e-5)
+    general["max_active_dims"] = 0
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(general))
+    with pytest.raises(CheckpointError, match="has the max_active_dims 0; expected a number of at least 1"):
         resolve(make_spec(model=str(folder)))

@@ -194,6 +194,7 @@ class Encoder:
             files,
             evaluator.fields,
             evaluator.warm_up_rows(),
+            evaluator.task_files,
         )
         return Result(entries, comparison_of(choice), report_of(self.spec, self.checkpoint, choice, entries))
 
