@@ -22,7 +22,7 @@ from builder.common.machine import available_cores
 from builder.serving.server.triton import free_ports
 from scripts.benchmarks import peers
 
-STARTING_S = 120
+STARTING_S = 600  # some servers convert their model first
 INFINITY = {"torch": "infinity_peer", "optimum": "infinity_optimum_peer"}  # its engines: their environments
 
 
@@ -50,7 +50,7 @@ def fastapi(folder: Path) -> Any:
     port = free_ports().http
     command = [sys.executable, "-m", "uvicorn", "scripts.benchmarks.fastapi_app:app", "--port", str(port)]
     door = Door(port, "/embed", lambda text: {"text": text})
-    return _serving([*command, "--log-level", "warning"], door, {"MODEL": str(folder)})
+    return serving([*command, "--log-level", "warning"], door, {"MODEL": str(folder)})
 
 
 def infinity(folder: Path, engine: str, environments: Path) -> Any:
@@ -72,7 +72,7 @@ def infinity(folder: Path, engine: str, environments: Path) -> Any:
         str(port),
     ]
     door = Door(port, "/embeddings", lambda text: {"model": "m", "input": [text]})
-    return _serving([*command, "--log-level", "error"], door, {})
+    return serving([*command, "--log-level", "error"], door, {})
 
 
 def export_onnx(folder: Path, environments: Path) -> None:
@@ -93,7 +93,7 @@ def _program(engine: str, name: str, environments: Path) -> Path:
 
 
 @contextmanager
-def _serving(command: Sequence[str], door: Door, environment: dict[str, str]) -> Iterator[Door]:
+def serving(command: Sequence[str], door: Door, environment: dict[str, str]) -> Iterator[Door]:
     """Start a server with `command` and yield it once it answers.
 
     Raises RuntimeError with the server's last line if it does not answer.

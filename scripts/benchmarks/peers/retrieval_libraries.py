@@ -1,0 +1,190 @@
+"""Open a retrieval library on a folder of sentence-transformers; each returns a function from requests to answers.
+
+Requests are texts (embed) or {"query", "documents"} (rerank); answers are lists of floats. It runs in the environment
+of the library. Precisions: fp32, int8 (weights and activations) and int8-weights.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Answers = Callable[[list[Any]], list[list[float]]]
+SAMPLES = 64  # texts that measure the ranges of activations
+ROWS = 32  # of a call, sentence-transformers' default
+ONNX = {"fp32": "model.onnx", "int8": "model_quint8_avx2.onnx"}
+
+
+def sentence_transformers_onnx(kind: str, folder: Path, precision: str, threads: int) -> Answers:
+    """Open sentence-transformers' ONNX backend on the files of `convert_to_onnx`."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+    options = {"provider": "CPUExecutionProvider", "session_options": settings}
+    return _answers(kind, _open(kind, folder, "onnx", {**options, "file_name": f"onnx/{ONNX[precision]}"}))
+
+
+def convert_to_onnx(kind: str, folder: Path, precision: str) -> None:
+    """Export with sentence-transformers; int8 is its own dynamic quantisation for AVX2."""
+    from sentence_transformers import export_dynamic_quantized_onnx_model
+
+    if not (folder / "onnx" / ONNX["fp32"]).exists():
+        _open(kind, folder, "onnx", {"export": True}).save_pretrained(str(folder))
+    if not (folder / "onnx" / ONNX[precision]).exists():
+        plain = _open(kind, folder, "onnx", {"file_name": f"onnx/{ONNX['fp32']}"})
+        export_dynamic_quantized_onnx_model(plain, "avx2", str(folder))
+
+
+def sentence_transformers_openvino(kind: str, folder: Path, precision: str, threads: int) -> Answers:
+    """Open sentence-transformers' OpenVINO backend; int8 is NNCF's quantisation by ranges of samples."""
+    config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    options: dict[str, Any] = {"ov_config": config}
+    if precision == "int8-weights":
+        options["load_in_8bit"] = True
+    model = _open(kind, folder, "openvino", options)
+    if precision == "int8":
+        _quantise(model, folder)
+    return _answers(kind, model)
+
+
+def _quantise(model: Any, folder: Path) -> None:
+    """Replace the OpenVINO model by its 8-bit one."""
+    import nncf
+
+    inner = next(module for module in model.modules() if hasattr(module, "auto_model")).auto_model
+    names = {port.get_any_name() for port in inner.model.inputs}
+    texts = json.loads((folder / "samples.json").read_text())[:SAMPLES]
+    rows = [dict(model.tokenizer(text, return_tensors="np")) for text in texts]
+    feeds = [{name: array for name, array in row.items() if name in names} for row in rows]
+    inner.model = nncf.quantize(inner.model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER)
+    inner.clear_requests()
+    inner.compile()
+
+
+def sentence_transformers_torch(kind: str, folder: Path, precision: str, threads: int) -> Answers:
+    """Open sentence-transformers on PyTorch in fp32; a folder with several vectors a text ranks by MaxSim."""
+    import torch
+
+    torch.set_num_threads(threads)
+    return _answers(kind, _open(kind, folder, "torch", {}))
+
+
+def _open(kind: str, folder: Path, backend: str, options: dict[str, Any]) -> Any:
+    import sentence_transformers
+
+    if kind == "embed":
+        name = "SentenceTransformer"
+    elif (folder / "modules.json").exists() and "multi_vector" in (folder / "modules.json").read_text():
+        name = "MultiVectorEncoder"
+    else:
+        name = "CrossEncoder"
+    opened = getattr(sentence_transformers, name)
+    return opened(str(folder), device="cpu", backend=backend, model_kwargs=options)
+
+
+def _answers(kind: str, model: Any) -> Answers:
+    if kind == "embed":
+        return lambda texts: model.encode(texts, batch_size=ROWS, show_progress_bar=False).tolist()
+    if hasattr(model, "predict"):
+        return lambda requests: _ranked(requests, lambda pairs: model.predict(pairs, show_progress_bar=False).tolist())
+
+    def rank(requests: list[dict[str, Any]]) -> list[list[float]]:
+        answers = []
+        for request in requests:
+            query = model.encode_query([request["query"]], show_progress_bar=False)
+            documents = model.encode_document(request["documents"], batch_size=ROWS, show_progress_bar=False)
+            answers.append(model.similarity(query, documents)[0].tolist())
+        return answers
+
+    return rank
+
+
+def _ranked(requests: list[dict[str, Any]], score: Callable[[list[tuple[str, str]]], list[float]]) -> list[list[float]]:
+    """Score the pairs of all requests in one call."""
+    scores = iter(score([(request["query"], text) for request in requests for text in request["documents"]]))
+    return [[next(scores) for _ in request["documents"]] for request in requests]
+
+
+def fastembed(kind: str, folder: Path, precision: str, threads: int) -> Answers:
+    """Open FastEmbed on the files of `convert_to_onnx`."""
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    TextEmbedding.add_custom_model(
+        model="m",
+        pooling=PoolingType.CLS if pooling.get("pooling_mode_cls_token") else PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(hf="local/m"),
+        dim=pooling["word_embedding_dimension"],
+        model_file=f"onnx/{ONNX[precision]}",
+    )
+    model = TextEmbedding("m", specific_model_path=str(folder), threads=threads)
+    return lambda texts: [vector.tolist() for vector in model.embed(texts, batch_size=ROWS)]
+
+
+def openvino_genai(kind: str, folder: Path, precision: str, threads: int) -> Answers:
+    """Open openvino-genai's pipelines on a folder that `convert_for_genai` wrote."""
+    import openvino_genai as genai
+
+    options = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    converted = str(folder / f"genai-{precision}")
+    if kind == "rerank":
+        config = genai.TextRerankPipeline.Config()
+        config.top_n = 1000
+        ranker = genai.TextRerankPipeline(converted, "CPU", config, **options)
+        return lambda requests: [_in_order(ranker.rerank(r["query"], r["documents"])) for r in requests]
+    config = genai.TextEmbeddingPipeline.Config()
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    types = genai.TextEmbeddingPipeline.PoolingType
+    config.pooling_type = types.MEAN
+    if pooling.get("pooling_mode_cls_token"):
+        config.pooling_type = types.CLS
+    if pooling.get("pooling_mode_lasttoken"):
+        config.pooling_type, config.padding_side = types.LAST_TOKEN, "left"
+    embedder = genai.TextEmbeddingPipeline(converted, "CPU", config, **options)
+    return lambda texts: embedder.embed_documents(texts)
+
+
+def _in_order(ranked: list[tuple[int, float]]) -> list[float]:
+    return [score for _, score in sorted(ranked)]
+
+
+def convert_for_genai(kind: str, folder: Path, precision: str) -> None:
+    """Convert a folder for openvino-genai, by Optimum's command line."""
+    target = folder / f"genai-{precision}"
+    if target.exists():
+        return
+    task = "feature-extraction" if kind == "embed" else "text-generation"
+    bits = {"fp32": "fp32", "int8-weights": "int8"}[precision]
+    command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(folder)]
+    subprocess.run([*command, "--task", task, "--weight-format", bits, str(target)], check=True, stdout=sys.stderr)
+
+
+LIBRARIES = {
+    "sentence-transformers ONNX": sentence_transformers_onnx,
+    "sentence-transformers OpenVINO": sentence_transformers_openvino,
+    "sentence-transformers PyTorch": sentence_transformers_torch,
+    "FastEmbed": fastembed,
+    "openvino-genai": openvino_genai,
+}
+
+
+CONVERTERS = {
+    "sentence-transformers ONNX": convert_to_onnx,
+    "FastEmbed": convert_to_onnx,
+    "openvino-genai": convert_for_genai,
+}
+
+
+if __name__ == "__main__":
+    CONVERTERS[sys.argv[1]](sys.argv[2], Path(sys.argv[3]), sys.argv[4])
