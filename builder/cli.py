@@ -6,6 +6,7 @@ build-repo serve [DIR]            a real Triton on a repository
 build-repo query NAME key=value   ask a served model
 build-repo gateway                the APIs of OpenAI, Cohere and TEI in front of a server
 build-repo load-test NAME         perf_analyzer on a served model
+build-repo evaluate NAME          quality on labelled data, beside PyTorch's
 build-repo plan models.yaml       what a load needs of a machine, with the arithmetic
 build-repo tune NAME              settings that need no build, by load tests
 build-repo check [DIR]            lint a repository without a server
@@ -51,6 +52,7 @@ VERBS = (
     "serve",
     "query",
     "load-test",
+    "evaluate",
     "plan",
     "tune",
     "check",

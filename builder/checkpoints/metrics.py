@@ -6,7 +6,7 @@ that of SQuAD 2.0 (1 if both are empty, else 0). Spearman: SciPy. chrF: sacreble
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 Scores = dict[str, float]
 Span = tuple[int, int, str]
 RECALL_AT = 10
+TOP = 10  # places of a ranking that count
 
 
 def score_labels(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
@@ -61,12 +62,47 @@ def score_questions(expected: Sequence[Sequence[str]], predicted: Sequence[str])
 
 
 def score_ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Scores:
-    """Score the relevance of each document of each query against the score it was given."""
+    """Score the relevance of each document of each query against the score it was given.
+
+    As sentence-transformers' CrossEncoderRerankingEvaluator does (cross_encoder/evaluation/reranking.py, 6.2).
+    """
     from sklearn.metrics import ndcg_score
 
-    pairs = [(r, s) for r, s in zip(relevance, scores, strict=True) if len(r) > 1]
-    values = [ndcg_score([truth], [scores], k=10) for truth, scores in pairs]
-    return {"nDCG@10": float(np.mean(values)) if values else 1.0}
+    pairs = [(np.asarray(r), np.asarray(s)) for r, s in zip(relevance, scores, strict=True) if len(r) > 1]
+    gains = [ndcg_score([truth], [given], k=TOP) for truth, given in pairs]
+    ranks = [_reciprocal_rank(truth[np.argsort(given)[::-1]] > 0) for truth, given in pairs]
+    return {"nDCG@10": _mean(gains), "MRR@10": _mean(ranks)}
+
+
+def score_retrieval(relevance: Sequence[Mapping[str, float]], found: Sequence[Sequence[str]]) -> Scores:
+    """Score the ids that were found for each query, best first, against the relevance of ids, above 0 if it is right.
+
+    As sentence-transformers' InformationRetrievalEvaluator does (sentence_transformer/evaluation/, 6.2); grades of
+    relevance count in nDCG as in trec_eval.
+    """
+    places = [
+        np.array([truth.get(name, 0.0) for name in ids[:TOP]]) for truth, ids in zip(relevance, found, strict=True)
+    ]
+    right = [np.sort([grade for grade in truth.values() if grade > 0])[::-1] for truth in relevance]
+    return {
+        "nDCG@10": _mean([_gain(place) / _gain(ideal[:TOP]) for place, ideal in zip(places, right, strict=True)]),
+        "MRR@10": _mean([_reciprocal_rank(place > 0) for place in places]),
+        "recall@10": _mean([(place > 0).sum() / len(ideal) for place, ideal in zip(places, right, strict=True)]),
+    }
+
+
+def _gain(grades: np.ndarray) -> float:
+    return float((np.maximum(grades, 0) / np.log2(np.arange(len(grades)) + 2)).sum())
+
+
+def _reciprocal_rank(is_right: np.ndarray) -> float:
+    """Return 1 divided by the place, from 1 on, of the first right document; 0 if it is not among the first ones."""
+    places = np.flatnonzero(is_right[:TOP])
+    return 1 / (1 + int(places[0])) if len(places) else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 1.0
 
 
 def score_similarity(expected: Sequence[float], cosines: Sequence[float]) -> Scores:

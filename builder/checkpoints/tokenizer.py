@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
@@ -122,6 +124,19 @@ def refuse_other_text(tokenizer: PreTrainedTokenizerFast) -> None:
                 f"reporting, with its tokenizer class, {type(tokenizer).__name__}. A decoder can be served with "
                 "--engine vllm, which writes text itself"
             )
+
+
+def truncating(tokenizer: PreTrainedTokenizerFast, max_length: int) -> PreTrainedTokenizerFast:
+    """Return a copy of `tokenizer` that cuts texts at `max_length` tokens unless a call says otherwise."""
+    kind: Any = type(tokenizer)
+
+    class Truncating(kind):  # type: ignore[misc]
+        def __call__(self, *texts: Any, **options: Any) -> Any:
+            return super().__call__(*texts, **{"truncation": True, "max_length": max_length, **options})
+
+    own: Any = copy.copy(tokenizer)
+    own.__class__, own.model_max_length = Truncating, max_length
+    return own
 
 
 def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, Language]:

@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
+    from builder.repository.report.evaluations import read_evaluations
     from builder.repository.report.page import PAGE, page
     from builder.repository.report.record import read_report
 
@@ -34,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
     screen_table(report.table())
     if report.choice:
         output.print(report.choice)
+    for record in read_evaluations(options.repository, report):
+        screen_table(record.table())
     file = options.output or options.repository / options.name / PAGE
     write_output(file, page(report), "choose another with --output")
     screen.print(f"wrote {file}")

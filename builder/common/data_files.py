@@ -10,7 +10,7 @@ import gzip
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from builder.common.distribution import installing
 from builder.common.errors import SpecError, first_line
@@ -34,8 +34,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    opened: Callable[..., IO[bytes]] = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rb") as lines:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
         return [_json_object(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 

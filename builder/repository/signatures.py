@@ -17,6 +17,7 @@ from typing import Any
 from builder.common.errors import RepositoryError, first_line
 from builder.common.hashing import sha256_of
 from builder.repository.config.render import CONFIG, parse
+from builder.repository.report.evaluations import EVALUATIONS
 from builder.repository.report.record import REPORT, read_object
 from builder.repository.sharing.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
 from builder.repository.signing_keys import SIGNATURE, Signer, signing_configuration, verifying_configuration
@@ -164,6 +165,8 @@ def _beside(folder: Path, numbers: Sequence[int]) -> Iterator[str]:
             yield f"{file} is missing beside its versions"
     for path in sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink()):
         name = path.relative_to(folder)
+        if name == Path(EVALUATIONS) and not path.is_symlink():
+            continue  # no server reads it, and it is written after the version was signed
         if name.parts[0] in versions or (name.parts[0] == MODELS and (folder / MODELS / HOSTED).is_file()):
             continue
         if name.parts[0] in others or (name.parts[0] == WARM_UP and name.parts[1:2] and name.parts[1] in others):

@@ -168,12 +168,13 @@ def code_not_run(checkpoint: CheckpointFiles) -> str | None:
 
 def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
     """Return the fields that every report begins with: the request, the checkpoint, the versions and the machine."""
+    pooling = {} if spec.pooling is None else {"pooling": spec.pooling}
     return {
         "name": spec.entry_name,
         "task": checkpoint.task.name,
         "triton": spec.triton,
         "target": spec.target,
-        "checkpoint": {**checkpoint.identity(), **checkpoint.card},
+        "checkpoint": {**checkpoint.identity(), **pooling, **checkpoint.card},
         "versions": package_versions(),
         "cpu": cpu(),
         "samples_file": samples_file(spec.samples),

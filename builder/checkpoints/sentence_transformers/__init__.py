@@ -37,6 +37,7 @@ class SentenceModules:
     chat: ChatReading | None = None  # None: texts are read as they are
     max_active_dims: int | None = None  # of a sparse embedding, where only its largest weights are kept
     routes: Routes | None = None  # of a sparse encoder that reads queries in another way than documents
+    similarity: str | None = None  # of two embeddings: cosine, dot, euclidean or manhattan
 
     @property
     def pooling(self) -> Pooling | None:
@@ -82,6 +83,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         chat=chat,
         max_active_dims=_max_active_dims(general, root.name),
         routes=routes,
+        similarity=general.get("similarity_fn_name"),
     )
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.distances import PairedNumbers, difference
+from builder.checkpoints.rankers import Ranker
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
 from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
@@ -164,6 +165,10 @@ class EncoderTask(Task):
         Raises ValueError with the form of a label.
         """
         raise ValueError(f"no labels: {self.name} has no measure for them")
+
+    def ranker(self, checkpoint: Checkpoint) -> Ranker | None:
+        """Return how the task ranks documents for a query; None if it does not."""
+        return None
 
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
         inputs = (*self.runtime.inputs(parameters), TRUNCATE)

@@ -13,6 +13,7 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers
 from builder.checkpoints.metrics import rank_agreement, score_similarity
 from builder.checkpoints.pooling import Pooler
+from builder.checkpoints.rankers import Ranker, embedding_ranker
 from builder.checkpoints.sentence_transformers.modules import Dense
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.common.errors import CheckpointError
@@ -109,6 +110,18 @@ class FeatureExtraction(EncoderTask):
             raise ValueError("two texts with the same `pair`, of at least two pairs")
         cosines = [cosine(answers[a]["embedding"], answers[b]["embedding"]) for a, b in whole]
         return score_similarity([float(samples[a]["similarity"]) for a, _ in whole], cosines)
+
+    def ranker(self, checkpoint: Checkpoint) -> Ranker | None:
+        sentence = checkpoint.sentence
+        if self.pooler(checkpoint) is None:
+            return None
+        similarity = (sentence.similarity if sentence else None) or "cosine"
+        return embedding_ranker(sentence.prompts if sentence else {}, similarity, _vectors)
+
+
+def _vectors(answers: Sequence[Answer]) -> torch.Tensor:
+    """Return the embeddings of answers, float32 (answers, size)."""
+    return torch.from_numpy(np.stack([np.asarray(answer["embedding"], np.float32) for answer in answers]))
 
 
 def _cosines(vectors: Sequence[Sequence[float]]) -> np.ndarray:

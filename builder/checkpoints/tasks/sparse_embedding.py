@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers
+from builder.checkpoints.rankers import Ranker, embedding_ranker
 from builder.checkpoints.sentence_transformers.kinds import SPARSE_ENCODER
 from builder.checkpoints.sentence_transformers.modules import SpladePooling
 from builder.checkpoints.sentence_transformers.router import Routes
@@ -125,6 +127,28 @@ class SparseEmbedding(FeatureExtraction):
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         return super().score(samples, [{"embedding": vector} for vector in _dense(*answers)])
+
+    def ranker(self, checkpoint: Checkpoint) -> Ranker | None:
+        sentence = checkpoint.sentence
+        similarity = (sentence.similarity if sentence else None) or "dot"
+        vectors = partial(_vectors, vocabulary=checkpoint.config.vocab_size)
+        ranker = embedding_ranker(sentence.prompts if sentence else {}, similarity, vectors)
+        if sentence is None or sentence.routes is None:
+            return ranker
+        query, document = ({INPUT_TYPE.name: kind} for kind in INPUT_TYPES)
+        return replace(ranker, query={**ranker.query, **query}, document={**ranker.document, **document})
+
+
+def _vectors(answers: Sequence[Answer], vocabulary: int) -> torch.Tensor:
+    """Return the weights of answers as a sparse tensor, float32 (answers, vocabulary)."""
+    tokens, weights = ([np.asarray(answer[key]) for answer in answers] for key in ("indices", "values"))
+    rows = np.repeat(np.arange(len(answers)), [len(indices) for indices in tokens])
+    columns, values = np.concatenate(tokens).astype(np.int64), np.concatenate(weights).astype(np.float32)
+    used = columns >= 0  # others fill rows of a batch
+    places = torch.from_numpy(np.stack([rows[used], columns[used]]))
+    return torch.sparse_coo_tensor(
+        places, torch.from_numpy(values[used]), (len(answers), vocabulary), is_coalesced=True
+    )
 
 
 def _pooling(checkpoint: Checkpoint) -> SpladePooling:

@@ -15,6 +15,7 @@ from builder.checkpoints.cross_encoder import load_cross_encoder
 from builder.checkpoints.distances import PairedNumbers, paired_scores
 from builder.checkpoints.metrics import score_ranking
 from builder.checkpoints.pair_template import chat_reading, pair_pieces, read_without_special_tokens
+from builder.checkpoints.rankers import PairRanker, Ranker
 from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER
 from builder.checkpoints.sentence_transformers.modules import LogitScore
 from builder.checkpoints.tasks.base import (
@@ -158,6 +159,9 @@ class TextRanking(TextClassification):
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `relevance`, a number for each document."""
         return score_ranking([sample["relevance"] for sample in samples], [answer["score"] for answer in answers])
+
+    def ranker(self, checkpoint: Checkpoint) -> Ranker | None:
+        return PairRanker()
 
 
 class LogitGraph(TaskGraph):

@@ -1,0 +1,86 @@
+"""`build-repo evaluate NAME --data FILE`: the quality of PyTorch and of the served model on labelled data."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import track
+
+from builder.commands import REPOSITORY, URL, count, screen, screen_table
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo evaluate",
+        description="Answer labelled data with a served model and with PyTorch on the checkpoint that it was built "
+        "from, print the usual measures side by side, and write them beside the model's report. The kind of the data "
+        "follows from its keys.",
+    )
+    add = arguments.add_argument
+    add("name", help="name of a model in the repository")
+    add(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="labelled rows: JSON lines, parquet or TSV; or a folder: of save_to_disk, BEIR, MTEB or NanoBEIR",
+    )
+    add("--split", help="split of a folder (default: the only one, or test)")
+    add("--limit", type=count, metavar="N", help="evaluate the first N rows; of retrieval, the first N queries")
+    add("--checkpoint", type=Path, metavar="FOLDER", help="where the checkpoint is, if it was not the Hub's")
+    add("--repository", **REPOSITORY)
+    add("--url", **URL)
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    from builder.repository.report.evaluations import add_evaluation
+    from builder.repository.report.record import read_report
+    from builder.serving.client.client import Client
+    from builder.serving.evaluate.evaluate import evaluate, refuse_another_task
+
+    report = read_report(options.repository, options.name)
+    parts, digest = _read(options.data, options.split)
+    with Client(options.url, options.name) as client:
+        refuse_another_task(client, report)
+        with screen.status("loading the checkpoint"):
+            from builder.checkpoints.labelled import evaluation_of  # imports torch
+            from builder.checkpoints.libraries import quiet_libraries
+            from builder.serving.evaluate.checkpoint import checkpoint_of
+
+            with quiet_libraries():
+                checkpoint = checkpoint_of(options.repository, report, options.checkpoint)
+                evaluation = evaluation_of(checkpoint, parts, options.limit)
+        screen.print(f"{evaluation.kind}: {evaluation.count}")
+        if evaluation.note:
+            screen.print(escape(evaluation.note))
+        data = {"name": options.data.resolve().name, "sha256": digest, "split": options.split or ""}
+        with quiet_libraries():
+            record = evaluate(client, report, checkpoint, evaluation, data, _progress(len(evaluation.samples)))
+    screen_table(record.table())
+    add_evaluation(options.repository, options.name, record)
+    return 0
+
+
+def _progress(total: int) -> Callable[[Iterable[Any], str], Iterable[Any]]:
+    """Return a function that shows, on a terminal, how many of `total` answers have come."""
+    return lambda answers, side: track(answers, side, total, console=screen, disable=not screen.is_terminal)
+
+
+def _read(data: Path, split: str | None) -> tuple[Mapping[str, list[dict[str, Any]]], str]:
+    """Return the rows of the data by part, and its hash."""
+    from builder.common.data_files import read_rows
+    from builder.common.data_folders import ROWS, data_folder
+    from builder.common.errors import SpecError
+    from builder.common.hashing import digest_of
+
+    if data.is_dir():
+        folder = data_folder(data)
+        return folder.select(split), digest_of([file.path for file in folder.files])
+    if split is not None:
+        raise SpecError(f"{data} is a file and has no splits; leave --split out")
+    return {ROWS: read_rows(data)}, digest_of([data])

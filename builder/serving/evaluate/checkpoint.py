@@ -1,0 +1,54 @@
+"""Load the checkpoint that a published model was built from, with the options of its build."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.resolve import resolve
+from builder.checkpoints.tasks import find_task
+from builder.checkpoints.tasks.base import EncoderTask
+from builder.checkpoints.tokenizer import truncating
+from builder.common.errors import CheckpointError, RepositoryError, SpecError
+from builder.options import make_spec
+from builder.repository.report.record import BuildReport
+from builder.runtime.contract import ContractError, EncoderServing, load
+
+
+def checkpoint_of(repository: Path, report: BuildReport, folder: Path | None) -> Checkpoint:
+    """Return the checkpoint of a model, whose tokenizer cuts texts where the served model does.
+
+    `folder`: where it is, if it is not on the Hub. Raises CheckpointError for another one than the model's own,
+    SpecError for a task that is not evaluated.
+    """
+    if not isinstance(find_task(report.task), EncoderTask):
+        raise SpecError(f"{report.name} is for {report.task}; evaluate measures encoders: embeddings, ranking, labels")
+    serving = _serving(repository / report.name / str(report.version))
+    source, revision = report.checkpoint["source"], report.checkpoint.get("revision")
+    model = str(folder or source)
+    if folder is None and revision is None and not Path(source).is_dir():
+        raise CheckpointError(f"{report.name} was built from a folder {source}, which is not here: --checkpoint FOLDER")
+    spec = make_spec(
+        model=model,
+        revision=revision if folder is None else None,
+        task=report.task,
+        max_length=serving.max_length,
+        pooling=report.checkpoint.get("pooling"),
+    )
+    checkpoint = resolve(spec)
+    digest = report.checkpoint.get("weights_sha256")
+    if digest is not None and checkpoint.weights_sha256 not in (None, digest):
+        raise CheckpointError(
+            f"{model} has other weights than {report.name} was built from ({source}); name its own with --checkpoint"
+        )
+    return replace(checkpoint, tokenizer=truncating(checkpoint.tokenizer, serving.max_length))
+
+
+def _serving(version: Path) -> EncoderServing:
+    try:
+        serving = load(version)
+    except (ContractError, OSError) as error:
+        raise RepositoryError(f"{version}: {error}") from error
+    assert isinstance(serving, EncoderServing)  # an encoder's task
+    return serving

@@ -1,0 +1,140 @@
+"""`build-repo evaluate` on a real Triton."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.cli import main
+from builder.common.samples import MORE_TEXTS, TEXTS
+from builder.repository.check import check
+from builder.repository.report.evaluations import read_evaluations
+from builder.repository.report.record import read_report
+from builder.serving.evaluate.evaluate import beyond_gate
+from builder.serving.server.triton import TritonServer, running
+from tests.models import join
+from tests.reports import REPORT
+
+NAMES = ("topics", "pooled", "ranks", "names", "answers")
+LONG = " ".join(TEXTS)
+LISTS = [{"query": TEXTS[i], "positive": MORE_TEXTS[i], "negatives": [*MORE_TEXTS[20:26], LONG]} for i in range(6)]
+DATA: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]] = {
+    "topics": ([{"text": text, "label": "sport"} for text in (*TEXTS[:20], LONG)], "accuracy"),
+    "pooled": ([{"text1": TEXTS[i], "text2": MORE_TEXTS[i], "score": i % 6} for i in range(16)], "Spearman"),
+    "ranks": (LISTS, "nDCG@10"),
+    "names": (
+        [{"tokens": text.split(), "tags": ["B-PER", *"O" * (len(text.split()) - 1)]} for text in TEXTS[:9]],
+        "entity F1",
+    ),
+    "answers": ([{"question": "Who?", "context": text, "answers": [text[:9]]} for text in TEXTS[9:19]], "F1"),
+}
+
+
+@pytest.fixture(scope="module")
+def own(built: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
+    """Return a repository that may be changed, of one model a task."""
+    folder = join([built(name) for name in NAMES], module_folder("evaluate") / "model_repository")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def triton(own: Path) -> Iterator[TritonServer]:
+    with running(own) as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_served_model_has_the_measures_of_pytorch(
+    own: Path,
+    triton: TritonServer,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    rows, metric = DATA[name]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["evaluate", name, "--data", str(data), "--url", triton.url, "--repository", str(own)]
+    assert main([*command, "--checkpoint", str(checkpoint(name))]) == 0
+    assert main([*command, "--checkpoint", str(checkpoint(name))]) == 0
+    report = read_report(own, name)
+    (record,) = read_evaluations(own, report)
+    assert next(iter(record.pytorch)) == metric
+    assert record.served == pytest.approx(record.pytorch, abs=1e-6)
+    assert record.agreement == pytest.approx(1, abs=1e-5)
+    assert record.beyond is None
+    capfd.readouterr()
+    assert main(["report", name, "--repository", str(own), "--output", str(tmp_path / "page.html")]) == 0
+    shown = capfd.readouterr().out
+    assert all(word in shown for word in ("data.jsonl", metric, "PyTorch", "served"))
+    assert check(own) == []
+
+
+@pytest.mark.slow
+def test_retrieval_folder_is_searched_with_the_served_embeddings(
+    own: Path, triton: TritonServer, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "qrels").mkdir()
+    for file, texts in (("corpus", MORE_TEXTS[:30]), ("queries", TEXTS[:5])):
+        lines = [json.dumps({"_id": f"{file[0]}{i}", "text": text}) + "\n" for i, text in enumerate(texts)]
+        (tmp_path / f"{file}.jsonl").write_text("".join(lines))
+    lines = ["query-id\tcorpus-id\tscore", *(f"q{i}\tc{3 * i}\t1" for i in range(5))]
+    (tmp_path / "qrels" / "test.tsv").write_text("\n".join(lines))
+    command = ["evaluate", "pooled", "--data", str(tmp_path), "--url", triton.url, "--repository", str(own)]
+    assert main([*command, "--checkpoint", str(checkpoint("pooled")), "--limit", "4"]) == 0
+    record = read_evaluations(own, read_report(own, "pooled"))[-1]
+    assert record.data["count"] == "4 queries, 30 documents"
+    assert record.served == pytest.approx(record.pytorch, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["checkpoint", "weights", "task", "data", "empty"])
+def test_evaluate_fails_where_nothing_can_be_evaluated(
+    own: Path,
+    triton: TritonServer,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    case: str,
+) -> None:
+    before = read_evaluations(own, read_report(own, "ranks"))
+    broken: Mapping[str, Sequence[Mapping[str, Any]]] = {"data": LISTS, "empty": [{"text": " ", "label": "food"}]}
+    rows = broken.get(case, DATA["topics"][0])
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["evaluate", "topics", "--data", str(data), "--url", triton.url, "--repository", str(own)]
+    folder = {"checkpoint": [], "weights": ["--checkpoint", str(checkpoint("flags"))]}
+    if case == "task":
+        other = tmp_path / "model_repository"
+        shutil.copytree(own / "ranks", other / "ranks")
+        document = json.loads((other / "ranks" / "build.json").read_text())
+        (other / "ranks" / "build.json").write_text(json.dumps({**document, "task": "text-classification"}))
+        command[1:2], command[-1] = ["ranks"], str(other)
+    here = ["--checkpoint", str(checkpoint("ranks" if case == "task" else "topics"))]
+    assert main([*command, *folder.get(case, here)]) == 1
+    message = {
+        "checkpoint": "--checkpoint FOLDER",
+        "weights": "other weights",
+        "task": "ranks is for text-classification in the repository",
+        "data": "queries with positives and negatives",
+        "empty": "none of 1 rows",
+    }[case]
+    assert message in " ".join(capfd.readouterr().err.split())
+    assert read_evaluations(own, read_report(own, "ranks")) == before
+
+
+def test_a_loss_beyond_the_gate_is_named() -> None:
+    report = replace(REPORT, threshold=0.99, gate=None)
+    assert beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.496}, 1.0) is None
+    assert "nDCG@10 is 0.4900" in str(beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.49}, 1.0))
+    assert "cosine is 0.9000" in str(beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.6}, 0.9))
+    labelled = replace(report, gate="share of PyTorch's Spearman")
+    assert beyond_gate(labelled, {"Spearman": 0.5}, {"Spearman": 0.5}, 0.9) is None
