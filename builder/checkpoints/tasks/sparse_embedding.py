@@ -63,7 +63,7 @@ class SparseEmbedding(FeatureExtraction):
                 "--pooling is for dense embeddings; sparse ones take the largest weight of each token"
             )
         sentence = checkpoint.sentence
-        own = {"max_active_dims": sentence.max_active_dims if sentence else None}
+        own: dict[str, Any] = {"max_active_dims": sentence.max_active_dims if sentence else None}
         if sentence is not None and sentence.routes is not None:
             limit = _table(checkpoint, sentence.routes).max_seq_length
             length = limit if limit < NO_LIMIT else checkpoint.max_length
