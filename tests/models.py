@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.decoders import make_decoder_checkpoint
 from tests.seq2seqs import make_seq2seq_checkpoint
-from tests.tiny_encoders import make_checkpoint
+from tests.tiny_encoders import make_checkpoint, make_colbert
 
 NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
@@ -120,7 +120,8 @@ def checkpoint_of(name: str, folder: Path) -> Path:
         model_type, options, _ = READERS[name]
         return make_seq2seq_checkpoint(folder / f"{name}-checkpoint", model_type, **options)
     model = SERVED[name]
-    return make_checkpoint(folder / f"{name}-checkpoint", model.model_type, model.task, model.labels, **model.options)
+    root = make_checkpoint(folder / f"{name}-checkpoint", model.model_type, model.task, model.labels, **model.options)
+    return make_colbert(root) if model.task == "multi-vector-embedding" else root
 
 
 def minilm() -> Path:

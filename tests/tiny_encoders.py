@@ -5,6 +5,7 @@ The table in docs/reference/architectures.md is generated from `ARCHITECTURES`, 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
@@ -194,6 +196,18 @@ def make_checkpoint(
     model = find_task(task).auto_class().from_config(config).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_colbert(folder: Path) -> Path:
+    """Make the tiny BERT in `folder` a checkpoint of Stanford's ColBERT, with vectors of 16 numbers."""
+    weights = {f"bert.{name}": values for name, values in load_file(folder / "model.safetensors").items()}
+    torch.manual_seed(3)
+    save_file({**weights, "linear.weight": torch.randn(16, 32)}, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
+    settings = {"query_maxlen": 24, "doc_maxlen": 60, "mask_punctuation": True}
+    (folder / "artifact.metadata").write_text(json.dumps(settings))
     return folder
 
 

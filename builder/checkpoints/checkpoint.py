@@ -13,6 +13,8 @@ from builder.checkpoints.grids import Grids
 from builder.checkpoints.sentence_transformers import SentenceModules
 
 if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoder
+
     from builder.checkpoints.tasks import Task  # which imports this module
 
 
@@ -49,10 +51,11 @@ class Checkpoint(CheckpointFiles):
     """Checkpoint with its model, in fp32: all that exporting it needs.
 
     `pooling`: the user's pooling of token vectors, if it replaces the checkpoint's own. `grids`: those of its matrices,
-    if they are stored in 4 or 8 bits.
+    if they are stored in 4 or 8 bits. `late_interaction`: sentence-transformers' encoder over `model`, if it saved one.
     """
 
     model: PreTrainedModel
     max_length: int
     pooling: str | None = None
     grids: Grids | None = None
+    late_interaction: MultiVectorEncoder | None = None

@@ -22,7 +22,7 @@ MAX_CARD_BYTES = 1 << 20  # that are read
 CARD_FIELDS = ("license", "license_link", "base_model", "datasets")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # No file that runs, except chat templates, which run in a sandbox, and nothing pickled.
-FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model", "*.spm", CARD]
+FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model", "*.spm", "artifact.metadata", CARD]
 WHOLE = "model.safetensors"
 LFS_POINTER = b"version https://git-lfs"  # first bytes of a file whose content stayed on the server
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}

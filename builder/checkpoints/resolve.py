@@ -9,9 +9,11 @@ from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.fetch import fetch, read_card, refuse_damaged, weight_files
+from builder.checkpoints.late_interaction import load_late_interaction
 from builder.checkpoints.model import load_model, model_without_weights, position_limit, read_configuration
 from builder.checkpoints.packed import refuse_packed
 from builder.checkpoints.sentence_transformers import read_modules
+from builder.checkpoints.sentence_transformers.kinds import MULTI_VECTOR
 from builder.checkpoints.sentence_transformers.transformer import read_in_lower_case
 from builder.checkpoints.tasks import find_task, infer_task
 from builder.checkpoints.tokenizer import load_tokenizer
@@ -67,12 +69,15 @@ def resolve(spec: BuildSpec) -> Checkpoint:
     model, grids = load_model(files)
     if grids is not None:
         refuse_packed(spec.precision, spec.model_fields_set, grids)
+    encoder = None
+    if files.sentence is not None and files.sentence.kind == MULTI_VECTOR:
+        files, encoder = load_late_interaction(files, model)
     accepted = inspect.signature(model.forward).parameters
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
         # BERT's tokenizer returns token types for a DistilBERT too, whose forward refuses them
         names = files.tokenizer.model_input_names
         files.tokenizer.model_input_names = [name for name in names if name in accepted]
-    return replace(_checkpoint(spec.source, files, model), grids=grids)
+    return replace(_checkpoint(spec.source, files, model), grids=grids, late_interaction=encoder)
 
 
 def describe(source: Source) -> Checkpoint:

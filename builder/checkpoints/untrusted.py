@@ -24,7 +24,7 @@ MAX_VALUES = {  # by field of a configuration; far beyond any known checkpoint
     **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "type_vocab_size"), 10**9),
     **dict.fromkeys(LABELS, 100_000),
 }
-TEXTS = (".json", ".jinja", ".txt", ".model", ".spm")
+TEXTS = (".json", ".jinja", ".txt", ".model", ".spm", ".metadata")
 MAX_BYTES = {"tokenizer.json": 256 << 20}
 MAX_BYTES_OF_TEXT = 64 << 20  # of other files that are read whole; the largest in known checkpoints has 20 MiB
 

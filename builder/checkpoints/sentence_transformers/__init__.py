@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 
 from builder.checkpoints.json_files import mapping_in, read_json
 from builder.checkpoints.sentence_transformers.chain import TRANSFORMERS, read_chain
-from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER, EMBEDDER, find_kind
+from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER, EMBEDDER, KINDS, MULTI_VECTOR, find_kind
 from builder.checkpoints.sentence_transformers.modules import READERS, Module, Pooling, read_module
 from builder.checkpoints.sentence_transformers.router import ROUTERS, Routes, read_router
 from builder.checkpoints.sentence_transformers.transformer import ChatReading, read_chat, read_max_length, read_settings
 from builder.common.errors import CheckpointError
 
+COLBERT = "HF_ColBERT"  # the class that Stanford's checkpoints name in config.json; they have no modules.json
+PYLATE_KEYS = {"query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
 M = TypeVar("M", bound=Module)
 
 
@@ -55,9 +57,9 @@ def read_modules(root: Path) -> SentenceModules | None:
     Raises CheckpointError for a module or a setting this builder does not have: leaving one out would change answers.
     """
     if not (root / "modules.json").is_file():
-        return None
+        return _stanford_colbert(root)
     general = read_json(root / "config_sentence_transformers.json", {})
-    name = general.get("model_type", EMBEDDER)
+    name = _kind_name(general)
     known, routes = (*TRANSFORMERS, *READERS), None
     chain = read_chain(root, (*known, *ROUTERS))
     if chain and chain[0].name in ROUTERS:
@@ -73,7 +75,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         kind=name,
         root=root,
         transformer=chain[0].folder,
-        after=tuple(read_module(module, root.name) for module in chain[1:]),
+        after=tuple(read_module(module, root.name, kind.features) for module in chain[1:]),
         dimensions=general.get("truncate_dim"),
         max_length=read_max_length(settings),
         lower_case=bool(settings.get("do_lower_case", False)),
@@ -93,6 +95,20 @@ def _max_active_dims(general: dict[str, Any], source: str) -> int | None:
     if most is not None and not (isinstance(most, int) and most >= 1):
         raise CheckpointError(f"{source} has the max_active_dims {most!r}; expected a number of at least 1")
     return most
+
+
+def _kind_name(general: dict[str, Any]) -> str:
+    """Return the class that saved a checkpoint. pylate calls its own ColBERT, and its first releases did not say."""
+    name = general.get("model_type") or (MULTI_VECTOR if PYLATE_KEYS & general.keys() else EMBEDDER)
+    return MULTI_VECTOR if name == "ColBERT" else str(name)
+
+
+def _stanford_colbert(root: Path) -> SentenceModules | None:
+    """Return the modules of a checkpoint of Stanford's ColBERT, which sentence-transformers reads; None for others."""
+    if COLBERT not in (read_json(root / "config.json", {}).get("architectures") or ()):
+        return None
+    settings = read_settings(root, root.name, KINDS[MULTI_VECTOR])
+    return SentenceModules(MULTI_VECTOR, root, root, (), None, read_max_length(settings), False, {}, None, None)
 
 
 def _prompts(general: dict[str, Any], source: str) -> tuple[dict[str, str], str | None]:

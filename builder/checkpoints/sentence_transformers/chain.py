@@ -9,6 +9,7 @@ from builder.checkpoints.json_files import read_json
 from builder.common.errors import CheckpointError
 
 PACKAGE = "sentence_transformers."  # of every module that this builder knows
+PYLATE = {"pylate.models.Dense.Dense": "sentence_transformers.base.modules.dense.Dense"}  # by class of the same files
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 
 
@@ -34,7 +35,7 @@ def read_chain(root: Path, known: tuple[str, ...]) -> list[ModuleFolder]:
                 f"{root.name}: module {index} of modules.json is {str(module)[:100]}; expected a mapping with a type "
                 "and a path, as sentence-transformers writes it"
             )
-        chain.append(module_folder(root, kind, path, known, str(module.get("idx"))))
+        chain.append(module_folder(root, PYLATE.get(kind, kind), path, known, str(module.get("idx"))))
     return chain
 
 

@@ -9,14 +9,16 @@ from builder.checkpoints.sentence_transformers.chain import ModuleFolder
 from builder.common.errors import CheckpointError
 
 EMBEDDER, CROSS_ENCODER, SPARSE_ENCODER = "SentenceTransformer", "CrossEncoder", "SparseEncoder"
+MULTI_VECTOR = "MultiVectorEncoder"
 
 
 @dataclass(frozen=True)
 class Kind:
     """Chain of one class. `head`, `output`: the task of the transformer's head, and the output that is read.
 
-    `chain`: regular expression over the modules' names, separated by spaces; `described`: the same for an error.
-    `reads_chats`: True if texts may be messages of a chat template.
+    `features`: what the modules after the transformer read and write. `chain`: regular expression over the modules'
+    names, separated by spaces; `described`: the same for an error. `reads_chats`: True if texts may be messages of a
+    chat template.
     """
 
     head: str
@@ -24,6 +26,7 @@ class Kind:
     chain: str
     described: str
     reads_chats: bool = False
+    features: str = "sentence_embedding"
 
 
 KINDS = {
@@ -34,6 +37,13 @@ KINDS = {
         "Transformer, Pooling, then perhaps Dense, LayerNorm and Normalize",
     ),
     CROSS_ENCODER: Kind("sequence-classification", "logits", "Transformer", "a Transformer alone", True),
+    MULTI_VECTOR: Kind(
+        "feature-extraction",
+        "last_hidden_state",
+        "Transformer( Dense| MultiVectorMask| Normalize)*",
+        "Transformer, then perhaps Dense, MultiVectorMask and Normalize",
+        features="token_embeddings",
+    ),
     SPARSE_ENCODER: Kind("fill-mask", "logits", "(MLM)?Transformer SpladePooling", "MLMTransformer and SpladePooling"),
 }
 LOGIT_RANKER = Kind("text-generation", "logits", "Transformer LogitScore", "a Transformer and LogitScore", True)

@@ -25,7 +25,7 @@ POOLING_KEYS = {  # in the order in which sentence-transformers concatenates the
 POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len"}  # a newer config.json's names that differ from ours
 CAUSAL_LOGITS = "causal_logits"  # what LogitScore reads
 SPLADE_ACTIVATIONS = ("relu", "log1p_relu")
-EMBEDDING = "sentence_embedding"  # what modules after Pooling read and write
+EMBEDDING = "sentence_embedding"  # the features of one vector a text
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,23 @@ class LogitScore:
     false: int | None
 
 
-Module = Pooling | Dense | LayerNorm | Normalize | SpladePooling | LogitScore
+@dataclass(frozen=True)
+class MultiVectorMask:
+    """Choice of the tokens that have a vector; sentence-transformers reads its settings."""
 
 
-def read_module(module: ModuleFolder, source: str) -> Module:
-    """Return the settings of one module after the transformer. Raises CheckpointError, which names `source`."""
-    return READERS[module.name](module.folder, source)
+Module = MultiVectorMask | Pooling | Dense | LayerNorm | Normalize | SpladePooling | LogitScore
 
 
-def _pooling(folder: Path, source: str) -> Pooling:
+def read_module(module: ModuleFolder, source: str, features: str = EMBEDDING) -> Module:
+    """Return the settings of one module after the transformer, which reads and writes `features`.
+
+    Raises CheckpointError, which names `source`.
+    """
+    return READERS[module.name](module.folder, source, features)
+
+
+def _pooling(folder: Path, source: str, features: str) -> Pooling:
     config = read_json(folder / "config.json")
     if not config.get("include_prompt", True):
         raise CheckpointError(f"{source} pools without its prompt (include_prompt: false), which is not supported")
@@ -89,27 +97,27 @@ def _pooling(folder: Path, source: str) -> Pooling:
     return Pooling(tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key)) or ("mean",))
 
 
-def _dense(folder: Path, source: str) -> Dense:
+def _dense(folder: Path, source: str, features: str) -> Dense:
     config = read_json(folder / "config.json")
-    if config.get("use_residual") or _reads_parts(config):
+    if config.get("use_residual") or _reads_parts(config, features):
         raise CheckpointError(f"{folder}: a Dense with a residual, or not of the whole embedding, is not supported")
     return Dense(folder)
 
 
-def _normalize(folder: Path, source: str) -> Normalize:
+def _normalize(folder: Path, source: str, features: str) -> Normalize:
     config = read_json(folder / "config.json", {})
-    if names := _reads_parts(config):
+    if names := _reads_parts(config, features):
         raise CheckpointError(f"{source} normalises {names[0]}, which is not supported")
     return Normalize()
 
 
-def _reads_parts(config: Mapping[str, Any]) -> list[Any]:
-    """Return the features, other than the whole embedding, that a module reads or writes."""
-    names = [config.get(key) or EMBEDDING for key in ("module_input_name", "module_output_name")]
-    return [name for name in names if name != EMBEDDING]
+def _reads_parts(config: Mapping[str, Any], features: str) -> list[Any]:
+    """Return what, other than `features`, a module reads or writes."""
+    names = [config.get(key) or features for key in ("module_input_name", "module_output_name")]
+    return [name for name in names if name != features]
 
 
-def _splade_pooling(folder: Path, source: str) -> SpladePooling:
+def _splade_pooling(folder: Path, source: str, features: str) -> SpladePooling:
     """Refuse a pooling of logits other than the largest weight of each token, over all."""
     merged = {"pooling_strategy": "max", "activation_function": "relu", **read_json(folder / "config.json")}
     for name, known in (("pooling_strategy", ("max",)), ("activation_function", SPLADE_ACTIVATIONS)):
@@ -120,7 +128,7 @@ def _splade_pooling(folder: Path, source: str) -> SpladePooling:
     return SpladePooling(merged["activation_function"])
 
 
-def _logit_score(folder: Path, source: str) -> LogitScore:
+def _logit_score(folder: Path, source: str, features: str) -> LogitScore:
     config = read_json(folder / "config.json")
     true, false = config.get("true_token_id"), config.get("false_token_id")
     if not isinstance(true, int) or not isinstance(false, int | None):
@@ -130,10 +138,11 @@ def _logit_score(folder: Path, source: str) -> LogitScore:
     return LogitScore(true, false)
 
 
-READERS: Mapping[str, Callable[[Path, str], Module]] = {
+READERS: Mapping[str, Callable[[Path, str, str], Module]] = {
     "Pooling": _pooling,
     "Dense": _dense,
-    "LayerNorm": lambda folder, source: LayerNorm(folder),
+    "LayerNorm": lambda folder, source, features: LayerNorm(folder),
+    "MultiVectorMask": lambda folder, source, features: MultiVectorMask(),
     "Normalize": _normalize,
     "SpladePooling": _splade_pooling,
     "LogitScore": _logit_score,

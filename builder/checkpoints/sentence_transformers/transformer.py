@@ -11,7 +11,7 @@ from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from builder.checkpoints.json_files import mapping_in, read_json
-from builder.checkpoints.sentence_transformers.kinds import Kind
+from builder.checkpoints.sentence_transformers.kinds import KINDS, MULTI_VECTOR, Kind
 from builder.common.errors import CheckpointError
 
 SETTINGS = (  # the file of a Transformer module's settings, in the order in which sentence-transformers looks
@@ -38,7 +38,8 @@ LOADING = {  # settings for loading a transformer: earlier name, and the argumen
     "config_kwargs": ("config_args", {"use_cache"}),
 }  # fmt: skip
 LOCATION_ARGUMENTS = {"trust_remote_code", "cache_dir", "token", "revision", "subfolder", "local_files_only"}
-UNSUPPORTED = ("query_length", "document_length", "query_expansion")
+MULTI_VECTOR_KEYS = ("query_length", "document_length", "query_expansion")  # which late interaction has
+UNSUPPORTED = MULTI_VECTOR_KEYS
 RESERVED = (  # arguments of apply_chat_template that are not variables of the template
     "chat_template", "continue_final_message", "documents", "max_length", "padding", "restore_suffix", "return_dict",
     "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
@@ -64,7 +65,8 @@ def read_settings(transformer: Path, source: str, kind: Kind) -> dict[str, Any]:
     """
     documents = (read_json(transformer / name, {}) for name in SETTINGS)
     settings: dict[str, Any] = next((settings for settings in documents if settings), {})
-    unknown = [name for name in UNSUPPORTED if settings.get(name)]
+    known = MULTI_VECTOR_KEYS if kind is KINDS[MULTI_VECTOR] else ()
+    unknown = [name for name in UNSUPPORTED if settings.get(name) and name not in known]
     if unknown:
         raise CheckpointError(f"{source} sets {', '.join(unknown)} for its transformer, which is not supported")
     _refuse_arguments(settings, source)
