@@ -38,6 +38,7 @@ class RerankRequest(StrictBody):
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = False
     truncate: bool | None = None
+    instruction: str | None = None
     max_tokens_per_doc: int | None = Field(None, ge=1)  # Cohere's: longer documents are cut
 
     def options(self, model: ServedModel) -> dict[str, Any]:
@@ -58,7 +59,10 @@ async def rerank(context: RequestContext) -> dict[str, Any]:
     body: RerankRequest = context.body
     model = await context.model_for("for text-ranking", is_reranker, body.model)
     texts = [_text(number, document) for number, document in enumerate(body.documents)]
-    scores = await relevance_scores(context, model, body.query, texts, body.options(model))
+    options = body.options(model)
+    if body.instruction is not None:
+        options["instruction"] = _instruction(model, body.instruction)
+    scores = await relevance_scores(context, model, body.query, texts, options)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score} for index, score in rank_scores(scores)[: body.top_n]
     ]
@@ -73,6 +77,12 @@ async def rerank(context: RequestContext) -> dict[str, Any]:
         "usage": {"prompt_tokens": used, "total_tokens": used},
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }
+
+
+def _instruction(model: ServedModel, text: str) -> str:
+    if "instruction" not in model.inputs:
+        raise bad_field("instruction", f"{model.name} reads no instruction; leave it out")
+    return text
 
 
 async def either_rerank(context: RequestContext) -> Any:

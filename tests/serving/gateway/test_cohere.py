@@ -78,3 +78,15 @@ def test_cohere_truncates_unless_told_otherwise(truncate: str | None, sent: bool
 def test_cohere_refuses_unsupported_fields(body: dict[str, Any], param: str) -> None:
     refused = fetch("/v2/embed", body)
     assert (refused.status, refused.error["param"]) == (400, param), refused.error
+
+
+def test_rerank_passes_an_instruction_to_models_that_read_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": "ranks", "query": "q", "documents": ["x"], "instruction": "Find films"}
+    refused = fetch("/v1/rerank", body)
+    assert (refused.status, refused.error["param"]) == (400, "instruction")
+    task, inputs, outputs, parameters = MODELS["ranks"]
+    reading = (*inputs, type(inputs[0])("instruction", "TYPE_STRING", optional=True))
+    monkeypatch.setitem(MODELS, "ranks", (task, reading, outputs, parameters))
+    triton = FakeTriton()
+    assert fetch("/v1/rerank", body, gateway(triton)).status == 200
+    assert triton.requests[-1]["instruction"] == [["Find films"]]
