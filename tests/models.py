@@ -46,6 +46,7 @@ SERVED: dict[str, Served] = {
     "masks": Served("fill-mask", "xlm-roberta", spec={"executor": "bls", "serving": FEW}),
     "ranks": Served("text-ranking", "deberta-v2", {0: "relevance"}),
     "features": Served("feature-extraction", "albert", spec={"serving": FEW}),
+    "late": Served("multi-vector-embedding", "bert"),
     "pooled": Served("feature-extraction", "mpnet", spec={"pooling": "cls"}),
 }
 

@@ -50,6 +50,11 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     ],
     "ranks": [{"query": TEXTS[0], "documents": list(TEXTS[1:6])}, {"query": UNICODE, "documents": [TEXTS[3]]}],
     "features": [{"text_input": TEXTS[5]}, {"text_input": UNICODE}],
+    "late": [
+        {"text_input": UNICODE},
+        {"text_input": TEXTS[5], "input_type": "query"},
+        {"query": TEXTS[0], "documents": list(TEXTS[1:12])},
+    ],
     "pooled": [{"text_input": TEXTS[26]}, {"text_input": UNICODE}],
     "minilm_fp32": [{"text_input": text} for text in (*TEXTS[20:26], UNICODE)],
 }

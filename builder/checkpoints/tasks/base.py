@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ class Task(ABC):
     metric: str  # what `agreement` measures, as tables and errors name it
     threshold: float  # lowest mean agreement with PyTorch that is published
     samples: tuple[Sample, ...]
-    min_ranking: Mapping[str, float] = {}  # lowest measures of `ranking` that are published, by name
+    min_ranking: ClassVar[Mapping[str, float]] = {}  # lowest measures of `ranking` that are published, by name
     labels: tuple[str, ...] = ()  # keys of a sample that contain the right answer; `score` reads them
 
     @property
