@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
 import pytest
-import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-from tokenizers import processors
-from transformers import AutoConfig, AutoModel
 
+from builder.building.pipeline import build
+from builder.building.verify import runtimes
 from builder.checkpoints.resolve import resolve
+from builder.common.errors import ExportError, VerificationError
 from builder.common.samples import TEXTS
 from builder.engines import Infer, infer_with
 from builder.engines.openvino import convert
@@ -25,27 +24,11 @@ from builder.graphs.export.encoder import export
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
 from builder.options import make_spec
-from tests.decoders import DECODERS, SIZES
-from tests.tiny_encoders import make_tokenizer
+from builder.repository.report.record import BuildReport
+from tests.embedders import PROMPT, make_embedder
 
-PROMPT = "Instruct: find the answer\nQuery: "
 BATCHES = (["a fox"], [TEXTS[0], "Zürich – 東京 🚆", TEXTS[5]], [" ".join(TEXTS)[:400], "short"])
 WINDOWED = {"use_bidirectional_attention": True}
-
-
-def make_embedder(folder: Path, model_type: str, mode: str, **options: Any) -> Path:
-    """Save a tiny decoder as sentence-transformers does; its tokenizer pads on the left and appends an end token."""
-    tokenizer = make_tokenizer("bpe", type_ids=False)
-    ends = {"single": "$A [SEP]", "pair": "$A [SEP] $B [SEP]", "special_tokens": [("[SEP]", 3)]}
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(**ends)
-    tokenizer.padding_side = "left"
-    config = AutoConfig.for_model(model_type, **{**SIZES, **DECODERS[model_type].options, "vocab_size": 640, **options})
-    torch.manual_seed(0)
-    AutoModel.from_config(config).save_pretrained(folder / "transformer")
-    tokenizer.save_pretrained(folder / "transformer")
-    modules = [Transformer(str(folder / "transformer")), Pooling(config.hidden_size, mode), Normalize()]
-    SentenceTransformer(modules=modules, prompts={"query": PROMPT}, device="cpu").save(str(folder / "embedder"))
-    return folder / "embedder"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +45,7 @@ def test_decoder_embeds_like_sentence_transformers(
     model_type: str, mode: str, options: dict[str, Any], operator: str, tmp_path: Path
 ) -> None:
     """Alone, padded, long, Unicode and prompted texts; on ONNX Runtime, and spelled out on OpenVINO."""
-    folder = make_embedder(tmp_path, model_type, mode, **options)
+    folder = make_embedder(tmp_path / "embedder", model_type, mode, **options)
     checkpoint = resolve(make_spec(model=str(folder)))
     exported = export(checkpoint, tmp_path)
     assert exported.warning is None
@@ -86,3 +69,33 @@ def _exactly(graph: Graph) -> Infer:
     """Run OpenVINO in fp32 on any CPU."""
     model = openvino.Core().compile_model(str(graph.path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda feeds: {name: model(feeds)[name] for name in graph.outputs}
+
+
+def test_build_checks_causal_attention_on_the_engine_that_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is published if an older ONNX Runtime answers otherwise or lacks the operator."""
+    model = str(make_embedder(tmp_path / "embedder", "qwen3", "lasttoken"))
+    replayed = runtimes.replayed
+    try:
+        runtimes.environment("onnxruntime", "1.19.2")
+    except runtimes.EngineUnavailable as reason:
+        pytest.skip(f"ONNX Runtime 1.19.2 is not in the cache (scripts/setup puts it there): {reason}")
+
+    def build_for(triton: str) -> BuildReport:
+        output = tmp_path / "repository"
+        return build(make_spec(model=model, name="embeds", triton=triton, executor="bls", output=output))
+
+    def shifted(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[Any]:
+        results: list[Any] = replayed(folder, jobs)
+        return [[{name: values * 1.01 for name, values in answer.items()} for answer in one] for one in results]
+
+    with pytest.raises(ExportError, match=r"GroupQueryAttention on CPU, .* from 1.18.0 on.* Build for Triton 24.05"):
+        build_for("24.04")
+    monkeypatch.setattr(runtimes, "replayed", shifted)
+    with pytest.raises(VerificationError, match=r"onnxruntime 1.19.2, .* answers model.onnx differently"):
+        build_for("24.10")
+    assert not list(tmp_path.glob("repository/embeds*/*"))
+    monkeypatch.setattr(runtimes, "replayed", replayed)
+    (check,) = build_for("24.10").verified_on
+    assert (check.version, check.verified) == ("1.19.2", True)

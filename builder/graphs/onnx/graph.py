@@ -17,7 +17,7 @@ import onnx
 from builder.common.errors import ExportError
 from builder.common.releases import OPERATOR_NEEDS, OPSET_LIMITS, RELEASES, runtime_of, version_tuple
 from builder.graphs.onnx.nodes import attributes_of
-from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, DOMAIN, STANDARD
+from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_PAST, DOMAIN, STANDARD
 from builder.graphs.onnx.weights import beside, point_to, size_of, take_in
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 from builder.runtime.sessions import version_mismatch
@@ -166,9 +166,13 @@ def _operator_needs(model: onnx.ModelProto) -> list[str]:
     needs = {need for node in nodes_of(model.graph) for need in _needs(node)}
     shapes = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
     tokens = shapes.get("input_ids", ())
-    if "GroupQueryAttention on CPU" in needs and len(tokens) > 1 and tokens[1].dim_value != 1:
+    if any(map(_has_past, nodes_of(model.graph))) and len(tokens) > 1 and tokens[1].dim_value != 1:
         needs.add("GroupQueryAttention with several new tokens after a past")
     return sorted(needs, key=lambda need: version_tuple(OPERATOR_NEEDS[need]), reverse=True)
+
+
+def _has_past(node: onnx.NodeProto) -> bool:
+    return node.op_type == CACHED_ATTENTION and len(node.input) > CACHED_PAST and node.input[CACHED_PAST] != ""
 
 
 def _needs(node: onnx.NodeProto) -> Iterator[str]:

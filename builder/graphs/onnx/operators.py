@@ -9,6 +9,7 @@ DOMAIN = "com.microsoft"  # of them all
 STANDARD = ("", "ai.onnx")  # the names of the domain that is ONNX's own
 ATTENTION = "MultiHeadAttention"  # of encoders
 CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in place; causal, without a cache, in encoders
+CACHED_PAST = 3  # the place of past_key among its inputs; empty without a cache
 CACHED_BIAS = 10  # the place of attention_bias among its inputs
 # Operators that a report counts.
 FUSED = (

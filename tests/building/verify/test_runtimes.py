@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window, tolerance
 from builder.building.verify.runtimes import EngineUnavailable, compare, difference, environment, replayed
+from builder.checkpoints.resolve import resolve
 from builder.common.errors import ExportError, VerificationError
 from builder.common.machine import cpu
 from builder.common.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
@@ -26,13 +27,15 @@ from builder.engines.optimise.half_precision import to_half
 from builder.engines.optimise.quantisation import quantise
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import export_decoder
+from builder.graphs.export.encoder import export
 from builder.graphs.onnx.graph import Graph, check_release, nodes_of, operator_needs, save_graph
 from builder.graphs.onnx.likeliest import finding_likeliest
-from builder.options import WeightOptions
+from builder.options import WeightOptions, make_spec
 from builder.repository.report.record import EngineCheck
 from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from tests.decoders import make_decoder
+from tests.embedders import make_embedder
 from tests.tiny_encoders import VOCABULARY
 
 RUNTIME = Path(__file__).parents[3] / "builder" / "runtime"
@@ -87,6 +90,18 @@ def _encoder_case(graph: Graph) -> Case:
     return graph_case(graph, calls, 1)
 
 
+def _embedder(folder: Path) -> Kind:
+    """Return a decoder that embeds texts, with calls of one row, of padded rows, and of long ones."""
+    checkpoint = resolve(make_spec(model=str(make_embedder(folder / "embedder", "qwen3", "lasttoken"))))
+    graph = fuse(export(checkpoint, folder).graph, folder)
+    calls = []
+    for lengths in ((3,), (40, 7, 1), (200, 129)):
+        masks = np.array([[int(position < length) for position in range(max(lengths))] for length in lengths])
+        ids = np.random.default_rng(len(lengths)).integers(5, VOCABULARY, masks.shape)
+        calls.append({"input_ids": ids, "attention_mask": masks})
+    return Kind(graph, lambda served: graph_case(served, calls, 1))
+
+
 def _decoder_case(own: Graph, caches: tuple[LayerShape, ...], remote: bool) -> Callable[[Graph], Case]:
     long = past_the_window(own, list(range(5, 45)), 128)
     executor = InProcess(own.path, geometry_of(caches, 4, len(long) + STEPS, VOCABULARY), Session(threads=1))
@@ -105,6 +120,7 @@ def kinds(module_folder: Callable[[str], Path]) -> Mapping[str, Kind]:
         "encoder int8": quantise(exact, folder / "int8" / "model.onnx", ()).graph,
     }
     by_name = {name: Kind(graph, _encoder_case) for name, graph in encoders.items()}
+    by_name["embedder"] = _embedder(folder)
     for name in ("mistral", "gemma2", "gemma3_text"):
         exported = export_decoder(make_decoder(name, num_hidden_layers=2), folder / name, 128)
         graph = fuse(exported.graph, folder / name)
@@ -135,6 +151,7 @@ def test_served_engine_version_repeats_the_answers(version: str, kinds: Mapping[
     errors = {name: difference(list(case.answers), answers[name], case.by_norm) for name, case in cases.items()}
     assert {name: error for name, error in errors.items() if error > cases[name].tolerance} == {}
     assert len(able) >= (3 if version_tuple(version) < (1, 20) else len(kinds) - 1)
+    assert ("embedder" in able) == (version_tuple(version) >= (1, 18))
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "mistral through BLS"])
@@ -267,6 +284,11 @@ def test_graph_that_the_served_version_computes_wrong_is_refused(kinds: Mapping[
     check_release(kinds["mistral"].own, "24.10", in_process=True)
     with pytest.raises(ExportError, match=r"MatMulNBits with 8 bits, which .* from 1.22.0 on; Triton 25.04 has 1.21.0"):
         check_release(kinds["int8-weights"].own, "25.04")
+
+
+def test_causal_attention_without_a_past_suits_older_engines(kinds: Mapping[str, Kind]) -> None:
+    assert operator_needs(kinds["embedder"].own) == ["GroupQueryAttention on CPU"]
+    check_release(kinds["embedder"].own, "24.10")
 
 
 def test_clip_in_half_precision_has_both_bounds(kinds: Mapping[str, Kind]) -> None:
