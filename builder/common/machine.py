@@ -13,6 +13,7 @@ import psutil
 
 CGROUP = Path("/sys/fs/cgroup")  # in a container, its own
 UNLIMITED = 1 << 62  # bytes: more than any machine has
+VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply bytes
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 _share: int | None = None  # of the cores, where other builds run beside this process
@@ -40,6 +41,16 @@ def sharing_cores(count: int) -> Iterator[None]:
         yield
     finally:
         _share = before
+
+
+def largest_byte_weight() -> int:
+    """Return the largest absolute value of a weight in bytes that ONNX Runtime multiplies exactly on this CPU.
+
+    x86 without VNNI adds two products of bytes in 16 bits (vpmaddubsw), which 2 * 255 * 127 exceeds. There weights take
+    7 bits, as with `reduce_range` of onnxruntime.quantization.
+    """
+    flags = set(cpu()["flags"])
+    return 64 if "avx2" in flags and not flags & set(VNNI) else 127
 
 
 def available_memory() -> int:

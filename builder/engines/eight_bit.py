@@ -26,6 +26,7 @@ class EightBitProducts(ABC):
     operator: ClassVar[str]  # each product by a matrix of bytes has one
     accuracy: ClassVar[int] = 4  # of MatMulNBits: it rounds activations to 8 bits
     largest_block: ClassVar[int] = LARGEST_BLOCK  # of MatMulNBits
+    steps: int = 127  # the largest absolute value of a weight in bytes
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
@@ -41,7 +42,7 @@ class EightBitProducts(ABC):
 
     def lookup(self, node: onnx.NodeProto, table: np.ndarray) -> Iterable[onnx.NodeProto]:
         """Return nodes for `node`, Gather(table, rows), with a scale per row."""
-        return eight_bit_lookup(self.graph, node, table)
+        return eight_bit_lookup(self.graph, node, table, self.steps)
 
     def in_blocks(self, node: onnx.NodeProto, blocks: QuantizedBlocks) -> onnx.NodeProto:
         """Return MatMulNBits for `node`, a product by the matrix that is `blocks`."""
@@ -74,6 +75,6 @@ class EightBitProducts(ABC):
         if name in self.stored:
             return False
         self.stored.add(name)
-        store_eight_bit(self.graph, name, values, axis)
-        add_constant(self.graph, f"{name}.scale.flat", eight_bit_scales(values, axis).ravel())
+        store_eight_bit(self.graph, name, values, axis, self.steps)
+        add_constant(self.graph, f"{name}.scale.flat", eight_bit_scales(values, axis, self.steps).ravel())
         return True

@@ -20,8 +20,6 @@ from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.runtime.contract import EncoderServing
 
-VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply bytes
-
 
 @dataclass(frozen=True)
 class Variant:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from builder.common.machine import largest_byte_weight
 from builder.engines.eight_bit import EightBitProducts
 from builder.graphs.onnx.nodes import add_constant
 from builder.graphs.onnx.operators import DOMAIN
@@ -25,6 +26,7 @@ class OnnxRuntimeEightBit(EightBitProducts):
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         super().__init__(graph)
+        self.steps = largest_byte_weight()
         self.rounded: set[str] = set()
         add_constant(graph, "quantise.zero", np.array(128, np.uint8))
         add_constant(graph, "quantise.step", np.array(1 / 127, np.float32))

@@ -10,8 +10,9 @@ import numpy as np
 from onnx import helper
 
 from builder.common.errors import ExportError
+from builder.common.machine import VNNI
 from builder.engines.cuda import without_kernel
-from builder.engines.encoding import VNNI, EncodingEngine, Variant
+from builder.engines.encoding import EncodingEngine, Variant
 from builder.engines.onnxruntime import BACKEND
 from builder.engines.tensorrt import refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from builder.common.machine import cpu
-from builder.engines.encoding import VNNI, EncodingEngine, Variant
+from builder.common.machine import VNNI, cpu
+from builder.engines.encoding import EncodingEngine, Variant
 from builder.engines.openvino import BACKEND, BF16, MODEL_FILE, arithmetic_on, convert
 from builder.engines.optimise import Quantised
 from builder.graphs.onnx.graph import remove_graph

@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from builder.common.errors import VerificationError
+from builder.common.machine import largest_byte_weight
 from builder.engines.optimise import Quantised
 from builder.engines.optimise.activations import Feeds, watch
 from builder.graphs.onnx.cleanup import drop_unused
@@ -115,7 +116,8 @@ def store_matrix(graph: onnx.GraphProto, matrix: TensorProto, per_channel: bool 
 
     The names are those of `store_steps`.
     """
-    rows, scales = rows_of(matrix), eight_bit_scales(values_of(matrix), axis=0 if per_channel else None)
+    rows, axis = rows_of(matrix), 0 if per_channel else None
+    scales = eight_bit_scales(values_of(matrix), axis, largest_byte_weight())
     name, flat = matrix.name, scales.reshape(-1 if per_channel else ())
     integers = computed(f"{name}_quantized", TensorProto.INT8, matrix.dims, lambda some: eight_bits(rows(some), scales))
     graph.initializer.append(integers)

@@ -128,7 +128,7 @@ def _attention(
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
     if isinstance(attention_mask, Causal):
         if position_bias is not None:
-            raise ExportError("causal attention with a bias of its own has no fused operator")
+            return multi_head_attention(query, key, value, scale, None, position_bias, causal=True), None
         return causal_attention(query, key, value, scale), None
     bias = position_bias
     padding = None

@@ -68,18 +68,21 @@ def cast_type(node: onnx.NodeProto) -> int | None:
     return attributes_of(node)["to"] if node.op_type == "Cast" else None
 
 
-def eight_bit_scales(values: np.ndarray, axis: int | None) -> np.ndarray:
-    """Return the step of symmetric 8-bit rounding along `axis`, None: of all values; 1 for nothing but zeros."""
+def eight_bit_scales(values: np.ndarray, axis: int | None, steps: int = 127) -> np.ndarray:
+    """Return the step of symmetric rounding to `steps` on each side of zero; 1 for nothing but zeros.
+
+    `axis`: with a step for each slice along it; None: one step for all values.
+    """
     largest = np.maximum(values.max(axis=axis, keepdims=True), -values.min(axis=axis, keepdims=True))
-    steps = (largest / 127).astype(np.float32)
-    return np.where(steps < np.finfo(np.float32).tiny, np.float32(1), steps)
+    sizes = (largest / steps).astype(np.float32)
+    return np.where(sizes < np.finfo(np.float32).tiny, np.float32(1), sizes)
 
 
-def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis: int) -> None:
+def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis: int, steps: int = 127) -> None:
     """Store `name`.int8 and `name`.scale, once."""
     if any(tensor.name == f"{name}.int8" for tensor in graph.initializer):
         return
-    scales = eight_bit_scales(values, axis)
+    scales = eight_bit_scales(values, axis, steps)
     add_constant(graph, f"{name}.int8", eight_bits(values, scales))
     add_constant(graph, f"{name}.scale", scales)
 
@@ -94,10 +97,12 @@ def eight_bits(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return rounded
 
 
-def eight_bit_lookup(graph: onnx.GraphProto, node: onnx.NodeProto, table: np.ndarray) -> list[onnx.NodeProto]:
+def eight_bit_lookup(
+    graph: onnx.GraphProto, node: onnx.NodeProto, table: np.ndarray, steps: int = 127
+) -> list[onnx.NodeProto]:
     """Return nodes for Gather(table, rows) from bytes with a scale per row."""
     (name, rows), output = node.input, node.output[0]
-    store_eight_bit(graph, name, table, axis=1)
+    store_eight_bit(graph, name, table, 1, steps)
     return [
         helper.make_node("Gather", [f"{name}.int8", rows], [f"{output}.int8"]),
         helper.make_node("Cast", [f"{output}.int8"], [f"{output}.cast"], to=onnx.TensorProto.FLOAT),

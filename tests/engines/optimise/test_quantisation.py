@@ -13,7 +13,9 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from builder.building.pipeline import build
 from builder.checkpoints.resolve import resolve
+from builder.common import machine
 from builder.common.errors import VerificationError
+from builder.common.machine import largest_byte_weight
 from builder.engines.onnxruntime import open_session
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.quantisation import candidates, quantise, sensitivity
@@ -94,6 +96,7 @@ def test_quantise_rounds_weights_like_onnx_runtime_s_own(
         op_types_to_quantize=["MatMul", "Gather"],
         per_channel=True,
         weight_type=QuantType.QInt8,
+        reduce_range=largest_byte_weight() < 127,
         extra_options={"DefaultTensorType": real},
     )
     graph = save_graph(model, tmp_path / "real" / "model.onnx")
@@ -117,3 +120,15 @@ def test_build_below_its_quality_publishes_nothing(checkpoint: Callable[[str], P
         build(make_spec(**options, precision="int8", quality=1.0))
     assert {p: p.read_bytes() for p in output.rglob("*") if p.is_file()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
+
+
+@pytest.mark.parametrize(("flags", "largest"), [(["avx2"], 64), (["avx2", "avx512_vnni"], 127), ([], 127)])
+def test_weights_take_seven_bits_where_products_saturate(
+    flags: list[str], largest: int, fused: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: on AVX2 without VNNI, sums of two products exceeded 16 bits and answers were off by several %."""
+    monkeypatch.setattr(machine, "cpu", lambda: {"model": "a CPU", "flags": flags})
+    result = quantise(fused, tmp_path / "model.onnx")
+    weights = {tensor.name: tensor for tensor in onnx.load(str(result.graph.path)).graph.initializer}
+    matrices = [values for name, values in weights.items() if values.data_type == onnx.TensorProto.INT8]
+    assert max(int(np.abs(numpy_helper.to_array(matrix).astype(int)).max()) for matrix in matrices) == largest
