@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.decoders import make_decoder_checkpoint
+from tests.embedders import make_embedder
 from tests.seq2seqs import make_seq2seq_checkpoint
 from tests.tiny_encoders import make_checkpoint, make_colbert
 
@@ -28,6 +29,7 @@ class Served:
     spec: dict[str, Any] = field(default_factory=dict)
 
 
+EMBEDDER = "embeds"  # a decoder, saved by sentence-transformers
 FEW = {"queue": {"max_size": 3}}  # requests that may wait
 
 SERVED: dict[str, Served] = {
@@ -48,6 +50,7 @@ SERVED: dict[str, Served] = {
     "features": Served("feature-extraction", "albert", spec={"serving": FEW}),
     "late": Served("multi-vector-embedding", "bert"),
     "pooled": Served("feature-extraction", "mpnet", spec={"pooling": "cls"}),
+    EMBEDDER: Served("sentence-similarity", "qwen3"),
 }
 
 
@@ -121,6 +124,8 @@ def checkpoint_of(name: str, folder: Path) -> Path:
         model_type, options, _ = READERS[name]
         return make_seq2seq_checkpoint(folder / f"{name}-checkpoint", model_type, **options)
     model = SERVED[name]
+    if name == EMBEDDER:
+        return make_embedder(folder / f"{name}-checkpoint", model.model_type, "lasttoken")
     root = make_checkpoint(folder / f"{name}-checkpoint", model.model_type, model.task, model.labels, **model.options)
     return make_colbert(root) if model.task == "multi-vector-embedding" else root
 

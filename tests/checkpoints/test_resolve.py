@@ -28,6 +28,7 @@ from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import BuilderError, CheckpointError, RepositoryError
 from builder.options import make_spec
 from scripts.tiny_models import POSITIONS, tiny_model
+from tests.embedders import make_embedder
 from tests.models import minilm
 from tests.seq2seqs import make_seq2seq_checkpoint
 from tests.tiny_encoders import make_checkpoint
@@ -250,6 +251,17 @@ def test_lengths_come_from_positions_counted_after_the_padding_index(
     with pytest.raises(CheckpointError, match="exceeds the 513 positions"):
         _resolve(checkpoint("entail"), max_length=514)
     assert _resolve(checkpoint("entail"), max_length=100).max_length == 100
+
+
+def test_embedder_of_long_texts_reads_8192_tokens_unless_asked(tmp_path: Path) -> None:
+    """A build compares rows of the longest length with PyTorch, whose memory is quadratic in it."""
+    folder = make_embedder(tmp_path / "embedder", "qwen3", "lasttoken", max_position_embeddings=32_768)
+    _edit(folder / "tokenizer_config.json", model_max_length=32_768)
+    _edit(folder / "sentence_bert_config.json", max_seq_length=None)
+    assert _resolve(folder).max_length == 8192
+    assert _resolve(folder, max_length=16_384).max_length == 16_384
+    _edit(folder / "tokenizer_config.json", model_max_length=1024)
+    assert _resolve(folder).max_length == 1024
 
 
 def test_unsupported_sentence_transformers_module_is_refused(tmp_path: Path) -> None:

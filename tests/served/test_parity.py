@@ -56,6 +56,11 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
         {"query": TEXTS[0], "documents": list(TEXTS[1:12])},
     ],
     "pooled": [{"text_input": TEXTS[26]}, {"text_input": UNICODE}],
+    "embeds": [
+        {"text_input": TEXTS[3]},
+        {"text_input": TEXTS[3], "prompt_name": "query"},
+        {"text_input": UNICODE, "prompt_name": "query"},
+    ],
     "minilm_fp32": [{"text_input": text} for text in (*TEXTS[20:26], UNICODE)],
 }
 
@@ -102,6 +107,20 @@ def test_embeddings_equal_sentence_transformers(client: Callable[[str], Client])
     served = client("minilm_fp32")
     answers = served.ask_tensors({"text_input": np.array([[t.encode()] for t in TEXTS[:12]], dtype=object)})
     np.testing.assert_allclose([a["embedding"] for a in answers], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("prompt", [None, "query"])
+def test_decoder_embeddings_equal_sentence_transformers(
+    prompt: str | None, client: Callable[[str], Client], checkpoint: Callable[[str], Path]
+) -> None:
+    """Rows of one request are padded, and the last token of each is its embedding."""
+    texts = [*TEXTS[:8], UNICODE, "a"]
+    expected = SentenceTransformer(str(checkpoint("embeds")), device="cpu").encode(texts, prompt_name=prompt)
+    tensors = {"text_input": np.array([[text.encode()] for text in texts], dtype=object)}
+    if prompt is not None:
+        tensors["prompt_name"] = np.array([[prompt.encode()]] * len(texts), dtype=object)
+    answers = client("embeds").ask_tensors(tensors)
+    np.testing.assert_allclose([answer["embedding"] for answer in answers], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "least"), [("minilm_int8", 0.99), ("minilm_openvino", 0.995)])

@@ -35,6 +35,7 @@ class FeatureGraph(TaskGraph):
 class FeatureExtraction(EncoderTask):
     name = "feature-extraction"
     head = "feature-extraction"
+    longest = 8192
     metric = "cosine"
     threshold = 0.99
     min_ranking: ClassVar[Mapping[str, float]] = {"rank correlation": 0.97, "recall@10": 0.85}
