@@ -135,8 +135,9 @@ def _build_repo(arguments: list[str]) -> None:
 
 @cache
 def request_fields() -> set[str]:
-    """Return every input of every task, and the one of shared fronts."""
-    return {field.name for task in all_tasks().values() for field in task.fields(PARAMETERS)[0]} | {NAMES_THE_MODEL}
+    """Return every input of every task, those of checkpoints with prompts included, and the one of shared fronts."""
+    parameters = {**PARAMETERS, "prompts": {"query": ""}}
+    return {field.name for task in all_tasks().values() for field in task.fields(parameters)[0]} | {NAMES_THE_MODEL}
 
 
 def _script(program: str, arguments: list[str]) -> None:
