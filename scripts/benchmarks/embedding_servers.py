@@ -53,8 +53,11 @@ def fastapi(folder: Path) -> Any:
     return serving([*command, "--log-level", "warning"], door, {"MODEL": str(folder)})
 
 
-def infinity(folder: Path, engine: str, environments: Path) -> Any:
-    """Run the embedding server infinity with its own dynamic batching; `engine`: one of INFINITY."""
+def infinity(folder: Path, engine: str, environments: Path, pooling: str = "mean") -> Any:
+    """Run the embedding server infinity with its own dynamic batching; `engine`: one of INFINITY.
+
+    Its optimum engine takes the first token's vector unless `pooling` is mean; its torch engine reads the folder.
+    """
     if engine == "optimum":
         export_onnx(folder, environments)
     port = free_ports().http
@@ -64,6 +67,8 @@ def infinity(folder: Path, engine: str, environments: Path) -> Any:
         "m",
         "--engine",
         engine,
+        "--pooling-method",
+        pooling if pooling in ("mean", "cls") else "auto",
         "--device",
         "cpu",
         "--host",

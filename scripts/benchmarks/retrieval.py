@@ -83,9 +83,8 @@ def _bench(
     model.make(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     texts = mixed_texts(lambda text: len(tokenizer(text)["input_ids"]))
-    (checkpoint / "samples.json").write_text(json.dumps(texts))
     tokens = [len(tokenizer(text)["input_ids"]) for text in texts]
-    doors, precisions = _doors(model, checkpoint, scratch, options)
+    doors, precisions = _doors(model, checkpoint, texts, scratch, options)
     seconds = options.seconds or model.seconds
     rounds: dict[str, list[Round]] = {side: [] for side in doors}
     failed: set[str] = set()
@@ -109,7 +108,7 @@ def _bench(
 
 
 def _doors(
-    model: RetrievalModel, checkpoint: Path, scratch: Path, options: argparse.Namespace
+    model: RetrievalModel, checkpoint: Path, texts: Sequence[str], scratch: Path, options: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], AbstractContextManager[Door]]], dict[str, str]]:
     """Return a function that serves each side, and each side's precision."""
     wanted = options.sides.split(",")
@@ -122,6 +121,7 @@ def _doors(
     for name in [name for name in PEERS if name in wanted and model.kind in PEERS[name].kinds]:
         folder = scratch / (PEERS[name].converter or PEERS[name].environment)
         shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+        (folder / "work.json").write_text(json.dumps({"texts": texts, "pooling": model.pooling}))
         for precision in PEERS[name].precisions:
             doors[f"{name} {precision}"] = partial(peer, name, model, folder, precision, options.environments)
             precisions[f"{name} {precision}"] = precision

@@ -30,6 +30,7 @@ class RetrievalModel:
     kind: str
     make: Callable[[Path], None]
     spec: Mapping[str, Any] = field(default_factory=dict)
+    pooling: str = "mean"
     documents: int = 0  # of a request to a reranker
     seconds: float = 3
 
@@ -114,12 +115,16 @@ def _colbert(folder: Path) -> None:
 RETRIEVAL_MODELS: dict[str, RetrievalModel] = {
     "minilm": RetrievalModel("embed", _minilm),
     "bert-base": RetrievalModel("embed", _bert_base, {"quality": 0.0}),
-    "bge-m3": RetrievalModel("embed", _bge_m3, {"quality": 0.0}, seconds=8),
-    "qwen3-embedding": RetrievalModel("embed", _qwen3_embedding, {"quality": 0.0}, seconds=10),
+    "bge-m3": RetrievalModel("embed", _bge_m3, {"quality": 0.0}, "cls", seconds=8),
+    "qwen3-embedding": RetrievalModel("embed", _qwen3_embedding, {"quality": 0.0}, "lasttoken", seconds=10),
     "qwen3-reranker": RetrievalModel(
         "rerank", _qwen3_reranker, {"quality": 0.0, "task": "text-ranking"}, documents=20, seconds=20
     ),
     "colbert": RetrievalModel(
-        "rerank", _colbert, {"quality": 0.0, "task": "text-ranking"}, documents=100, seconds=15
+        "rerank",
+        _colbert,
+        {"quality": 0.0, "task": "multi-vector-embedding", "truncate": True},
+        documents=100,
+        seconds=15,
     ),
 }  # fmt: skip

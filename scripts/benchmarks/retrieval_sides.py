@@ -34,7 +34,7 @@ class PeerSide:
 LIBRARIES: dict[str, PeerSide] = {
     "sentence-transformers ONNX": PeerSide("retrieval_onnx", ("fp32", "int8"), converter="retrieval_onnx"),
     "sentence-transformers OpenVINO": PeerSide(
-        "retrieval_openvino", ("fp32", "int8", "int8-weights"), ("embed", "rerank")
+        "retrieval_openvino", ("fp32", "int8", "int8-weights"), ("embed", "rerank"), "retrieval_openvino"
     ),
     "sentence-transformers PyTorch": PeerSide("retrieval_openvino", ("fp32",), ("embed", "rerank")),
     "FastEmbed": PeerSide("retrieval_fastembed", ("fp32", "int8"), converter="retrieval_onnx"),
@@ -77,7 +77,9 @@ def peer(
 ) -> AbstractContextManager[Door]:
     """Serve `folder`, which belongs to this peer alone. Raises PeerError."""
     if name.startswith("infinity"):
-        served: AbstractContextManager[Door] = infinity(folder, name.removeprefix("infinity "), environments)
+        served: AbstractContextManager[Door] = infinity(
+            folder, name.removeprefix("infinity "), environments, model.pooling
+        )
         return served
     side = PEERS[name]
     python, port = peers.interpreter(side.environment, environments), free_ports().http
@@ -97,10 +99,15 @@ def _body(request: Any) -> dict[str, Any]:
 
 
 def _vllm(python: Path, folder: Path, port: int) -> AbstractContextManager[Door]:
-    """Run vLLM's server in fp32 with its pooling runner."""
-    command: list[str] = [str(python.with_name("vllm")), "serve", str(folder), "--runner", "pooling"]
+    """Run vLLM's server in fp32 with its pooling runner. Its own command looks for a package named vllm and fails."""
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--runner", "pooling"]
     command += ["--dtype", "float32", "--served-model-name", "m", "--port", str(port), "--host", "127.0.0.1"]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
     environment["PATH"] = f"{python.parent}:{os.environ['PATH']}"
     door = Door(port, "/v1/embeddings", lambda text: {"model": "m", "input": [text]})
     opened: AbstractContextManager[Door] = serving(command, door, environment)

@@ -85,15 +85,16 @@ def interpreter(peer: str, root: Path) -> Path:
 def environment(name: str, packages: Sequence[str], root: Path) -> Path:
     """Return the Python of an environment `name` with these packages, created under `root` at its first use.
 
-    torchvision comes along with some packages. Where it comes from another index than torch it fails at its import
-    (operator torchvision::nms does not exist), and transformers with it. No peer needs it: without it they run.
+    torchvision and torchaudio come along with some packages. Where they come from another index than torch they fail
+    at their import (operator torchvision::nms does not exist), and transformers with them. No peer needs them: without
+    them they run.
     """
     python = root / name / "bin" / "python"
     done = root / name / "installed"
     if not done.exists():
         venv.create(root / name, with_pip=True, clear=True)
         run_command([python, "-m", "pip", "install", "--quiet", *packages])
-        run_command([python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"])
+        run_command([python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"])
         done.touch()
     return python
 

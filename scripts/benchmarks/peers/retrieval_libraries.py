@@ -41,29 +41,39 @@ def convert_to_onnx(kind: str, folder: Path, precision: str) -> None:
 
 
 def sentence_transformers_openvino(kind: str, folder: Path, precision: str, threads: int) -> Answers:
-    """Open sentence-transformers' OpenVINO backend; int8 is NNCF's quantisation by ranges of samples."""
+    """Open sentence-transformers' OpenVINO backend on the files of `convert_to_openvino`."""
     config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    options: dict[str, Any] = {"ov_config": config}
-    if precision == "int8-weights":
-        options["load_in_8bit"] = True
-    model = _open(kind, folder, "openvino", options)
-    if precision == "int8":
-        _quantise(model, folder)
+    model = _open(kind, folder, "openvino", {"ov_config": config, "file_name": "openvino/openvino_model.xml"})
+    if precision != "fp32":
+        _reduce(model, folder, precision)
     return _answers(kind, model)
 
 
-def _quantise(model: Any, folder: Path) -> None:
-    """Replace the OpenVINO model by its 8-bit one."""
+def convert_to_openvino(kind: str, folder: Path, precision: str) -> None:
+    """Export with sentence-transformers."""
+    if not (folder / "openvino").exists():
+        _open(kind, folder, "openvino", {"export": True}).save_pretrained(str(folder))
+
+
+def _reduce(model: Any, folder: Path, precision: str) -> None:
+    """Quantise with NNCF: weights and activations by the ranges of samples (int8), or weights alone."""
     import nncf
 
     inner = next(module for module in model.modules() if hasattr(module, "auto_model")).auto_model
-    names = {port.get_any_name() for port in inner.model.inputs}
-    texts = json.loads((folder / "samples.json").read_text())[:SAMPLES]
-    rows = [dict(model.tokenizer(text, return_tensors="np")) for text in texts]
-    feeds = [{name: array for name, array in row.items() if name in names} for row in rows]
-    inner.model = nncf.quantize(inner.model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER)
+    if precision == "int8-weights":
+        inner.model = nncf.compress_weights(inner.model)
+    else:
+        names = {port.get_any_name() for port in inner.model.inputs}
+        rows = [dict(model.tokenizer(text, return_tensors="np")) for text in _work(folder)["texts"][:SAMPLES]]
+        feeds = [{name: array for name, array in row.items() if name in names} for row in rows]
+        inner.model = nncf.quantize(inner.model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER)
     inner.clear_requests()
     inner.compile()
+
+
+def _work(folder: Path) -> dict[str, Any]:
+    """Return the benchmark's texts and the pooling (mean, cls or lasttoken) of an embedder."""
+    return json.loads((folder / "work.json").read_text())
 
 
 def sentence_transformers_torch(kind: str, folder: Path, precision: str, threads: int) -> Answers:
@@ -115,13 +125,12 @@ def fastembed(kind: str, folder: Path, precision: str, threads: int) -> Answers:
     from fastembed import TextEmbedding
     from fastembed.common.model_description import ModelSource, PoolingType
 
-    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
     TextEmbedding.add_custom_model(
         model="m",
-        pooling=PoolingType.CLS if pooling.get("pooling_mode_cls_token") else PoolingType.MEAN,
+        pooling=PoolingType[_work(folder)["pooling"].upper()],
         normalization=True,
         sources=ModelSource(hf="local/m"),
-        dim=pooling["word_embedding_dimension"],
+        dim=json.loads((folder / "config.json").read_text())["hidden_size"],
         model_file=f"onnx/{ONNX[precision]}",
     )
     model = TextEmbedding("m", specific_model_path=str(folder), threads=threads)
@@ -144,13 +153,10 @@ def openvino_genai(kind: str, folder: Path, precision: str, threads: int) -> Ans
         ranker = genai.TextRerankPipeline(converted, "CPU", config, **options)
         return lambda requests: [_in_order(ranker.rerank(r["query"], r["documents"])) for r in requests]
     config = genai.TextEmbeddingPipeline.Config()
-    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
-    types = genai.TextEmbeddingPipeline.PoolingType
-    config.pooling_type = types.MEAN
-    if pooling.get("pooling_mode_cls_token"):
-        config.pooling_type = types.CLS
-    if pooling.get("pooling_mode_lasttoken"):
-        config.pooling_type, config.padding_side = types.LAST_TOKEN, "left"
+    pooling, types = _work(folder)["pooling"], genai.TextEmbeddingPipeline.PoolingType
+    config.pooling_type = {"mean": types.MEAN, "cls": types.CLS, "lasttoken": types.LAST_TOKEN}[pooling]
+    if pooling == "lasttoken":
+        config.padding_side = "left"
     embedder = genai.TextEmbeddingPipeline(converted, "CPU", config, **options)
     return lambda texts: embedder.embed_documents(texts)
 
@@ -181,6 +187,7 @@ LIBRARIES = {
 
 CONVERTERS = {
     "sentence-transformers ONNX": convert_to_onnx,
+    "sentence-transformers OpenVINO": convert_to_openvino,
     "FastEmbed": convert_to_onnx,
     "openvino-genai": convert_for_genai,
 }
