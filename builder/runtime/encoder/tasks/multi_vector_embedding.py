@@ -18,9 +18,9 @@ from .. import task
 from ..maxsim import score
 from ..text import Truncation
 from ..token_pooling import pool
+from ..token_vectors import NOWHERE, padded, text_offsets, vector_outputs
 
 QUERY, DOCUMENT = "query", "document"
-NOWHERE = -1  # offset of a vector that is not of one token of the text
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ class Task(task.Task):
     @staticmethod
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         return (
-            Field("vectors", "TYPE_FP32", (-1, parameters["size"])),
-            Field("offsets", "TYPE_INT32", (-1, 2)),
-            Field("vector_count", "TYPE_INT32"),
+            *vector_outputs(parameters["size"]),
             Field("score", "TYPE_FP32", (-1,)),
             Field("order", "TYPE_INT32", (-1,)),
         )
@@ -114,7 +112,9 @@ class Task(task.Task):
             ids,
             [*encoding.type_ids, *[0] * more],
             [*encoding.attention_mask, *[attended] * more],
-            np.pad(_offsets(encoding, len(self.parameters["prompts"][kind])), ((0, more), (0, 0)), constant_values=-1),
+            np.pad(
+                text_offsets(encoding, len(self.parameters["prompts"][kind])), ((0, more), (0, 0)), constant_values=-1
+            ),
             scored,
         )
 
@@ -124,7 +124,7 @@ class Task(task.Task):
         """Return vectors padded with zeros, with offsets of -1 there; or scores, and the places of the best first."""
         embedded = [self._embedding(job, row, output["vectors"]) for row, output in zip(rows, outputs)]
         if not job.options["ranks"]:
-            return _padded(embedded, self.parameters["size"])
+            return padded(embedded, self.parameters["size"])
         size, mean = len(rows) // job.options["batch"], self.parameters["similarity"] == "meanmaxsim"
         blocks = [[vectors for vectors, _ in embedded[at : at + size]] for at in range(0, len(rows), size)]
         scores = np.stack([score(block[0], block[1:], mean) for block in blocks])
@@ -143,19 +143,3 @@ def _pooled(vectors: np.ndarray, offsets: np.ndarray, factor: int) -> tuple[np.n
     means, groups = pool(vectors, factor)
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
     return means, np.stack([offsets[group[0]] if len(group) == 1 else [NOWHERE, NOWHERE] for group in groups])
-
-
-def _offsets(encoding: Encoding, prompt: int) -> np.ndarray:
-    """Return where each token is in the text after its first `prompt` characters; -1 for a token that is not in it."""
-    offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2) - prompt
-    outside = np.array(encoding.special_tokens_mask, bool) | (offsets[:, 1] <= 0)
-    return np.where(outside[:, None], NOWHERE, np.maximum(offsets, 0)).astype(np.int32)
-
-
-def _padded(embedded: Sequence[tuple[np.ndarray, np.ndarray]], size: int) -> dict[str, np.ndarray]:
-    counts = np.array([[len(vectors)] for vectors, _ in embedded], np.int32)
-    shape = len(embedded), max(1, int(counts.max()))
-    vectors, offsets = np.zeros((*shape, size), np.float32), np.full((*shape, 2), NOWHERE, np.int32)
-    for row, (own, places) in enumerate(embedded):
-        vectors[row, : len(own)], offsets[row, : len(own)] = own, places
-    return {"vectors": vectors, "offsets": offsets, "vector_count": counts}
