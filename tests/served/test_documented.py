@@ -41,7 +41,7 @@ def test_documented_curl_requests_are_answered(page: str, server: TritonServer) 
 
 
 def test_documented_python_clients_are_answered(server: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
-    programs = _examples("clients.md", "python", server)
+    programs = [one for one in _examples("clients.md", "python", server) if "RemoteEncoder" not in one]
     assert len(programs) == 3
     for program in programs:
         exec(compile(program, "docs/guides/clients.md", "exec"), {})

@@ -76,7 +76,7 @@ class _Dynamic:
             yield helper.make_node("DynamicQuantizeLinear", [source], outputs, f"{source}_QuantizeLinear")
         if weight not in self.rounded:
             self.rounded.add(weight)
-            store_matrix(self.graph, self.weights[weight])
+            store_matrix(self.graph, self.weights[weight], steps=largest_byte_weight())
         name, scales = f"{node.name}_quant", f"{node.name}_quant_scales_mul"
         inputs = [f"{source}_quantized", f"{weight}_quantized", f"{source}_zero_point", f"{weight}_zero_point"]
         whole, real = f"{output}_output_quantized", f"{output}_output_quantized_cast_output"
@@ -111,13 +111,15 @@ class _Dynamic:
         store_steps(self.graph, name, np.array(scale), np.array(zero))
 
 
-def store_matrix(graph: onnx.GraphProto, matrix: TensorProto, per_channel: bool = True) -> tuple[str, str]:
+def store_matrix(
+    graph: onnx.GraphProto, matrix: TensorProto, per_channel: bool = True, steps: int = 127
+) -> tuple[str, str]:
     """Store `matrix` in int8 as NAME_quantized, with a scale per column or one for all; return their names.
 
-    The names are those of `store_steps`.
+    The names are those of `store_steps`. `steps`: the largest absolute value of a weight.
     """
     rows, axis = rows_of(matrix), 0 if per_channel else None
-    scales = eight_bit_scales(values_of(matrix), axis, largest_byte_weight())
+    scales = eight_bit_scales(values_of(matrix), axis, steps)
     name, flat = matrix.name, scales.reshape(-1 if per_channel else ())
     integers = computed(f"{name}_quantized", TensorProto.INT8, matrix.dims, lambda some: eight_bits(rows(some), scales))
     graph.initializer.append(integers)
