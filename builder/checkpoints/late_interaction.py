@@ -5,14 +5,13 @@ The library reads its own format, pylate's and that of Stanford's ColBERT, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from builder.checkpoints.checkpoint import CheckpointFiles
+from builder.checkpoints.sentence_transformers.library import loading
 from builder.checkpoints.sentence_transformers.modules import Dense
 from builder.common.errors import CheckpointError, first_line
 
@@ -34,7 +33,7 @@ def load_late_interaction(files: CheckpointFiles, model: PreTrainedModel) -> tup
         if not (folder / "model.safetensors").is_file():
             raise CheckpointError(f"{folder} has no model.safetensors; convert its weights to safetensors")
     try:
-        with _over(model):
+        with loading(model):
             encoder = MultiVectorEncoder(
                 str(sentence.root), device="cpu", local_files_only=True, trust_remote_code=False
             ).eval()
@@ -61,19 +60,3 @@ def text_lengths(encoder: MultiVectorEncoder) -> dict[str, int | None]:
     if expansion is not None and expansion["strategy"] == "fixed":
         query = expansion["length"]
     return {"query": query, "document": transformer.document_length}
-
-
-@contextmanager
-def _over(model: PreTrainedModel) -> Iterator[None]:
-    """Let sentence-transformers use `model` in place of one that it would load itself.
-
-    Its own would take as much memory again, by settings that the project does not follow: a name of a kernel, for one.
-    """
-    from sentence_transformers.base.modules import Transformer
-
-    own = Transformer._load_model
-    Transformer._load_model = lambda *arguments, **options: model
-    try:
-        yield
-    finally:
-        Transformer._load_model = own

@@ -13,7 +13,6 @@ import numpy as np
 
 Scores = dict[str, float]
 Span = tuple[int, int, str]
-RECALL_AT = 10
 TOP = 10  # places of a ranking that count
 
 
@@ -125,13 +124,13 @@ def rank_agreement(expected: np.ndarray, actual: np.ndarray) -> Scores:
         return {}
     pairs = np.triu_indices(count, 1)
     correlation = 1.0 if np.array_equal(expected, actual) else spearmanr(expected[pairs], actual[pairs]).statistic
-    near = min(RECALL_AT, count - 2)
+    near = min(TOP, count - 2)
     others = ~np.eye(count, dtype=bool)
     nearest = [
         np.argsort(np.where(others, -side, np.inf), axis=1, kind="stable")[:, :near] for side in (expected, actual)
     ]
     shared = [len(np.intersect1d(a, b)) / near for a, b in zip(*nearest, strict=True)]
-    return {"rank correlation": float(correlation), f"recall@{RECALL_AT}": float(np.mean(shared))}
+    return {"rank correlation": float(correlation), f"recall@{TOP}": float(np.mean(shared))}
 
 
 def score_texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:

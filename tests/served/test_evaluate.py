@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,11 @@ def own(built: Callable[[str], Path], module_folder: Callable[[str], Path]) -> P
     return folder
 
 
+def _json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 @pytest.fixture(scope="module")
 def triton(own: Path) -> Iterator[TritonServer]:
     with running(own) as server:
@@ -60,8 +65,7 @@ def test_served_model_has_the_measures_of_pytorch(
     name: str,
 ) -> None:
     rows, metric = DATA[name]
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = _json_lines(tmp_path / "data.jsonl", rows)
     command = ["evaluate", name, "--data", str(data), "--url", triton.url, "--repository", str(own)]
     assert main([*command, "--checkpoint", str(checkpoint(name))]) == 0
     assert main([*command, "--checkpoint", str(checkpoint(name))]) == 0
@@ -108,8 +112,7 @@ def test_evaluate_fails_where_nothing_can_be_evaluated(
     before = read_evaluations(own, read_report(own, "ranks"))
     broken: Mapping[str, Sequence[Mapping[str, Any]]] = {"data": LISTS, "empty": [{"text": " ", "label": "food"}]}
     rows = broken.get(case, DATA["topics"][0])
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = _json_lines(tmp_path / "data.jsonl", rows)
     command = ["evaluate", "topics", "--data", str(data), "--url", triton.url, "--repository", str(own)]
     folder = {"checkpoint": [], "weights": ["--checkpoint", str(checkpoint("flags"))]}
     if case == "task":

@@ -132,9 +132,7 @@ class Evaluator:
         folder = self.front.with_name(f"{self.front.name}-{graph.engine}")
         if not folder.exists():
             folder.mkdir()
-            (folder / FILE).write_text(dump(replace(serving, warm_up=self.warm_up_rows())), "utf-8")
-            (folder / "tokenizer.json").write_text(self.tokenizer, "utf-8")
-            write_files(folder, self.task_files)
+            _write_front(folder, replace(serving, warm_up=self.warm_up_rows()), self.tokenizer, self.task_files)
         return folder
 
     def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
@@ -217,9 +215,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
-    (front / FILE).write_text(dump(serving), "utf-8")
-    (front / "tokenizer.json").write_text(tokenizer, "utf-8")
-    write_files(front, task.files(checkpoint))
+    _write_front(front, serving, tokenizer, task.files(checkpoint))
     fields = task.fields(parameters)
     if spec.samples is not None:
         samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
@@ -250,7 +246,10 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
 
 
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+def _write_front(folder: Path, serving: EncoderServing, tokenizer: str, files: Mapping[str, bytes]) -> None:
+    """Write what the emitted front reads; `files`: those of its task, by name."""
+    (folder / FILE).write_text(dump(serving), "utf-8")
+    (folder / "tokenizer.json").write_text(tokenizer, "utf-8")
     for name, contents in files.items():
         (folder / name).write_bytes(contents)
 

@@ -1,4 +1,4 @@
-"""What is to be answered and how the answers are scored, whatever the data looked like."""
+"""Hold the samples to answer and the score of the answers, whatever the data looked like."""
 
 from __future__ import annotations
 

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoints.labelled.evaluation import Evaluation, Row, ranking_evaluation, text_of, texts_of, without
-from builder.checkpoints.metrics import Scores, score_ranking, score_retrieval, score_similarity
+from builder.checkpoints.metrics import TOP, Scores, score_ranking, score_retrieval, score_similarity
 from builder.checkpoints.rankers import EmbeddingRanker, Ranker, Ranking
 from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES
 from builder.common.errors import SpecError
 
 NEGATIVES = "negative"  # prefix of the keys of texts that are not relevant: negative, negatives, negative_1, ...
 RERANKED = 100  # candidates of a query that are reranked, as sentence-transformers' NanoBEIR evaluator does
-FOUND = 10  # documents of a query that count
 
 
 def pairs(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> Evaluation:
@@ -140,9 +139,9 @@ def _search(
 
 def _best(ids: np.ndarray, scores: np.ndarray) -> list[str]:
     """Return the ids with the highest scores; of equal ones, the first by id."""
-    least = np.sort(scores)[-FOUND:][0]
+    least = np.sort(scores)[-TOP:][0]
     reached = np.flatnonzero(scores >= least)
-    return [str(name) for name in ids[reached[np.lexsort((ids[reached], -scores[reached]))]][:FOUND]]
+    return [str(name) for name in ids[reached[np.lexsort((ids[reached], -scores[reached]))]][:TOP]]
 
 
 def _rerank(

@@ -43,7 +43,7 @@ class SentenceModules:
 
     @property
     def pooling(self) -> Pooling | None:
-        """The module that makes one vector of a text's, if there is one."""
+        """Return the module that joins the vectors of a text's tokens, if there is one."""
         return next(iter(self.of(Pooling)), None)
 
     def of(self, kind: type[M]) -> list[M]:

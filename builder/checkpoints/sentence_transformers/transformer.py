@@ -39,7 +39,6 @@ LOADING = {  # settings for loading a transformer: earlier name, and the argumen
 }  # fmt: skip
 LOCATION_ARGUMENTS = {"trust_remote_code", "cache_dir", "token", "revision", "subfolder", "local_files_only"}
 MULTI_VECTOR_KEYS = ("query_length", "document_length", "query_expansion")  # which late interaction has
-UNSUPPORTED = MULTI_VECTOR_KEYS
 RESERVED = (  # arguments of apply_chat_template that are not variables of the template
     "chat_template", "continue_final_message", "documents", "max_length", "padding", "restore_suffix", "return_dict",
     "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
@@ -49,7 +48,7 @@ CHAT_FORMATS = ("auto", "flat", "structured")
 
 @dataclass(frozen=True)
 class ChatReading:
-    """How texts become messages of the chat template, and its further variables.
+    """Put texts into messages of the chat template, with its further variables.
 
     `format`: a content is a text (flat) or a list of parts (structured); auto: as the template looks.
     """
@@ -65,9 +64,8 @@ def read_settings(transformer: Path, source: str, kind: Kind) -> dict[str, Any]:
     """
     documents = (read_json(transformer / name, {}) for name in SETTINGS)
     settings: dict[str, Any] = next((settings for settings in documents if settings), {})
-    known = MULTI_VECTOR_KEYS if kind is KINDS[MULTI_VECTOR] else ()
-    unknown = [name for name in UNSUPPORTED if settings.get(name) and name not in known]
-    if unknown:
+    unknown = [name for name in MULTI_VECTOR_KEYS if settings.get(name)]
+    if unknown and kind is not KINDS[MULTI_VECTOR]:
         raise CheckpointError(f"{source} sets {', '.join(unknown)} for its transformer, which is not supported")
     _refuse_arguments(settings, source)
     _refuse_reading(settings, kind.head, kind.output, kind.reads_chats, source)

@@ -96,7 +96,7 @@ class Task:
 
     @property
     def too_long(self) -> str:
-        """What a client can do about a text that is too long."""
+        """Return what a client can do about a text that is too long."""
         return "shorten the text, or send truncate=true to have it cut"
 
     def wants_truncation(self, tensors: Tensors) -> bool:

@@ -67,7 +67,7 @@ def test_labels_of_the_request_are_those_of_the_file(load: Callable[[str], Check
 
 
 def test_tags_have_the_f1_of_seqeval(load: Callable[[str], Checkpoint]) -> None:
-    """The tags that the model itself gives the words are right, and seqeval agrees on others."""
+    """Score the model's own tags of the words as right, and others as seqeval does."""
     names = load("names")
     words = [text.split() for text in TEXTS[:6]]
     task = encoder_task(names.task)
