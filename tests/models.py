@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.decoders import make_decoder_checkpoint
 from tests.embedders import make_embedder
+from tests.rerankers import make_reranker
+from tests.retrievers import make_hybrid, make_router
 from tests.seq2seqs import make_seq2seq_checkpoint
 from tests.tiny_encoders import make_checkpoint, make_colbert
 
@@ -20,16 +23,19 @@ NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
 @dataclass(frozen=True)
 class Served:
-    """Model of the test repository. `options` are for the checkpoint, `spec` for the build."""
+    """Model of the test repository. `options` are for the checkpoint, `spec` for the build.
+
+    `save`: writes the checkpoint into a folder, where it is more than a head of transformers.
+    """
 
     task: str
     model_type: str
     labels: dict[int, str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     spec: dict[str, Any] = field(default_factory=dict)
+    save: Callable[[Path], Path] | None = None
 
 
-EMBEDDER = "embeds"  # a decoder, saved by sentence-transformers
 FEW = {"queue": {"max_size": 3}}  # requests that may wait
 
 SERVED: dict[str, Served] = {
@@ -48,9 +54,20 @@ SERVED: dict[str, Served] = {
     "masks": Served("fill-mask", "xlm-roberta", spec={"executor": "bls", "serving": FEW}),
     "ranks": Served("text-ranking", "deberta-v2", {0: "relevance"}),
     "features": Served("feature-extraction", "albert", spec={"serving": FEW}),
-    "late": Served("multi-vector-embedding", "bert"),
+    "late": Served(
+        "multi-vector-embedding",
+        "bert",
+        save=lambda folder: make_colbert(make_checkpoint(folder, "bert", "multi-vector-embedding")),
+    ),
     "pooled": Served("feature-extraction", "mpnet", spec={"pooling": "cls"}),
-    EMBEDDER: Served("sentence-similarity", "qwen3"),
+    "embeds": Served("sentence-similarity", "qwen3", save=partial(make_embedder, model_type="qwen3", mode="lasttoken")),
+    "judges": Served(
+        "text-ranking",
+        "qwen3",
+        save=partial(make_reranker, model_type="qwen3", prompts={"web": "Find web pages"}),
+    ),
+    "hybrid": Served("hybrid-embedding", "xlm-roberta", save=make_hybrid),
+    "searches": Served("sparse-embedding", "bert", save=make_router),
 }
 
 
@@ -124,10 +141,10 @@ def checkpoint_of(name: str, folder: Path) -> Path:
         model_type, options, _ = READERS[name]
         return make_seq2seq_checkpoint(folder / f"{name}-checkpoint", model_type, **options)
     model = SERVED[name]
-    if name == EMBEDDER:
-        return make_embedder(folder / f"{name}-checkpoint", model.model_type, "lasttoken")
-    root = make_checkpoint(folder / f"{name}-checkpoint", model.model_type, model.task, model.labels, **model.options)
-    return make_colbert(root) if model.task == "multi-vector-embedding" else root
+    root = folder / f"{name}-checkpoint"
+    if model.save is not None:
+        return model.save(root)
+    return make_checkpoint(root, model.model_type, model.task, model.labels, **model.options)
 
 
 def minilm() -> Path:

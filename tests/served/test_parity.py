@@ -61,6 +61,11 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
         {"text_input": TEXTS[3], "prompt_name": "query"},
         {"text_input": UNICODE, "prompt_name": "query"},
     ],
+    "judges": [{"query": TEXTS[0], "documents": list(TEXTS[1:6])}],
+    "hybrid": [{"text_input": TEXTS[3]}, {"text_input": UNICODE}],
+    "searches": [
+        {"text_input": text, "input_type": kind} for text in (TEXTS[3], UNICODE) for kind in ("query", "document")
+    ],
     "minilm_fp32": [{"text_input": text} for text in (*TEXTS[20:26], UNICODE)],
 }
 

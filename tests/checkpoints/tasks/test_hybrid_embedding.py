@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoTokenizer
 
 from builder.building.pipeline import build
 from builder.checkpoints.resolve import resolve
@@ -24,9 +22,8 @@ from builder.options import make_spec
 from builder.runtime.encoder.front import open_front
 from builder.runtime.encoder.pipeline import Pipeline
 from tests.fronts import answers, front_over_pytorch
-from tests.tiny_encoders import make_checkpoint
+from tests.retrievers import hybrid_outputs, make_hybrid
 
-PARTS = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
 UNICODE = "Zürich – 東京, and the naïve 🚆 café."
 REPEATED = "The soup needs salt, the soup needs the salt."
 MIXED = [TEXTS[0], UNICODE, REPEATED, TEXTS[31]]
@@ -34,47 +31,13 @@ MIXED = [TEXTS[0], UNICODE, REPEATED, TEXTS[31]]
 
 @pytest.fixture(scope="module")
 def m3(module_folder: Callable[[str], Path]) -> Path:
-    folder = make_checkpoint(module_folder("m3") / "m3", "xlm-roberta", "feature-extraction")
-    types = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate(PARTS)
-    ]
-    (folder / "modules.json").write_text(json.dumps(types))
-    (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.eos_token = tokenizer.sep_token
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(4)
-    for name, size in (("sparse_linear", 1), ("colbert_linear", 24)):
-        save_file(torch.nn.Linear(32, size).state_dict(), folder / f"{name}.safetensors")
-    return folder
+    return make_hybrid(module_folder("m3") / "m3")
 
 
 def _front(folder: Path, target: Path, **options: Any) -> tuple[Pipeline, Any]:
     spec = make_spec(model=str(folder), task="hybrid-embedding", **options)
     checkpoint = resolve(spec)
     return front_over_pytorch(checkpoint, spec, target), checkpoint
-
-
-def _expected(folder: Path, text: str, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a text's embedding, the weights of the vocabulary by scatter, and the vectors of its tokens."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    sparse, colbert = (load_file(folder / f"{name}_linear.safetensors") for name in ("sparse", "colbert"))
-    encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=longest)
-    with torch.no_grad():
-        (hidden,) = model(**encoded).last_hidden_state
-    weights = torch.zeros(len(tokenizer)).scatter_reduce(
-        0, encoded["input_ids"][0], torch.relu(hidden @ sparse["weight"][0] + sparse["bias"]), "amax"
-    )
-    weights[[tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id]] = 0
-    vectors = hidden[1:] @ colbert["weight"].T + colbert["bias"]
-    return (
-        (hidden[0] / hidden[0].norm()).numpy(),
-        weights.numpy(),
-        (vectors / vectors.norm(dim=-1, keepdim=True)).numpy(),
-    )
 
 
 def _assert_expected(answer: Any, expected: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
@@ -100,7 +63,7 @@ def test_hybrid_embedding_equals_an_independent_computation(m3: Path, tmp_path: 
     assert isinstance(rows, dict), rows
     mixed = answers(front, checkpoint, samples)
     for row, sample in enumerate(samples):
-        expected = _expected(m3, sample["text_input"], 60)
+        expected = hybrid_outputs(m3, sample["text_input"], 60)
         assert np.count_nonzero(expected[1]) > 0
         _assert_expected(answers(front, checkpoint, [sample])[0], expected)
         _assert_expected(mixed[row], expected)
@@ -126,7 +89,7 @@ def test_hybrid_embedding_builds_and_refuses_empty_texts(m3: Path, tmp_path: Pat
     front = open_front(tmp_path / "models" / "m3" / "1")
     answer, refused = front([{"text_input": np.array([[text.encode()]], object)} for text in (UNICODE, " ")])
     assert isinstance(answer, dict), answer
-    _assert_expected({name: values[0] for name, values in answer.items()}, _expected(m3, UNICODE, 512))
+    _assert_expected({name: values[0] for name, values in answer.items()}, hybrid_outputs(m3, UNICODE, 512))
     assert "is empty" in str(refused)
 
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sentence_transformers import SparseEncoder
-from sentence_transformers.sparse_encoder.modules import Router, SparseStaticEmbedding, SpladePooling, Transformer
 
 from builder.building.pipeline import build
 from builder.checkpoints.resolve import resolve
@@ -24,21 +22,14 @@ from builder.runtime.encoder.front import open_front
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import InputError
 from tests.fronts import front_over_pytorch
-from tests.tiny_encoders import make_checkpoint
+from tests.retrievers import make_router
 
 TEXTS = ["the train leaves at nine", "a fox", "the the museum", "Zürich 🦊 [SEP] 東京", "the museum is closed " * 5]
 
 
 @pytest.fixture(scope="module")
 def router(module_folder: Callable[[str], Path]) -> Path:
-    """Save a Router as the real library does, with the layout of opensearch-neural-sparse-encoding-doc-v3."""
-    folder = module_folder("router")
-    documents = Transformer(str(make_checkpoint(folder / "bert", "bert", "fill-mask")), transformer_task="fill-mask")
-    torch.manual_seed(0)
-    queries = SparseStaticEmbedding(documents.tokenizer, torch.rand(len(documents.tokenizer.get_vocab())), frozen=True)
-    routes = Router.for_query_document([queries], [documents, SpladePooling("max", "log1p_relu")])
-    SparseEncoder(modules=[routes], device="cpu").save_pretrained(str(folder / "saved"))
-    return folder / "saved"
+    return make_router(module_folder("router") / "saved")
 
 
 @pytest.fixture
