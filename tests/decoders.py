@@ -56,6 +56,7 @@ DECODERS: dict[str, Decoder] = {
     "ernie4_5": Decoder(GROUPED),
     "exaone4": Decoder(ALTERNATING, note="sliding window"),
     "falcon": Decoder({"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),
+    "flint": Decoder({**ALTERNATING, "head_dim": 8}, note="sinks, alternating windows"),
     "gemma": Decoder({**GROUPED, "head_dim": 8}),
     "gemma2": Decoder(
         {
@@ -79,8 +80,17 @@ DECODERS: dict[str, Decoder] = {
         note="local attention",
     ),
     "gpt_neox": Decoder(),
+    "gpt_oss": Decoder(
+        {**ALTERNATING, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+        note="sinks, alternating windows; every expert for every token",
+    ),
     "gptj": Decoder({"n_positions": 256, "rotary_dim": 4}),
     "granite": Decoder(GROUPED),
+    "granite_swa": Decoder(ALTERNATING, note="sinks, alternating windows"),
+    "granitemoe_swa": Decoder(
+        {**ALTERNATING, "num_local_experts": 4, "num_experts_per_tok": 2},
+        note="sinks, alternating windows; every expert for every token",
+    ),
     "helium": Decoder({**GROUPED, "head_dim": 8}),
     "hunyuan_v1_dense": Decoder({**GROUPED, "head_dim": 8}),
     "llama": Decoder(GROUPED, note="SmolLM too"),
@@ -114,6 +124,9 @@ def make_decoder(model_type: str, **options: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **{**SIZES, **DECODERS[model_type].options, **options})
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):  # Granite's begin with zeros
+            torch.nn.init.normal_(parameter)
     return model
 
 

@@ -40,7 +40,7 @@ from tests.graphs.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 
 REFUSED = {"gemma2": "caps scores"}
-CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox")  # fused QKV, windows, ALiBi, partial rotation
+CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox", "gpt_oss")  # fused QKV, windows, ALiBi, partial rotation, sinks
 
 
 def paged(model_type: str, folder: Path, **options: object) -> tuple[DecoderExport, Graph]:

@@ -303,10 +303,11 @@ def test_options_without_gpu_decoding_are_refused(
     assert not (tmp_path / "r" / "checkpoint").exists()
 
 
-def test_attention_bias_on_cuda_is_refused(tmp_path: Path) -> None:
-    checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "bloom")
-    spec = make_spec(model=str(checkpoint), output=tmp_path / "r", target="cuda", precision="fp16", triton="25.05")
-    with pytest.raises(SpecError, match="adds a bias to scores"):
+@pytest.mark.parametrize(("model_type", "message"), [("bloom", "adds a bias to scores"), ("gpt_oss", "has sinks")])
+def test_scores_that_cuda_does_not_compute_are_refused(model_type: str, message: str, tmp_path: Path) -> None:
+    checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", model_type)
+    spec = make_spec(model=str(checkpoint), output=tmp_path / "r", target="cuda", precision="fp16", triton="25.10")
+    with pytest.raises(SpecError, match=message):
         build(spec)
 
 

@@ -177,7 +177,13 @@ def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) ->
 
     Raises SpecError for operators that CUDA lacks.
     """
-    if "GroupQueryAttention with attention_bias" in operator_needs(fused):
+    needs = operator_needs(fused)
+    if "GroupQueryAttention with head_sink" in needs:
+        raise SpecError(
+            "its attention has sinks, with which ONNX Runtime's CUDA kernel was never compared here; build it for the "
+            "CPU, or with --engine vllm"
+        )
+    if "GroupQueryAttention with attention_bias" in needs:
         raise SpecError(
             "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
             "the CPU, or with --engine vllm"

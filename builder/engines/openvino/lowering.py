@@ -33,7 +33,7 @@ from builder.common.errors import ExportError
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
-from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS
+from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_SINKS
 from builder.graphs.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.generation.executors.openvino_graph import DOMAIN, TABLES
 from builder.runtime.generation.executors.paged import OPERATOR
@@ -79,13 +79,15 @@ def _make_paged(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str,
         raise ExportError(
             "its attention caps scores (softcap), which OpenVINO's attention does not do; use --engine onnxruntime"
         )
-    bias = node.input[CACHED_BIAS] if len(node.input) > CACHED_BIAS else ""
+    bias, sinks = ([*node.input[CACHED_BIAS:], "", ""])[: CACHED_SINKS - CACHED_BIAS + 1]
     caches = [renamed[name] for name in node.input[3:5]]
     del node.input[3:]
-    node.input.extend([*caches, *TABLES, *([slopes[bias]] if bias else [])])
+    node.input.extend([*caches, *TABLES, *([slopes[bias]] if bias else []), *([sinks] if sinks else [])])
     del node.output[1:]
     node.op_type, node.domain = OPERATOR, DOMAIN
     node.attribute.append(helper.make_attribute("head_size", size))
+    if sinks:
+        node.attribute.append(helper.make_attribute("has_sinks", 1))
 
 
 def _unpacked(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[onnx.NodeProto]:

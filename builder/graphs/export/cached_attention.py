@@ -30,12 +30,14 @@ def group_query_attention(
     window: int | None = None,
     softcap: float | None = None,
     attention_bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Emit one GroupQueryAttention node over the running layer's cache: causal, each row at its own length.
 
     query: (batch, heads, sequence, head size); key, value: (batch, key heads, sequence, head size), new tokens
     only; `window`: how many of the last keys count, the query's own included; attention_bias: (batch or 1, heads
-    or 1, sequence, total length), added to the scores.
+    or 1, sequence, total length), added to the scores; sinks: (heads,), a score of each head's softmax that goes to
+    no value.
     Returns (batch, sequence, heads, head size).
     """
     cache = running_cache()
@@ -55,7 +57,9 @@ def group_query_attention(
         attributes["local_window_size"] = int(window)
     if softcap is not None:
         attributes["softcap"] = float(softcap)
-    optional = [] if attention_bias is None else [None, None, None, attention_bias]  # rotary inputs come first
+    optional = [None, None, None, attention_bias, sinks]  # rotary inputs come first
+    while optional and optional[-1] is None:
+        optional.pop()
     output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         [
@@ -140,9 +144,10 @@ def _attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     position_bias: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention as a function of transformers. The window is the mask's.
+    """Compute attention as a function of transformers. The window is the mask's; `s_aux` are the sinks.
 
     Flash attention reads `sliding_window`; the attentions that transformers answers with here do not.
     """
@@ -150,12 +155,12 @@ def _attention(
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
     cache = running_cache()
     if cache.cross is not None and cache.cross.layer is not None:
-        if softcap is not None:
-            raise ExportError("cross-attention with soft-capping has no fused operator")
+        if softcap is not None or s_aux is not None:
+            raise ExportError("cross-attention with soft-capping or sinks has no fused operator")
         # T5 gives its cross-attention a position bias of zeros
         return cross_attention(query, scale, cache.cross), None
     window = window_of(attention_mask, cache.layer)
-    return group_query_attention(query, key, value, scale, window, softcap, position_bias), None
+    return group_query_attention(query, key, value, scale, window, softcap, position_bias, s_aux), None
 
 
 AttentionInterface.register(CACHED, _attention)

@@ -17,7 +17,7 @@ import onnx
 from builder.common.errors import ExportError
 from builder.common.releases import OPERATOR_NEEDS, OPSET_LIMITS, RELEASES, runtime_of, version_tuple
 from builder.graphs.onnx.nodes import attributes_of
-from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_PAST, DOMAIN, STANDARD
+from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_PAST, CACHED_SINKS, DOMAIN, STANDARD
 from builder.graphs.onnx.weights import beside, point_to, size_of, take_in
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 from builder.runtime.sessions import version_mismatch
@@ -191,6 +191,8 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
         yield "GroupQueryAttention with an int8 cache"
     if len(node.input) > CACHED_BIAS and node.input[CACHED_BIAS]:
         yield "GroupQueryAttention with attention_bias"
+    if len(node.input) > CACHED_SINKS and node.input[CACHED_SINKS]:
+        yield "GroupQueryAttention with head_sink"
 
 
 def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:

@@ -11,6 +11,7 @@ ATTENTION = "MultiHeadAttention"  # of encoders
 CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in place; causal, without a cache, in encoders
 CACHED_PAST = 3  # the place of past_key among its inputs; empty without a cache
 CACHED_BIAS = 10  # the place of attention_bias among its inputs
+CACHED_SINKS = 11  # the place of head_sink
 # Operators that a report counts.
 FUSED = (
     ATTENTION,

@@ -104,8 +104,9 @@ def test_answer_of_a_row_is_independent_of_its_batch(
     np.testing.assert_array_equal(alone[0], together[0])
 
 
-def test_int8_cache_answers_like_fp32(fused: Callable[[str], Fused], tmp_path: Path) -> None:
-    graph, caches, reference = fused("qwen3")
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt_oss"])
+def test_int8_cache_answers_like_fp32(model_type: str, fused: Callable[[str], Fused], tmp_path: Path) -> None:
+    graph, caches, reference = fused(model_type)
     largest = largest_values(opened(graph, 1), caches, VOCABULARY, reference)
     small = quantise_cache(graph, largest, tmp_path)
     agreement = measure(opened(small, 1), caches, VOCABULARY, reference, "int8")
@@ -122,6 +123,7 @@ def test_weights_that_a_release_cannot_load_are_refused(fused: Callable[[str], F
         ("llama", "GroupQueryAttention on CPU", "24.12"),
         ("gemma2", "GroupQueryAttention with softcap", "24.12"),
         ("bloom", "GroupQueryAttention with attention_bias", "25.05"),
+        ("gpt_oss", "GroupQueryAttention with head_sink", "25.08"),
     ):
         graph, _, _ = fused(model_type)
         assert need in operator_needs(graph)

@@ -124,7 +124,11 @@ def compile_paged(model: Path, session: Session) -> openvino.CompiledModel:
 
 
 def _translate(node: Any) -> "list[Any]":
-    """Translate one PagedAttention: query, key and value (1, tokens, heads * size), caches, `TABLES`, slopes."""
+    """Translate one PagedAttention.
+
+    Its inputs: query, key and value (1, tokens, heads * size), caches, `TABLES` and, where it has them, slopes and
+    sinks, (heads,) each.
+    """
     heads, key_heads, size = (int(node.get_attribute(name)) for name in ("num_heads", "kv_num_heads", "head_size"))
     window = int(node.get_attribute("local_window_size")) if node.has_attribute("local_window_size") else 0
 
@@ -137,7 +141,12 @@ def _translate(node: Any) -> "list[Any]":
 
     caches = [node.get_input(3), node.get_input(4)]
     past_lens, begins, blocks, block_begins, longest = (node.get_input(5 + index) for index in range(len(TABLES)))
-    slopes = node.get_input(10) if node.get_input_size() > 10 else constant(np.float32, 0)
+    slopes, sinks = constant(np.float32, 0), constant(np.float32, 0, 0, 0, 0)
+    optional = [node.get_input(index) for index in range(10, node.get_input_size())]
+    if node.has_attribute("has_sinks"):
+        sinks = ops.reshape(optional.pop(), ops.constant(np.array([1, heads, 1, 1])), False).output(0)
+    if optional:
+        slopes = optional[0]
     inputs = [
         rows(0, heads), rows(1, key_heads), rows(2, key_heads), *caches, past_lens, begins, blocks, block_begins,
         ops.constant(np.float32(node.get_attribute("scale"))).output(0),
@@ -146,7 +155,7 @@ def _translate(node: Any) -> "list[Any]":
         constant(np.int32, 0),  # score_aggregation_window
         constant(np.int32, 0), constant(np.int32, 0, 0), constant(np.float32, 0, 0),  # rotation of blocks
         constant(np.float32, 0), constant(np.int32), constant(np.int32),  # xattention
-        constant(np.float32, 0, 0, 0, 0),  # sinks
+        sinks,
         constant(np.int32), *(constant(np.int32, 0) for _ in range(3)),  # adaptive_rkv
         constant(np.int32, 0),  # token_type_ids
         constant(np.uint8, 0), constant(np.int32, 0),  # qq_bias
