@@ -13,6 +13,7 @@ import psutil
 
 CGROUP = Path("/sys/fs/cgroup")  # in a container, its own
 UNLIMITED = 1 << 62  # bytes: more than any machine has
+SEVEN_BITS = 64  # largest absolute value of a weight whose products x86 without VNNI adds exactly
 VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply bytes
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
@@ -50,7 +51,7 @@ def largest_byte_weight() -> int:
     7 bits, as with `reduce_range` of onnxruntime.quantization.
     """
     flags = set(cpu()["flags"])
-    return 64 if "avx2" in flags and not flags & set(VNNI) else 127
+    return SEVEN_BITS if "avx2" in flags and not flags & set(VNNI) else 127
 
 
 def available_memory() -> int:

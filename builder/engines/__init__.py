@@ -95,6 +95,10 @@ class GraphEngine(Engine, ABC):
         """Return instruction sets with any of which Triton's backend would compute otherwise than was verified."""
         return ()
 
+    def needed_cpus(self, graph: Graph) -> tuple[str, ...]:
+        """Return instruction sets of which an x86 CPU needs one to compute what was verified here."""
+        return ()
+
     def files(self, model: Path) -> tuple[Path, ...]:
         """Return the files that a model consists of, from the one that is opened."""
         return (model,)

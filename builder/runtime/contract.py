@@ -92,6 +92,7 @@ class EncoderServing:
     warm_up: Sequence[Mapping[str, Sequence[int]]] = ()  # input rows of the warm-up calls, in process
     truncation_side: Literal["left", "right"] = "right"
     not_on_cpus_with: Sequence[str] = ()  # instruction sets with which the engine would answer differently
+    needs_cpus_with: Sequence[str] = ()  # instruction sets of which x86 needs one, or the engine's sums overflow
     limits: RequestLimits = RequestLimits()
     queue: int = 0  # requests that may wait; 0: any number, or as many as Triton's own queue takes
     queue_timeout_ms: int = 0  # how long each may wait; 0: no limit
@@ -225,6 +226,7 @@ class GenerationServing:
     chat: Chat | None = None
     fill: str | None = None  # the mark at which the tokeniser splits a text to be filled in, if it has one
     clean_up: bool = False  # True if spaces before punctuation are removed from answers (spaces.py)
+    needs_cpus_with: Sequence[str] = ()  # as of an encoder
     limits: RequestLimits = RequestLimits()
 
     @property

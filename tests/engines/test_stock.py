@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 
 from builder.common.errors import SpecError
+from builder.common.machine import VNNI
 from builder.engines import onnxruntime, openvino, stock
 from builder.engines.placement import place
 from builder.engines.stock import Signature, Tensor
 from builder.graphs.onnx.graph import Graph
 from builder.options import make_spec
-from builder.runtime.encoder.front import refuse_cpu
+from builder.runtime.contract import FILE, dump
+from builder.runtime.cpus import refuse_cpu
+from builder.runtime.encoder.front import open_front
+from builder.runtime.generation.service import Service
 from tests.golden.repositories import graph
+from tests.servings import decoder_serving, encoder_serving
 
 GRAPH = Signature({"input_ids": Tensor("TYPE_INT64", (-1, -1))}, {"features": Tensor("TYPE_FP32", (-1, 384))})
 
@@ -136,8 +141,24 @@ def test_emitted_encoder_refuses_a_cpu_that_multiplies_in_bf16(tmp_path: Path) -
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nflags : fpu avx512f avx512_bf16\n")
     with pytest.raises(RuntimeError, match="this CPU has avx512_bf16: OpenVINO would multiply in bf16"):
-        refuse_cpu(openvino.BF16, cpuinfo)
-    refuse_cpu((), cpuinfo)
+        refuse_cpu(openvino.BF16, (), cpuinfo)
+    refuse_cpu((), (), cpuinfo)
     cpuinfo.write_text("processor : 0\nflags : fpu avx512f\n")
-    refuse_cpu(openvino.BF16, cpuinfo)
-    refuse_cpu(openvino.BF16, tmp_path / "absent")
+    refuse_cpu(openvino.BF16, (), cpuinfo)
+    refuse_cpu(openvino.BF16, VNNI, tmp_path / "absent")
+
+
+def test_emitted_model_refuses_a_cpu_whose_sums_overflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nflags : fpu avx2 avx512f\n")
+    with pytest.raises(RuntimeError, match=r"has none of avx512_vnni, avx_vnni, amx_int8: .* would overflow"):
+        refuse_cpu((), VNNI, cpuinfo)
+    refuse_cpu((), (), cpuinfo)
+    monkeypatch.setattr(refuse_cpu, "__defaults__", (cpuinfo,))
+    for made, opened in ((encoder_serving, open_front), (decoder_serving, Service)):
+        (tmp_path / FILE).write_text(dump(made(needs_cpus_with=VNNI)))
+        with pytest.raises(RuntimeError, match="would overflow"):
+            opened(tmp_path)
+    for flags in ("flags : fpu avx2 avx_vnni", "Features : fp asimd"):  # the latter is of Arm
+        cpuinfo.write_text(f"processor : 0\n{flags}\n")
+        refuse_cpu((), VNNI, cpuinfo)

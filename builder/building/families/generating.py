@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ from builder.common.memory import ReservedMemory
 from builder.common.releases import runtime_has
 from builder.common.samples import load_samples
 from builder.common.speed import Latencies
+from builder.engines import graph_engine
 from builder.engines.optimise import Quantised
+from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.operators import FUSED
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
@@ -148,6 +150,14 @@ def generation_serving(
         clean_up=cleans_up(checkpoint.tokenizer),
         **family_fields,
     )
+
+
+def needing_cpus(serving: GenerationServing, spec: BuildSpec, graphs: Sequence[Graph]) -> GenerationServing:
+    """Return `serving` with the instruction sets that its `graphs` need where they run on a CPU."""
+    if spec.target != "cpu":
+        return serving
+    needed = {name for graph in graphs for name in graph_engine(graph.engine).needed_cpus(graph)}
+    return replace(serving, needs_cpus_with=sorted(needed))
 
 
 def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any] | None:

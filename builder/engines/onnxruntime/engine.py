@@ -11,9 +11,11 @@ from pathlib import Path
 import onnx
 
 from builder.common.errors import SpecError
+from builder.common.machine import SEVEN_BITS, VNNI, largest_byte_weight
 from builder.common.releases import runtime_of, version_tuple
 from builder.engines import GraphEngine, Infer, onnxruntime
 from builder.engines.cuda import NUMBERS, attention_kernels, provider_options
+from builder.engines.onnxruntime.saturation import overflows
 from builder.engines.placement import TOKEN_INPUTS, Accelerator, InstanceGroup, Placement, on_cpu
 from builder.engines.profiles import Calls, input_shapes, profiles_of
 from builder.engines.stock import Signature
@@ -58,6 +60,10 @@ class OnnxRuntime(GraphEngine):
     def half_constants(self, graph: Graph) -> bool:
         constants = onnx.load(str(graph.path), load_external_data=False).graph.initializer
         return any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in constants)
+
+    def needed_cpus(self, graph: Graph) -> tuple[str, ...]:
+        """Return VNNI for products that overflow without it, unless the answers were verified without it."""
+        return VNNI if largest_byte_weight() > SEVEN_BITS and overflows(graph.path) else ()
 
     def signature(self, model: Path) -> Signature:
         return onnxruntime.signature(model)

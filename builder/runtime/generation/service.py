@@ -17,6 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..contract import DRAFT, FILE, ContractError, GenerationServing, load_generation
+from ..cpus import refuse_cpu
 from ..fields import InputError, Tensors, refuse_large, refuse_long
 from .beams import BeamSearch
 from .checking import read_options
@@ -38,6 +39,7 @@ class Service:
 
     def __init__(self, folder: Path, infer: "EngineModel | None" = None) -> None:
         self.serving = load_generation(folder)
+        refuse_cpu((), self.serving.needs_cpus_with)
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()

@@ -16,9 +16,12 @@ from builder.checkpoints.resolve import resolve
 from builder.common import machine
 from builder.common.errors import VerificationError
 from builder.common.machine import largest_byte_weight
+from builder.engines import graph_engine
 from builder.engines.onnxruntime import open_session
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.quantisation import candidates, quantise, sensitivity
+from builder.engines.optimise.static_quantisation import quantise_statically
+from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.encoder import Export, export
 from builder.graphs.onnx.graph import Graph, save_graph
 from builder.options import make_spec
@@ -120,6 +123,31 @@ def test_build_below_its_quality_publishes_nothing(checkpoint: Callable[[str], P
         build(make_spec(**options, precision="int8", quality=1.0))
     assert {p: p.read_bytes() for p in output.rglob("*") if p.is_file()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-static", "weights"])
+def test_graph_needs_the_cpu_that_multiplied_its_bytes(
+    precision: str, fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of 8 bits overflow without VNNI; what was verified without it, or in 7 bits, runs everywhere."""
+    spec = make_spec(model="org/encoder")
+
+    def made(flags: list[str]) -> Graph:
+        monkeypatch.setattr(machine, "cpu", lambda: {"model": "a CPU", "flags": flags})
+        path = tmp_path / "-".join(flags) / "model.onnx"
+        if precision == "int8":
+            return quantise(fused, path).graph
+        if precision == "int8-static":
+            return quantise_statically(fused, path, spec.calibration, feeds).graph
+        return quantise_weights(fused, "int8", spec.weight_options, path.parent).graph
+
+    engine = graph_engine("onnxruntime")
+    seven, eight = made(["avx2"]), made(["avx2", "avx_vnni"])
+    assert engine.needed_cpus(eight) == machine.VNNI
+    assert engine.needed_cpus(fused) == ()  # real numbers
+    assert engine.needed_cpus(seven) == (machine.VNNI if precision == "int8-static" else ())
+    monkeypatch.setattr(machine, "cpu", lambda: {"model": "a CPU", "flags": ["avx2"]})
+    assert engine.needed_cpus(eight) == ()
 
 
 @pytest.mark.parametrize(("flags", "largest"), [(["avx2"], 64), (["avx2", "avx512_vnni"], 127), ([], 127)])

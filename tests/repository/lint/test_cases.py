@@ -11,7 +11,7 @@ from builder.repository.lint import lint
 from builder.repository.lint.findings import Finding, Severity
 from tests.repository.lint.cases import CASES
 
-OF_THE_MACHINE = ("TR403", "TR404", "TR451", "TR452")
+OF_THE_MACHINE = ("TR403", "TR404", "TR451", "TR452", "TR806")
 
 
 @pytest.fixture(scope="module")

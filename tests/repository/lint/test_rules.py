@@ -20,6 +20,7 @@ from tritonclient.grpc import model_config_pb2
 
 from builder.common.cards import GpuModel
 from builder.common.hashing import MIN_CACHED_BYTES
+from builder.common.machine import VNNI
 from builder.repository.config.render import parse
 from builder.repository.lint import lint, repository
 from builder.repository.lint.findings import Finding, Severity
@@ -46,7 +47,7 @@ ELSEWHERE = {  # the cause of a rule that is neither here nor in a case
 }
 HERE = {
     "TR156", "TR312", "TR403", "TR404", "TR405", "TR451", "TR452", "TR605", "TR606", "TR654", "TR655", "TR702", "TR704",
-    "TR709", "TR801", "TR802", "TR805",
+    "TR709", "TR801", "TR802", "TR805", "TR806",
 }  # fmt: skip
 
 
@@ -77,6 +78,21 @@ def test_lint_counts_the_threads_of_all_instances(tmp_path: Path, monkeypatch: p
         "three": "3 instances of 2 threads each, on 4 cores",
         "in_process": "2 instances of 4 threads each, on 4 cores",
     }
+
+
+@pytest.mark.parametrize(("flags", "refused"), [(["avx2"], True), (["avx2", "avx_vnni"], False), ([], False)])
+def test_lint_refuses_a_processor_whose_sums_overflow(
+    flags: list[str], refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was verified with VNNI does not load on x86 without it."""
+    monkeypatch.setattr(provenance, "cpu", lambda: {"model": "a CPU", "flags": flags})
+    for name, needed in (("rounds", VNNI), ("real", ())):
+        files = {**CASES["whole"].files, "1/serving.json": dump(decoder_serving(needs_cpus_with=needed))}
+        _write(tmp_path / name, WHOLE, files)
+    found = _found(tmp_path, "TR806")
+    assert [(finding.model, finding.severity, finding.file) for finding in found] == [
+        ("rounds", Severity.ERROR, "rounds/1/serving.json")
+    ] * refused
 
 
 def test_lint_compares_gpus_with_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from builder.building.families.generating import (
     generation_serving,
     larger_than_stored,
     measured_pytorch,
+    needing_cpus,
     parity_bounds,
     precisions,
     quantised_parts,
@@ -134,7 +135,7 @@ class Decoder:
         """Return the decode loop with its graph inside or, for BLS, beside it."""
         checkpoint, caches, graph = self.checkpoint, choice.exact.fused.exported.caches, choice.graph
         graphs = [graph, *self.engine.beside(graph, caches, self.folder)]
-        serving = _serving(checkpoint, self.engine, self.memory, graph, caches)
+        serving = needing_cpus(_serving(checkpoint, self.engine, self.memory, graph, caches), self.spec, [graph])
         tokenizer, fields = tokenizer_json(checkpoint.tokenizer), checkpoint.task.fields({})
         inputs = self.engine.step_fields(graph, caches)
         entries = lay_out_generating(self.spec, serving, tokenizer, graphs, fields, inputs)

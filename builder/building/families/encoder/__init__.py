@@ -30,7 +30,7 @@ from builder.common.machine import cpu
 from builder.common.memory import weights_bytes
 from builder.common.progress import Stage
 from builder.common.workplace import require_disk_space
-from builder.engines import stays_in_file
+from builder.engines import graph_engine, stays_in_file
 from builder.engines.encoding import Variant, encoding_engine
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import BACKEND
@@ -184,11 +184,13 @@ class Encoder:
     def result(self, choice: SelectedEncoder, stage: Stage) -> Result:
         """Return the front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
         evaluator, graph, options = self._with_front(choice.exact).evaluator, choice.graph, self.spec
-        engine = encoding_engine(graph.engine)
-        files = engine.files(graph, options, evaluator.serving, evaluator.feeds, self.folder, stage)
+        engine, serving = encoding_engine(graph.engine), evaluator.serving
+        if options.target == "cpu":
+            serving = replace(serving, needs_cpus_with=graph_engine(graph.engine).needed_cpus(graph))
+        files = engine.files(graph, options, serving, evaluator.feeds, self.folder, stage)
         entries = lay_out(
             options,
-            evaluator.serving,
+            serving,
             evaluator.tokenizer,
             graph,
             files,

@@ -13,6 +13,7 @@ from builder.building.families import GRAPHS, Result, code_not_run
 from builder.building.families.generating import (
     generation_serving,
     measured_pytorch,
+    needing_cpus,
     parity_bounds,
     precisions,
     quantised_parts,
@@ -179,7 +180,8 @@ class Seq2Seq:
         """Return the decode loop with its graphs inside."""
         checkpoint, source, graphs = self.checkpoint, self.source, choice.graphs
         fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
-        serving, tokenizer = self._serving(graphs, fields[0]), tokenizer_json(checkpoint.tokenizer)
+        tokenizer = tokenizer_json(checkpoint.tokenizer)
+        serving = needing_cpus(self._serving(graphs, fields[0]), self.spec, [graphs.decoder, graphs.encoder])
         served = with_shared_tables([graphs.decoder, graphs.encoder], self.folder / "served")
         entries = lay_out_generating(self.spec, serving, tokenizer, served, fields)
         measured, exact, metric = choice.selection.chosen.measured, choice.exact, checkpoint.task.metric

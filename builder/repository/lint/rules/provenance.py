@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from builder.common.machine import cpu
 from builder.common.releases import missing_fixes
 from builder.repository.lint.findings import Problem
-from builder.repository.lint.repository import Repository, RepositoryModel
+from builder.repository.lint.repository import ModelVersion, Repository, RepositoryModel
 from builder.repository.lint.rule import WARNING, rule
 from builder.repository.report.record import REPORT
 from builder.repository.signatures import unsigned
+from builder.runtime.contract import FILE
 
 
 @rule(
@@ -73,7 +74,7 @@ def is_front(model: RepositoryModel) -> bool:
 def was_chosen_on_such_a_processor(model: RepositoryModel) -> Iterator[Problem]:
     """Check that a precision that was chosen for an instruction set runs on a processor that has it.
 
-    On another one the answers are the same, and the model may be slower than another that the build measured.
+    On another one the model may be slower than another that the build measured.
     """
     tuned_for, chosen_on = model.recorded.get("tuned_for"), model.recorded.get("cpu")
     flags = [str(name) for name in tuned_for] if is_front(model) and isinstance(tuned_for, list) else []
@@ -125,3 +126,24 @@ def is_signed(repository: Repository) -> Iterator[Problem]:
         for sentence in unsigned(repository.path, repository.verify_key):
             name, _, problem = sentence.partition(": ")
             yield Problem(problem, model=name)
+
+
+@rule(
+    "TR806",
+    wrong="a model in int8 that was built with AVX512 VNNI, on a processor with AVX2 alone",
+    right="build-repo MODEL --precision int8, on the processor that is to serve",
+    source="builder/runtime/cpus.py, refuse_cpu",
+)
+def runs_on_this_processor(version: ModelVersion) -> Iterator[Problem]:
+    """Check that this processor computes what was verified on another one.
+
+    Without VNNI an x86 processor adds products of bytes in too few bits: answers would be wrong, and the model refuses
+    to load. Ignore it where another machine serves.
+    """
+    needed = version.serving.needs_cpus_with if version.is_served and version.serving is not None else ()
+    flags = set(cpu()["flags"])
+    if needed and "avx2" in flags and not flags & set(needed):
+        problem = f"its int8 products overflow on this processor, which has none of {', '.join(needed)}"
+        yield Problem(
+            problem, "serve it on one that has, or build it again here", file=version.file(version.path / FILE)
+        )
