@@ -38,6 +38,7 @@ TRACED = (
     "experts",
     "masks",
     "rotary",
+    "states",
 )
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
 SMALL = 4 << 20  # maximum bytes of a graph that is cached for the next run

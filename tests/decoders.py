@@ -93,6 +93,18 @@ DECODERS: dict[str, Decoder] = {
     ),
     "helium": Decoder({**GROUPED, "head_dim": 8}),
     "hunyuan_v1_dense": Decoder({**GROUPED, "head_dim": 8}),
+    "lfm2": Decoder({**GROUPED, "layer_types": ["conv", "full_attention"]}, note="short convolutions"),
+    "lfm2_moe": Decoder(
+        {
+            **GROUPED,
+            "layer_types": ["conv", "full_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 16,
+        },
+        note="short convolutions; every expert for every token",
+    ),
     "llama": Decoder(GROUPED, note="SmolLM too"),
     "mistral": Decoder(WINDOW, note="sliding window"),
     "mixtral": Decoder({**WINDOW, "num_local_experts": 4}, note="every expert for every token; sliding window"),

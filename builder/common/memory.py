@@ -5,6 +5,7 @@ Knows shapes and sizes; knows no engine and no graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,6 +33,11 @@ class ReservedMemory:
 def cache_bytes(layers: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:
     """Return the bytes of keys and values of `slots` rows of `length` tokens, `width` bytes per number."""
     return sum(2 * shape.heads * shape.size * width for shape in layers) * slots * length
+
+
+def state_bytes(layers: Sequence[LayerShape]) -> int:
+    """Return the bytes of the states of one row, whatever its length."""
+    return sum(math.prod(shape) for layer in layers for shape in layer.states) * BYTES_PER_VALUE["float32"]
 
 
 def weights_bytes(model: PreTrainedModel) -> int:

@@ -51,6 +51,7 @@ class DecodingEngine(ABC):
 
     paged: ClassVar[bool] = False  # True if sequences share the blocks of its cache
     timed: ClassVar[bool] = True  # True if this machine runs it as it will be served, so that speed is measured
+    keeps_states: ClassVar[bool] = False  # True if its slots may have states beside keys and values
     maps: ClassVar[bool] = False  # True if it can open a graph with its weights in their file
 
     @property
@@ -61,6 +62,14 @@ class DecodingEngine(ABC):
     @abstractmethod
     def refuse(self) -> None:
         """Raise SpecError for an option that the engine does not have; the message names an alternative."""
+
+    def refuse_states(self) -> None:
+        """Raise SpecError unless the engine keeps states beside keys and values, as these options run it."""
+        able = [name for name in decoding_engines() if _decoding(name).keeps_states]
+        raise SpecError(
+            "its layers keep a state beside keys and values, for which this engine has no memory; what has it, in "
+            f"process on the CPU: {', '.join(f'--engine {name}' for name in able)}"
+        )
 
     @abstractmethod
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:

@@ -100,10 +100,14 @@ class EncoderServing:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Keys, and values, of one layer's attention: `heads` of `size` numbers a token."""
+    """Keys, and values, of one layer's attention: `heads` of `size` numbers a token; no heads without attention.
+
+    `states`: the shapes of what the layer keeps besides, in float32, whatever the length of a sequence.
+    """
 
     heads: int
     size: int
+    states: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)

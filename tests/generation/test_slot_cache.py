@@ -52,6 +52,21 @@ def test_slot_cache_copies_a_prefix_from_an_allocated_slot() -> None:
     assert copies.copied == [(first.slot, second.slot, 2)]
 
 
+def test_slot_cache_with_states_reuses_whole_slots_alone() -> None:
+    cache = SlotCache(3, 20, Copies(), has_states=True)
+    first = cache.allocate([1, 2, 3])
+    hold(cache, first.slot, [1, 2, 3])
+    assert cache.allocate([1, 2, 7]).reused == 0, "the state is that after the third token"
+    assert cache.allocate([1, 2, 3, 4]).reused == 3
+
+
+def test_slot_cache_with_states_forgets_a_full_slot_in_a_step_of_others() -> None:
+    cache = SlotCache(1, 3, Copies(), has_states=True)
+    hold(cache, 0, [1, 2, 3])
+    cache.record(0, cache.write_positions(0, 1), {})
+    assert cache.tokens[0] == []
+
+
 def test_slot_cache_never_reuses_the_last_token() -> None:
     cache = cache_of(1)
     hold(cache, 0, [1, 2, 3])

@@ -25,5 +25,5 @@ def test_key_heads_repeated_by_the_model_are_refused() -> None:
 
 def test_layers_with_another_state_are_refused() -> None:
     """Regression: convolution states and compressed keys (Falcon-H1, DeepSeek-V4) ended in an IndexError."""
-    with pytest.raises(ExportError, match="keep a state beside keys and values in the cache"):
+    with pytest.raises(ExportError, match="keep a state that its cache does not show"):
         _cache(key_heads=2).get_conv_state(0)

@@ -58,6 +58,8 @@ def _common(document: Any, like: Any) -> Any:
     """Return `document` without the fields that `like` does not have."""
     if isinstance(document, dict) and isinstance(like, dict):
         return {key: _common(value, like[key]) for key, value in document.items() if key in like}
+    if isinstance(document, list) and isinstance(like, list) and len(document) == len(like):
+        return [_common(value, earlier) for value, earlier in zip(document, like, strict=True)]
     return document
 
 

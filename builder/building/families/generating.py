@@ -27,7 +27,7 @@ from builder.checkpoints.generation_config import (
 )
 from builder.checkpoints.tokenizer import cleans_up
 from builder.common.errors import SpecError
-from builder.common.memory import ReservedMemory
+from builder.common.memory import ReservedMemory, state_bytes
 from builder.common.releases import runtime_has
 from builder.common.samples import load_samples
 from builder.common.speed import Latencies
@@ -40,7 +40,7 @@ from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.encoder import request_limits
 from builder.repository.report.record import BuildReport, MeasuredVariant, file_hashes
 from builder.repository.verdict import ParityBound
-from builder.runtime.contract import Arena, GenerationServing, Session
+from builder.runtime.contract import Arena, GenerationServing, LayerShape, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 
@@ -104,6 +104,17 @@ def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
         return None
     return (
         f"the checkpoint's weights have {grids.bits} bits: --precision int{grids.bits}-weights serves them as they are"
+    )
+
+
+def limits_of_states(layers: Sequence[LayerShape]) -> str | None:
+    """Return a remark for a model whose layers keep states; None for others."""
+    count, kept = sum(bool(layer.states) for layer in layers), state_bytes(layers)
+    if not count:
+        return None
+    return (
+        f"{count} of {len(layers)} layers keep a state of fixed size ({kept / 1e6:.3g} MB a sequence), which cannot go "
+        "back: no tokens are guessed by prompt lookup, and a prompt reuses the cache of another only if it continues it"
     )
 
 

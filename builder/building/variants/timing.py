@@ -161,7 +161,7 @@ def pytorch_seq2seq_latencies(model: PreTrainedModel, threads: int) -> Latencies
 def _repeated(past: Cache, rows: int) -> Cache:
     """Return a cache of `rows` rows, each as the one of `past`."""
     repeated = copy.deepcopy(past)
-    repeated.batch_repeat_interleave(rows)
+    repeated.reorder_cache(torch.zeros(rows, dtype=torch.long))
     return repeated
 
 

@@ -189,7 +189,7 @@ def generate_with(model: PreTrainedModel, tokens: Sequence[int], **settings: Any
 def geometry_of(
     caches: Sequence[LayerShape], slots: int, max_length: int, vocabulary: int, cache: CacheType = "float32"
 ) -> Geometry:
-    return Geometry(slots, max_length, vocabulary, Geometry.pairs(caches), cache)
+    return Geometry(slots, max_length, vocabulary, Geometry.pairs(caches), cache, None, Geometry.states_of(caches))
 
 
 def largest_values(

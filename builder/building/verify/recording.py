@@ -137,11 +137,11 @@ def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[i
     for slot, row in enumerate(rows[1:], 1):
         tokens[slot] = executor.run(slot, np.array([row], np.int64), np.zeros(1, np.int64)).argmax()
     lengths = np.array([len(row) for row in rows], np.int64)
-    if executor.has_likeliest:  # repeats the step, which writes the same values
-        executor.likeliest(CallPart(0, tokens, lengths), LIKELIEST_TOKENS)
-    for _ in range(STEPS):
+    for _ in range(STEPS - executor.has_likeliest):
         tokens = executor.run(0, tokens, lengths).argmax(axis=-1)[:, None]
         lengths = lengths + 1
+    if executor.has_likeliest:
+        executor.likeliest(CallPart(0, tokens, lengths), LIKELIEST_TOKENS)
 
 
 def past_the_window(graph: Graph, tokens: Sequence[int], max_length: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from builder.common.errors import SpecError
-from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots
+from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots, state_bytes
 from builder.common.releases import runtime_of
 from builder.engines.decoding import DecodingEngine, Executors
 from builder.engines.onnxruntime import MAPPED, loop_session, resting
@@ -41,6 +41,7 @@ CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
 
 
 class OnnxRuntimeDecoding(DecodingEngine):
+    keeps_states: ClassVar[bool] = True
     maps: ClassVar[bool] = True
     cache_tensor: ClassVar[str] = "TYPE_FP32"  # keys and values, between Triton models
 
@@ -54,6 +55,15 @@ class OnnxRuntimeDecoding(DecodingEngine):
         if self.spec.cache == "fp16" and self.spec.target == "cpu":
             raise SpecError("ONNX Runtime's cache on a CPU is fp32 or int8: --cache fp16 is for --engine openvino")
 
+    def refuse_states(self) -> None:
+        if not self.keeps_states:
+            super().refuse_states()
+        if not self._in_process:
+            raise SpecError(
+                "its layers keep a state beside keys and values, which stays in the process of the decode loop: leave "
+                "--executor bls out"
+            )
+
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan a slot of `length` tokens for each of --slots sequences.
 
@@ -61,6 +71,7 @@ class OnnxRuntimeDecoding(DecodingEngine):
         """
         refuse_head_sizes(layers, "build it with --engine openvino")
         cache = cache_bytes(layers, self.spec.slots, length, np.dtype(self.cache_type).itemsize)
+        cache += self.spec.slots * state_bytes(layers)
         slots = f"{self.spec.slots} slots of {length} tokens"
         refuse_slots(cache, self.spec.usable_memory, "the cache needs", slots, "--slots or --max-length")
         return ReservedMemory(cache, weights)

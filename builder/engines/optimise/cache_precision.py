@@ -40,6 +40,6 @@ def quantise_cache(graph: Graph, largest: Mapping[str, np.ndarray], folder: Path
     if not changed:
         raise VerificationError("the graph has no cache to quantise; use --cache fp32")
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        if value.name.startswith(("past_", "present_")):
+        if value.name.startswith(("past_key_", "past_value_", "present_key_", "present_value_")):
             value.type.tensor_type.elem_type = TensorProto.INT8
     return save_graph(model, folder / f"{graph.path.parent.name}-int8-cache" / MODEL_FILE)

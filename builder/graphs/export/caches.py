@@ -27,12 +27,51 @@ class _NoStates(list[Any]):
         )
 
 
-class ExportCache(Cache):  # type: ignore[misc]
-    """Cache of a decoder's own keys and values; `past`: past_key_0, past_value_0, past_key_1, ..."""
+class ExportStates:
+    """States of layers, which are inputs too; `past`: by layer, in the order of its states.
 
-    def __init__(self, past: Sequence[torch.Tensor], seqlens_k: torch.Tensor, total: torch.Tensor) -> None:
+    `appended`: (batch,) bool, the rows whose states advance. A layer reads its states by its number before it computes
+    with them: `take` returns the next one of the layer that runs, and `put` makes its successor an output.
+    """
+
+    def __init__(self, past: Mapping[int, Sequence[torch.Tensor]], appended: torch.Tensor) -> None:
+        self.past, self.appended = past, appended
+        self.present: dict[int, list[torch.Tensor]] = {layer: [] for layer in past}
+        self.layer: int | None = None
+
+    def take(self) -> torch.Tensor:
+        if self.layer is None or len(self.present[self.layer]) == len(self.past[self.layer]):
+            raise ExportError("a layer computes with more states than its cache keeps")
+        return self.past[self.layer][len(self.present[self.layer])]
+
+    def put(self, present: torch.Tensor) -> None:
+        assert self.layer is not None
+        self.present[self.layer].append(present)
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """Return present_state_0_0, present_state_0_1, ..."""
+        for layer, states in self.past.items():
+            if len(self.present[layer]) != len(states):
+                raise ExportError(f"layer {layer} has a state that it does not update through the cache")
+        return tuple(tensor for states in self.present.values() for tensor in states)
+
+
+class ExportCache(Cache):  # type: ignore[misc]
+    """Cache of a decoder's own keys and values; `past`: past_key_0, past_value_0, past_key_1, ...
+
+    Layers without attention have None there. `states`: those of layers that keep some.
+    """
+
+    def __init__(
+        self,
+        past: Sequence[torch.Tensor | None],
+        seqlens_k: torch.Tensor,
+        total: torch.Tensor,
+        states: ExportStates | None = None,
+    ) -> None:
         self.layers: list[Any] = _NoStates()
-        self.past = list(past)
+        self.past: list[Any] = list(past)
+        self.states = states
         self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.seqlens_k = seqlens_k
         self.total = total
@@ -49,8 +88,36 @@ class ExportCache(Cache):  # type: ignore[misc]
         return key, value
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Return present_key_0, present_value_0, present_key_1, ..."""
-        return _outputs(self.present, len(self), "an attention that does not use the cache")
+        """Return present_key_0, present_value_0, present_key_1, ..., then the states."""
+        layers = [layer for layer in range(len(self)) if self.past[2 * layer] is not None]
+        present = _outputs(self.present, layers, "an attention that does not use the cache")
+        return present if self.states is None else (*present, *self.states.outputs())
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return no state: a layer then calls `update_conv_state`, whatever the number of its tokens."""
+        self._begin_states(layer_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self._begin_states(layer_idx)
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, **options: Any) -> torch.Tensor:
+        """Return the new tokens alone, (batch, channels, sequence): the convolution has those before them."""
+        self._begin_states(layer_idx)
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **options: Any) -> torch.Tensor:
+        return recurrent_states
+
+    def _begin_states(self, layer: int) -> None:
+        if self.states is None or layer not in self.states.past:
+            raise ExportError("its layers keep a state that its cache does not show after a run")
+        self.states.layer = layer
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         return 0 if self.positions is None else self.positions[:, :1]
@@ -106,7 +173,7 @@ class CrossCache(Cache):  # type: ignore[misc]
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return present_cross_key_0, present_cross_value_0, ..."""
-        return _outputs(self.present, len(self), "a cross-attention that is not fused")
+        return _outputs(self.present, range(len(self)), "a cross-attention that is not fused")
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 1
@@ -129,11 +196,13 @@ class _CrossLayer:
         return self.past[1]
 
 
-def _outputs(present: Mapping[int, tuple[torch.Tensor, ...]], layers: int, other: str) -> tuple[torch.Tensor, ...]:
-    missing = [layer for layer in range(layers) if layer not in present]
+def _outputs(
+    present: Mapping[int, tuple[torch.Tensor, ...]], layers: Sequence[int], other: str
+) -> tuple[torch.Tensor, ...]:
+    missing = [layer for layer in layers if layer not in present]
     if missing:
-        raise ExportError(f"layer {missing[0]} of {layers} has {other}")
-    return tuple(tensor for layer in range(layers) for tensor in present[layer])
+        raise ExportError(f"layer {missing[0]} of {len(layers)} has {other}")
+    return tuple(tensor for layer in layers for tensor in present[layer])
 
 
 _running: ContextVar[ExportCache | None] = ContextVar("running", default=None)

@@ -6,8 +6,11 @@ Inputs, for `batch` rows of `sequence` new tokens each:
   total_sequence_length        (1,) int32, the most tokens of any row after this call
   logits_positions             (positions,) int64, the tokens whose logits are computed: places in
                                input_ids, counted through all rows
-  past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer
-Outputs: logits (positions, vocabulary) and present_key_i, present_value_i, to be bound to the buffers of the past.
+  past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer with attention
+  past_state_i_n               (batch, ...) float32, of each layer with states: its n-th
+  appended_rows                (batch,) bool, the rows whose states advance; with states
+Outputs: logits (positions, vocabulary) and present_key_i, present_value_i and present_state_i_n, to be bound to the
+buffers of the past.
 
 Knows modules and their inputs; knows no architecture and no task.
 """
@@ -23,21 +26,22 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from builder.checkpoints.model import POSITION_TABLES
 from builder.common.errors import ExportError
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.cached_attention import CACHED
-from builder.graphs.export.caches import ExportCache, exporting
+from builder.graphs.export.caches import ExportCache, ExportStates, exporting
 from builder.graphs.export.experts import every_expert
 from builder.graphs.export.failure import reason
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import fused_rotary, settled_frequencies
+from builder.graphs.export.states import fused_states, state_shapes
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
-from builder.graphs.onnx.operators import CACHED_ATTENTION
+from builder.graphs.onnx.operators import CACHED_ATTENTION, STATEFUL
 from builder.graphs.onnx.projections import merge_projections
 from builder.runtime.contract import LayerShape
+from builder.runtime.generation.executors.states import APPENDED_ROWS
 
 STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
 ELSEWHERE = "the decode loop keeps nothing else between tokens. vLLM may serve it: --engine vllm"
@@ -53,13 +57,20 @@ class DecoderExport:
 class DecoderGraph(torch.nn.Module):
     """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, caches: Sequence[LayerShape]) -> None:
         super().__init__()
         self.model = model
+        self.caches = tuple(caches)
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
-        input_ids, position_ids, seqlens_k, total, positions, *past = tensors
-        cache = ExportCache(past, seqlens_k, total)
+        input_ids, position_ids, seqlens_k, total, positions, *rest = tensors
+        remaining = iter(rest)
+        past = [next(remaining) if layer.heads else None for layer in self.caches for _ in ("key", "value")]
+        kept = {
+            index: [next(remaining) for _ in layer.states] for index, layer in enumerate(self.caches) if layer.states
+        }
+        states = ExportStates(kept, next(remaining)) if kept else None
+        cache = ExportCache(past, seqlens_k, total, states)
         with exporting(cache), logits_at(self.model, positions):
             result = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
         return result.logits, *cache.outputs()
@@ -91,13 +102,15 @@ def export_decoder(
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
         settled, experts = settled_frequencies(model, max_length), every_expert(model)
-        with fused_attention(model), settled, experts, fused_rotary(model) as unfused:
+        with fused_attention(model), fused_states(model), settled, experts, fused_rotary(model) as unfused:
             model.set_attn_implementation(CACHED)
-            graph = _export(DecoderGraph(model), caches, path)
-        if graph.operators[CACHED_ATTENTION] != len(caches):
-            raise ExportError(
-                f"{graph.operators[CACHED_ATTENTION]} of its {len(caches)} layers use the fused attention"
-            )
+            graph = _export(DecoderGraph(model, caches), caches, path)
+        attending = sum(cache.heads > 0 for cache in caches)
+        if graph.operators[CACHED_ATTENTION] != attending:
+            raise ExportError(f"{graph.operators[CACHED_ATTENTION]} of its {attending} layers use the fused attention")
+        states, fused = sum(len(cache.states) for cache in caches), sum(graph.operators[name] for name in STATEFUL)
+        if fused != states:
+            raise ExportError(f"{fused} of the {states} states of its layers use a fused operator")
     return DecoderExport(graph, caches, unfused)
 
 
@@ -118,8 +131,10 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             raise ExportError(f"its cache keeps more than the keys and values of its own layers; {ELSEWHERE}")
         for index, layer in enumerate(past.layers):
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-            if isinstance(layer, LinearAttentionCacheLayerMixin):
-                raise ExportError(f"layer {index} keeps a recurrent state, not keys and values alone; {ELSEWHERE}")
+            states = state_shapes(layer)
+            if states and keys is None:
+                shapes.append(LayerShape(0, 0, states))
+                continue
             if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
                 raise ExportError(
                     f"layer {index} keeps no keys and values: it has no attention, or uses those of another layer; "
@@ -127,8 +142,8 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
                 )
             if keys.shape[-1] != values.shape[-1]:
                 raise ExportError(f"layer {index} has keys of size {keys.shape[-1]} and values of {values.shape[-1]}")
-            shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3])))
-        if not shapes:
+            shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3]), states))
+        if not any(shape.heads for shape in shapes):
             raise ExportError("it has no attention layers")
         if not result.logits.is_meta:  # without weights a model has shapes, and no logits to compare
             _refuse_positions_of_its_own(model, ids, result.logits)
@@ -184,6 +199,15 @@ def cache_names(kind: str, layers: int) -> list[str]:
     return [f"{kind}_{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
 
 
+def _names(kind: str, caches: Sequence[LayerShape]) -> list[str]:
+    """Return the names of keys and values of `kind`, such as past, then those of the states."""
+    attending = [index for index, cache in enumerate(caches) if cache.heads]
+    states = [
+        f"{kind}_state_{index}_{number}" for index, cache in enumerate(caches) for number in range(len(cache.states))
+    ]
+    return [*(f"{kind}_{part}_{index}" for index in attending for part in ("key", "value")), *states]
+
+
 def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> Graph:
     names = ("batch", "sequence", "max_length", "positions")
     batch, sequence, length, positions = (torch.export.Dim(name) for name in names)
@@ -196,9 +220,14 @@ def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> G
         torch.tensor([3, 6, 13]),
     ]
     for cache in caches:
-        for _ in ("key", "value"):
+        for _ in ("key", "value") if cache.heads else ():
             tensors.append(torch.zeros((2, cache.heads, 40, cache.size)))
             shapes.append({0: batch, 2: length})
-    past = cache_names("past", len(caches))
-    outputs = ["logits", *cache_names("present", len(caches))]
+    past = _names("past", caches)
+    states = [torch.zeros((2, *shape)) for cache in caches for shape in cache.states]
+    if states:
+        tensors += [*states, torch.ones(2, dtype=torch.bool)]
+        shapes += [{0: batch}] * (len(states) + 1)
+        past.append(APPENDED_ROWS)
+    outputs = ["logits", *_names("present", caches)]
     return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *past], outputs, merge_projections)

@@ -180,6 +180,8 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
     attributes = attributes_of(node)
     if node.op_type == "MatMulNBits" and attributes.get("bits") == 8:
         yield "MatMulNBits with 8 bits"
+    if node.op_type == "CausalConvWithState":
+        yield "CausalConvWithState with the channels last"
     if node.op_type == PAGED_ATTENTION and node.domain == DOMAIN:
         yield "PagedAttention with bounds on lengths"
     if node.op_type != CACHED_ATTENTION:

@@ -57,7 +57,9 @@ class DecodeLoop:
         self.stats = Stats(slots=geometry.slots)
         self.encoder_cache = executor.encoder_cache(limits.prefill_tokens)
         reuse = reuse_prefixes and self.encoder_cache is None
-        self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks)
+        self.cache = SlotCache(
+            geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks, executor.has_states
+        )
         able = executor.can_speculate, executor.joins_prefills
         self.scheduler = Scheduler(self.cache, limits, self.stats, self.encoder_cache, *able, drafter)
         self.failure: BaseException | None = None

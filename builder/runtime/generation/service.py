@@ -208,7 +208,13 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel 
     """
     arena = serving.arena
     geometry = Geometry(
-        arena.slots, arena.length, serving.vocabulary, Geometry.pairs(arena.layers), arena.dtype, arena.blocks
+        arena.slots,
+        arena.length,
+        serving.vocabulary,
+        Geometry.pairs(arena.layers),
+        arena.dtype,
+        arena.blocks,
+        Geometry.states_of(arena.layers),
     )
     opened = folder if serving.executor == "in-process" else infer
     executor: Executor = _executor_module(serving).open_executor(opened, serving, geometry)

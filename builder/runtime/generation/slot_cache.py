@@ -4,6 +4,9 @@ A decode step runs over one contiguous range of slots, so running sequences are 
 keeps its tokens until it is allocated again: a later prompt with the same prefix reuses them. Where slots share blocks,
 allocated slots evict the content of free ones, least recently used first. Knows token ids, slots and blocks; knows no
 tensors.
+
+Where slots keep states besides (`has_states`), a prefix is reused only if it is all that its slot has, since a state is
+that after the last token.
 """
 
 from __future__ import annotations
@@ -30,7 +33,13 @@ class SlotCache:
     """Cached tokens of each slot, and which slots are allocated."""
 
     def __init__(
-        self, slots: int, max_length: int, copy: Copy, reuse: bool = True, blocks: "BlockManager | None" = None
+        self,
+        slots: int,
+        max_length: int,
+        copy: Copy,
+        reuse: bool = True,
+        blocks: "BlockManager | None" = None,
+        has_states: bool = False,
     ) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(slots)]
         self.allocated = [False] * slots
@@ -39,6 +48,7 @@ class SlotCache:
         self.copy = copy
         self.reuse = reuse
         self.blocks = blocks
+        self.has_states = has_states
         self.clock = 0
 
     @property
@@ -70,9 +80,10 @@ class SlotCache:
         A longer prefix in another slot is copied. At most `reusable` tokens of the prompt are reused, and never its
         last, whose logits are needed.
         """
-        common = [common_length(prompt, tokens) if self.reuse else 0 for tokens in self.tokens]
         limit = len(prompt) - 1 if reusable is None else min(reusable, len(prompt) - 1)
-        common = [min(length, limit) for length in common]
+        common = [min(common_length(prompt, tokens), limit) if self.reuse else 0 for tokens in self.tokens]
+        if self.has_states:
+            common = [length if length == len(tokens) else 0 for length, tokens in zip(common, self.tokens)]
         slot = self._allocate_nearest(common)
         source = slot if common[slot] == max(common) else common.index(max(common))
         reused = common[source]
@@ -177,7 +188,7 @@ class SlotCache:
         """
         for slot, position in enumerate(positions.tolist(), first):
             tokens = self.tokens[slot]
-            del tokens[position:]
+            del tokens[0 if self.has_states and position < len(tokens) else position :]
             tokens.extend(written.get(slot, ()))
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from builder.common.memory import BYTES_PER_VALUE, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes, state_bytes
 from builder.engines import graph_engine
 from builder.options import Capacity, Load
 from builder.runtime.contract import LayerShape
@@ -191,8 +191,10 @@ def slot_length(load: Load, needs: ModelNeeds) -> int:
 def _cache(capacity: Capacity, load: Load, needs: ModelNeeds, slots: int, length: int) -> tuple[int, list[PlanLine]]:
     """Return the bytes of a cache with its own slot per sequence, as the build reserves it."""
     width = BYTES_PER_VALUE[needs.cache]
-    of_slot = cache_bytes(needs.layers, 1, length, width)
+    states = state_bytes(needs.layers)
+    of_slot = cache_bytes(needs.layers, 1, length, width) + states
     formula = f"{length} tokens x {number(_values(needs.layers))} keys and values x {width} bytes"
+    formula += f" + {megabytes(states)} of states" if states else ""
     lines = [PlanLine("a slot", formula, megabytes(of_slot))]
     if needs.cross:
         read = cache_bytes(needs.cross, 1, needs.source, width)

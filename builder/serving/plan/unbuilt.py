@@ -45,7 +45,8 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
         return ModelNeeds("encoder", size, length, measured=NOT_MEASURED)
     with torch.device("meta"):
         if family == "decoder":
-            layers, engine = cache_shapes(checkpoint.model), _engine(spec)
+            layers = cache_shapes(checkpoint.model)
+            engine = _engine(spec, any(layer.states for layer in layers))
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(draft_spec(spec, checkpoint.task.name, length))
             needs = ModelNeeds("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
@@ -87,7 +88,7 @@ def _bytes(draft: BuildSpec) -> int:
     return needs.weights + cache_bytes(needs.layers, draft.slots, needs.length, BYTES_PER_VALUE[needs.cache])
 
 
-def _engine(spec: BuildSpec) -> DecodingEngine:
+def _engine(spec: BuildSpec, has_states: bool) -> DecodingEngine:
     """Return the spec's engine; for `auto`, which the build decides, the first engine that supports the model.
 
     ONNX Runtime, whose slots are each as long as the longest text, takes more memory than blocks that several sequences
@@ -99,6 +100,8 @@ def _engine(spec: BuildSpec) -> DecodingEngine:
         engine = engine_of(spec.model_copy(update={"engine": name}))
         try:
             engine.refuse()
+            if has_states:
+                engine.refuse_states()
         except SpecError as error:
             refused.append(error)
         else:

@@ -58,6 +58,8 @@ def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Dec
     engine.refuse()
     spec = engine.spec
     layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
+    if any(layer.states for layer in layers):
+        engine.refuse_states()
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)
     rows = tuple(map(tuple, sample_rows(spec.samples, checkpoint)))
     return Decoder(spec, checkpoint, folder, engine, memory, layers, rows)

@@ -65,8 +65,13 @@ def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Check
 
 
 def _cache(spec: BuildSpec, checkpoint: Checkpoint) -> int:
-    """Return the bytes of the keys and values."""
+    """Return the bytes of the keys and values. Raises SpecError for layers that keep a state."""
     shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
+    if any(shape.states for shape in shapes):
+        raise SpecError(
+            f"layers of {checkpoint.model.config.model_type} keep a state, which a rejected guess cannot be taken out "
+            "of: build it without --draft"
+        )
     return engine_of(spec).plan_memory(shapes, weights, checkpoint.max_length).cache
 
 

@@ -15,6 +15,7 @@ from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecod
 from builder.building.families.generating import (
     generation_serving,
     larger_than_stored,
+    limits_of_states,
     measured_pytorch,
     needing_cpus,
     parity_bounds,
@@ -157,7 +158,10 @@ class Decoder:
             replace(self.memory, weights=choice.graph.size),
             operators,
             entries,
-            attention={"fused": operators[self.engine.attention], "layers": len(exported.caches)},
+            attention={
+                "fused": operators[self.engine.attention],
+                "layers": sum(cache.heads > 0 for cache in exported.caches),
+            },
             quantised=quantised_parts(selection.chosen.option, choice.quantised),
             variants=choice.variants,
             samples=len(choice.exact.pytorch.answers.rows),
@@ -172,6 +176,7 @@ class Decoder:
                         code_not_run(checkpoint),
                         cost_of_experts(checkpoint.model),
                         larger_than_stored(self.spec.precision, checkpoint),
+                        limits_of_states(exported.caches),
                     ],
                 ),
                 *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builder.common.machine import total_memory
-from builder.common.memory import BYTES_PER_VALUE
+from builder.common.memory import BYTES_PER_VALUE, state_bytes
 from builder.engines import onnxruntime, openvino, session_engine
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, Repository
@@ -68,11 +68,11 @@ def _size(graph: Path) -> int:
 
 
 def _cache(served: GenerationServing) -> int:
-    """Return the bytes of the keys and values of all slots, or of the blocks that they share."""
+    """Return the bytes of the keys, values and states of all slots, or of the blocks that they share."""
     arena = served.arena
     a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * BYTES_PER_VALUE[arena.dtype]
     if arena.blocks is None:
-        return a_token * arena.slots * arena.length
+        return (a_token * arena.length + state_bytes(arena.layers)) * arena.slots
     return a_token * arena.blocks * session_engine(served.session).block_tokens(arena.layers)
 
 

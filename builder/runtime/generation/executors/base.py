@@ -33,6 +33,7 @@ class Geometry:
     """Shape of the arena: `layers` has each layer's (heads, head size); `cache` is the type of keys and values.
 
     `blocks`: number of blocks, for an executor whose slots share blocks; None: enough for all slots to be full.
+    `states`: the shapes of each layer's states; empty if no layer has any.
     """
 
     slots: int
@@ -41,11 +42,18 @@ class Geometry:
     layers: tuple[tuple[int, int], ...]
     cache: "CacheType" = "float32"
     blocks: "int | None" = None
+    states: "tuple[tuple[tuple[int, ...], ...], ...]" = ()
 
     @staticmethod
     def pairs(layers: "Sequence[LayerShape]") -> "tuple[tuple[int, int], ...]":
         """Return (heads, head size) of each of `layers`, as serving.json gives them."""
         return tuple((layer.heads, layer.size) for layer in layers)
+
+    @staticmethod
+    def states_of(layers: "Sequence[LayerShape]") -> "tuple[tuple[tuple[int, ...], ...], ...]":
+        """Return the shapes of the states of each of `layers`; empty if none has any."""
+        states = tuple(tuple(tuple(shape) for shape in layer.states) for layer in layers)
+        return states if any(states) else ()
 
     def allocate(self) -> dict[str, np.ndarray]:
         """Allocate each layer's keys and values, (slots, heads, max_length, size), by the graph's input names."""
@@ -53,6 +61,7 @@ class Geometry:
             f"{kind}_{index}": np.zeros((self.slots, heads, self.max_length, size), self.cache)
             for index, (heads, size) in enumerate(self.layers)
             for kind in ("key", "value")
+            if heads
         }
 
 
@@ -112,6 +121,8 @@ class Executor(ABC):
     `candidates`: how many candidates `best` finds; 0: `run` returns all logits anyway.
     `has_likeliest`: True if `likeliest` is implemented.
     `joins_prefills`: True if prompts that start in adjacent slots run as one call, which reads the weights once.
+    `has_states`: True if a slot keeps states besides keys and values: those after all of its tokens, and no earlier
+    ones.
     """
 
     blocks: "BlockManager | None" = None
@@ -119,6 +130,7 @@ class Executor(ABC):
     candidates = 0
     has_likeliest = False
     joins_prefills = False
+    has_states = False
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -130,7 +142,8 @@ class Executor(ABC):
         """Append `tokens`, (rows, new) int64, to the slots from `first` on, which hold `lengths` tokens each.
 
         `logits_positions`: indices into the flattened `tokens` after which logits are needed, at least one, in any
-        order, (positions,) int64; None: each row's last.
+        order, (positions,) int64; None: each row's last. A row without any is not appended to: it fills a gap between
+        rows that are.
         Returns logits (positions, vocabulary) float32 in that order; valid until the next call.
         """
 

@@ -27,6 +27,7 @@ from .base import (
     TokenCandidates,
     copy_slot,
 )
+from .states import APPENDED_ROWS, SlotStates
 
 Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache
 MAX_BINDINGS = 256  # combinations of slots and positions whose bindings are kept
@@ -77,9 +78,13 @@ class BoundExecutor(Executor):
                 self.decoding[key] = prepared
         step, binding, answer = prepared
         step.fill(part.tokens, part.lengths, logits_positions, counts)
+        self._begin(part, step)
         self._run(step, binding)
         typed: Answer = answer
         return typed
+
+    def _begin(self, part: CallPart, step: StepInputs) -> None:
+        """Prepare memory beside the cache for a call."""
 
     def _run(self, step: StepInputs, binding: Any) -> None:
         self.session.run_with_iobinding(binding)
@@ -98,11 +103,13 @@ class BoundExecutor(Executor):
 
 
 class InPlace(BoundExecutor):
-    """Runs an open session with a cache of its own, bound in place."""
+    """Runs an open session with a cache and states of its own, bound in place."""
 
     def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
         super().__init__(geometry, session)
-        self.arena = geometry.allocate()
+        self.arena, self.states = geometry.allocate(), SlotStates(geometry)
+        self.has_states = bool(geometry.states)
+        self.can_speculate = not self.has_states  # a rejected token cannot be taken out of a state
         self.has_likeliest = TOP_COUNT in self.inputs
 
     def likeliest(self, part: CallPart, count: int) -> ScoredCandidates:
@@ -115,14 +122,20 @@ class InPlace(BoundExecutor):
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)
+        self.states.copy(source, target)
+
+    def _begin(self, part: CallPart, step: StepInputs) -> None:
+        if self.has_states:
+            self.states.begin(part, step.feeds[APPENDED_ROWS])
 
     def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[StepInputs, Any]:
         step, binding = StepInputs(rows, new, num_logits), self.session.io_binding()
         step.feeds[TOP_COUNT] = np.array([best], np.int64)
+        step.feeds[APPENDED_ROWS] = np.ones(rows, np.bool_)
         for name, array in step.feeds.items():
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        for name, tensor in self.arena.items():
+        for name, tensor in (*self.arena.items(), *self.states.tensors.items()):
             view = tensor[first : first + rows]
             kind = view.dtype.type
             binding.bind_input(f"past_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
