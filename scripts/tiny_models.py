@@ -105,6 +105,7 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
     "lilt": {"hidden_size": 48, "max_2d_position_embeddings": 1024},
     "longcat_flash": {"expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 16},
+    "marian": {"decoder_vocab_size": ROWS},
     "mistral4": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "head_dim": 16},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1},
@@ -223,6 +224,9 @@ def tiny_model(head: str, model_type: str) -> PreTrainedModel:
         if parameter.dim() > 1 and not parameter.count_nonzero():
             # Some routers begin with zeros: all experts are equal then, and of equals any may be chosen.
             torch.nn.init.normal_(parameter, std=0.2)
+    if model.can_generate():
+        # a text cut at its maximum length would end with this token, whatever the logits are
+        model.generation_config.forced_eos_token_id = None
     return model
 
 

@@ -43,7 +43,7 @@ def test_table_outcomes_are_known_and_have_a_reason() -> None:
             "refused",
             "mamba cannot be served for generation: it returns no cache of keys and values",
         ),
-        ("CAUSAL_LM", "pegasus", "refused", "it takes no position_ids"),
+        ("CAUSAL_LM", "prophetnet", "refused", "prophetnet cannot be served for generation: it takes no position_ids"),
         pytest.param("TOKEN_CLASSIFICATION", "megatron-bert", "verified", "", marks=pytest.mark.slow),
     ],
 )

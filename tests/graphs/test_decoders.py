@@ -32,6 +32,7 @@ from builder.runtime.generation.executors.base import CallPart
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
+from scripts.tiny_models import tiny_model
 from tests.decoders import DECODERS, SIZES, WINDOW, make_decoder
 from tests.tiny_encoders import VOCABULARY, make_tokenizer
 
@@ -91,6 +92,17 @@ def test_greedy_text_equals_transformers(model_type: str, tmp_path: Path) -> Non
 def test_architecture_variants_equal_transformers(model_type: str, options: dict[str, object], tmp_path: Path) -> None:
     _, actual, expected = exported(model_type, tmp_path, **options)
     assert actual == expected
+
+
+@pytest.mark.parametrize("model_type", ["bart", "whisper"])
+def test_rows_of_different_lengths_share_a_batch_without_position_ids(model_type: str, tmp_path: Path) -> None:
+    """Their decoders look positions up by the length of the cache, one for all rows; BART's first row is its third."""
+    model = tiny_model("CAUSAL_LM", model_type)
+    result = export_decoder(model, tmp_path, 128)
+    geometry = geometry_of(result.caches, 4, 128, model.config.vocab_size)
+    executor = InProcess(fuse(result.graph, tmp_path).path, geometry, Session(threads=1))
+    actual = generate(executor, prompts(), NEW_TOKENS)
+    assert actual == [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
 
 
 def test_experts_are_two_products_a_layer(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from builder.building.pipeline import build
 from builder.common.errors import CheckpointError, ExportError
-from builder.graphs.export.decoder import cache_shapes
+from builder.graphs.export.decoder import cache_shapes, export_decoder
 from builder.graphs.export.failure import reason
 from builder.graphs.export.program import to_onnx
 from builder.options import make_spec
@@ -66,18 +66,31 @@ def test_reason_names_the_line_of_the_model_s_code() -> None:
 @pytest.mark.parametrize(
     ("model_type", "message"),
     [
-        ("camembert", "camembert cannot be served for generation: it does not count positions from 0"),
-        ("bart", "bart cannot be served for generation: it takes no position_ids and counts the rows of .*embed_pos"),
         ("minimax", "minimax cannot be served for generation: its cache keeps more than .*--engine vllm"),
         ("mamba", "it returns no cache of keys and values .*--engine vllm"),
         ("qwen3_next", "a layer keeps a recurrent state"),
     ],
 )
 def test_caches_with_other_states_are_refused(model_type: str, message: str) -> None:
-    """Regression: the first two failed verification as "a bug worth reporting"; others named a class as the reason."""
+    """Regression: some named a class as the reason."""
     with pytest.raises(ExportError, match=message) as refused:
         cache_shapes(tiny_model("CAUSAL_LM", model_type))
     assert not re.search("NoneType|DummyLayer|MiniMaxCache|LinearAttention", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("camembert", "camembert cannot be served for generation: it does not count positions from 0"),
+        ("prophetnet", "it takes no position_ids, and its prophetnet.decoder.position_embeddings counts by the length"),
+        ("roformer", "it takes no position_ids, and its roformer.encoder.embed_positions counts by the length"),
+        ("moss_transcribe_diarize", "it takes no position_ids, and its .*embed_positions counts by the length"),
+    ],
+)
+def test_other_ways_to_count_positions_are_refused(model_type: str, message: str, tmp_path: Path) -> None:
+    """Regression: camembert failed verification as "a bug worth reporting"."""
+    with pytest.raises(ExportError, match=message):
+        export_decoder(tiny_model("CAUSAL_LM", model_type), tmp_path, 64)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "modernbert-decoder"])

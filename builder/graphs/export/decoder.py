@@ -17,8 +17,7 @@ Knows modules and their inputs; knows no architecture and no task.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,13 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from builder.checkpoints.model import POSITION_TABLES
 from builder.common.errors import ExportError
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import ExportCache, ExportStates, exporting
 from builder.graphs.export.experts import every_expert
 from builder.graphs.export.failure import reason
+from builder.graphs.export.positions import looked_up, table_rows
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import fused_rotary, settled_frequencies
 from builder.graphs.export.states import fused_states, state_shapes
@@ -55,12 +54,16 @@ class DecoderExport:
 
 
 class DecoderGraph(torch.nn.Module):
-    """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out."""
+    """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out.
 
-    def __init__(self, model: PreTrainedModel, caches: Sequence[LayerShape]) -> None:
+    rows: the model's `table_rows`, None if it takes position_ids.
+    """
+
+    def __init__(self, model: PreTrainedModel, caches: Sequence[LayerShape], rows: Mapping[str, int] | None) -> None:
         super().__init__()
         self.model = model
         self.caches = tuple(caches)
+        self.rows = rows
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
         input_ids, position_ids, seqlens_k, total, positions, *rest = tensors
@@ -71,8 +74,10 @@ class DecoderGraph(torch.nn.Module):
         }
         states = ExportStates(kept, next(remaining)) if kept else None
         cache = ExportCache(past, seqlens_k, total, states)
-        with exporting(cache), logits_at(self.model, positions):
-            result = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
+        explicit = {"position_ids": position_ids} if self.rows is None else {}
+        tables = looked_up(self.model, self.rows or {}, position_ids)
+        with exporting(cache), tables, logits_at(self.model, positions):
+            result = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, **explicit)
         return result.logits, *cache.outputs()
 
 
@@ -101,10 +106,11 @@ def export_decoder(
     path = folder / "exported" / MODEL_FILE
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
+        rows = table_rows(model)
         settled, experts = settled_frequencies(model, max_length), every_expert(model)
         with fused_attention(model), fused_states(model), settled, experts, fused_rotary(model) as unfused:
             model.set_attn_implementation(CACHED)
-            graph = _export(DecoderGraph(model, caches), caches, path)
+            graph = _export(DecoderGraph(model, caches, rows), caches, path)
         attending = sum(cache.heads > 0 for cache in caches)
         if graph.operators[CACHED_ATTENTION] != attending:
             raise ExportError(f"{graph.operators[CACHED_ATTENTION]} of its {attending} layers use the fused attention")
@@ -145,8 +151,6 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3]), states))
         if not any(shape.heads for shape in shapes):
             raise ExportError("it has no attention layers")
-        if not result.logits.is_meta:  # without weights a model has shapes, and no logits to compare
-            _refuse_positions_of_its_own(model, ids, result.logits)
     return tuple(shapes)
 
 
@@ -176,22 +180,6 @@ def _without_padding(config: PreTrainedConfig) -> Iterator[None]:
         yield
     finally:
         settings.update(padding)
-
-
-def _refuse_positions_of_its_own(model: PreTrainedModel, ids: torch.Tensor, logits: torch.Tensor) -> None:
-    """Raise ExportError if the model misreads position_ids counted from 0, which each row of a batch is given."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        tables = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in POSITION_TABLES]
-        if tables:
-            raise ExportError(
-                f"it takes no position_ids and counts the rows of {tables[0]} by what its cache holds, so that all "
-                "texts of a batch would have to be equally long"
-            )
-        return
-    with torch.no_grad():
-        explicit = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=True).logits
-    if not torch.allclose(explicit, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())):
-        raise ExportError("it does not count positions from 0, as the decode loop does")
 
 
 def cache_names(kind: str, layers: int) -> list[str]:

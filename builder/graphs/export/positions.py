@@ -1,0 +1,91 @@
+"""Positions of a decoder's tokens, which the decode loop counts from 0 for each row: how a model receives them.
+
+Most models take `position_ids`. Others take none, and add as many rows of a table as the text has tokens. Knows modules
+by the names of their position tables; knows no architecture.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from builder.checkpoints.model import POSITION_TABLES
+from builder.common.errors import ExportError
+
+PROBE = torch.tensor([[5, 6, 7]])  # token ids
+Hook = Callable[[torch.nn.Module, tuple[object, ...], Any], torch.Tensor | None]
+
+
+def table_rows(model: PreTrainedModel) -> dict[str, int] | None:
+    """Return the row for a text's first token of each position table of `model`, by the name of its module.
+
+    Returns None for a model that takes `position_ids` instead. Raises ExportError for one that counts otherwise.
+    """
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        _refuse_other_starts(model)
+        return None
+    rows: dict[str, int] = {}
+    tables = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in POSITION_TABLES]
+
+    def hook(name: str) -> Hook:
+        def compare(module: torch.nn.Module, arguments: tuple[object, ...], output: Any) -> None:
+            table = getattr(module, "weight", None)
+            if not isinstance(table, torch.Tensor) or not isinstance(output, torch.Tensor):
+                return
+            if table.shape[-1] == output.shape[-1] == model.config.hidden_size:
+                added = output.reshape(-1, table.shape[-1])[: PROBE.shape[1]]
+                windows = table.unfold(0, PROBE.shape[1], 1).transpose(1, 2)
+                equal = (windows == added).flatten(1).all(dim=1).nonzero()
+                if len(equal):
+                    rows[name] = int(equal[0])
+
+        return compare
+
+    with torch.no_grad(), _hooked(model, {name: hook(name) for name in tables}):
+        model(input_ids=PROBE, use_cache=True)
+    if tables and not rows:
+        raise ExportError(
+            f"it takes no position_ids, and its {tables[0]} counts by the length of the cache, in which the rows of a "
+            "batch differ"
+        )
+    return rows
+
+
+@contextmanager
+def looked_up(model: PreTrainedModel, rows: Mapping[str, int], position_ids: torch.Tensor) -> Iterator[None]:
+    """Let the tables that `table_rows` found return what belongs to `position_ids`, (batch, sequence) int64."""
+
+    def hook(first: int) -> Hook:
+        def lookup(module: torch.nn.Module, arguments: tuple[object, ...], output: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.embedding(position_ids + first, module.weight)  # type: ignore[arg-type]
+
+        return lookup
+
+    with _hooked(model, {name: hook(first) for name, first in rows.items()}):
+        yield
+
+
+def _refuse_other_starts(model: PreTrainedModel) -> None:
+    """Raise ExportError if `model` by itself does not count as transformers' `generate` makes it count, from 0."""
+    with torch.no_grad():
+        alone = model(input_ids=PROBE, use_cache=True).logits
+        counted = model(input_ids=PROBE, position_ids=torch.arange(PROBE.shape[1])[None], use_cache=True).logits
+    if not torch.allclose(counted, alone, rtol=1e-3, atol=1e-3 * float(alone.abs().max())):
+        raise ExportError(
+            "it does not count positions from 0 unless transformers' generate makes it, whose texts are not its most "
+            "probable ones"
+        )
+
+
+@contextmanager
+def _hooked(model: PreTrainedModel, hooks: Mapping[str, Hook]) -> Iterator[None]:
+    """Run with forward hooks on modules of `model`, by their names."""
+    with ExitStack() as stack:
+        for name, hook in hooks.items():
+            stack.enter_context(model.get_submodule(name).register_forward_hook(hook))
+        yield
