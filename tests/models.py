@@ -16,6 +16,7 @@ from tests.embedders import make_embedder
 from tests.rerankers import make_reranker
 from tests.retrievers import make_hybrid, make_router
 from tests.seq2seqs import make_seq2seq_checkpoint
+from tests.static_embeddings import make_static
 from tests.tiny_encoders import make_checkpoint, make_colbert
 
 NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
@@ -68,6 +69,7 @@ SERVED: dict[str, Served] = {
     ),
     "hybrid": Served("hybrid-embedding", "xlm-roberta", save=make_hybrid),
     "searches": Served("sparse-embedding", "bert", save=make_router),
+    "table": Served("sentence-similarity", "wordpiece", save=make_static),
 }
 
 

@@ -36,6 +36,11 @@ class CheckpointFiles:
     sentence: SentenceModules | None
     card: Mapping[str, list[str]]
 
+    @property
+    def family(self) -> str:
+        """Family of builder/building/families that serves it: its task's, unless it has a table and no network."""
+        return "static" if self.sentence is not None and self.sentence.table is not None else self.task.family
+
     def identity(self) -> dict[str, Any]:
         """Return the checkpoint's identity for build.json."""
         return {

@@ -14,6 +14,7 @@ from builder.checkpoints.generation_config import FILE, generation_file
 from builder.checkpoints.grids import Grids
 from builder.checkpoints.mapped import widened
 from builder.checkpoints.packed import packed_format, unpack, without_quantisation
+from builder.checkpoints.static_embedding import StaticConfig, StaticModel, load_static
 from builder.checkpoints.tasks import Task
 from builder.common.errors import BuilderError, CheckpointError, first_line
 
@@ -63,6 +64,8 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
     Raises CheckpointError, and RepositoryError for a full disk.
     """
     task, config = files.task, files.config
+    if isinstance(config, StaticConfig):
+        return load_static(config, files.folder), None
     kind = _model_class(task, config)
     packed = packed_format(config, files.source)
     grids = None
@@ -96,6 +99,8 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
 
 def model_without_weights(files: CheckpointFiles) -> PreTrainedModel:
     """Return the task's model on the meta device, where its tensors have shapes and no memory."""
+    if isinstance(files.config, StaticConfig):
+        return _on_meta(StaticModel, files.config)
     model = _on_meta(_model_class(files.task, files.config), without_quantisation(files.config))
     _read_generation_config(model, files.folder)
     return model.eval()

@@ -27,17 +27,23 @@ class Pooler(torch.nn.Module):
     """Module from token features (batch, sequence, size) and their mask (batch, sequence) to embeddings (batch, size').
 
     Pooling as in sentence-transformers' Pooling module; several modes are concatenated. `after`: the modules that the
-    embedding passes then, in order.
+    embedding passes then, in order. `skipped`: tokens that are not pooled.
     """
 
-    def __init__(self, modes: tuple[str, ...], after: Sequence[Module] = (), dimensions: int | None = None) -> None:
+    def __init__(
+        self,
+        modes: tuple[str, ...],
+        after: Sequence[Module] = (),
+        dimensions: int | None = None,
+        skipped: tuple[int, ...] = (),
+    ) -> None:
         super().__init__()
         unknown = set(modes) - set(POOLING_KEYS.values())
         if unknown:
             raise CheckpointError(
                 f"pooling {min(unknown)!r} is not known; known are {', '.join(POOLING_KEYS.values())}"
             )
-        self.modes = modes
+        self.modes, self.skipped = modes, skipped
         self.after = torch.nn.Sequential(*(layer for module in after for layer in _layers(module)))
         self.dimensions = dimensions
 
@@ -45,6 +51,12 @@ class Pooler(torch.nn.Module):
     def normalizes(self) -> bool:
         """True if embeddings leave with length 1, before only their first dimensions are kept."""
         return len(self.after) > 0 and isinstance(self.after[-1], UnitLength)
+
+    def pooled(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return the mask of the tokens that are pooled, (batch, sequence), given all."""
+        for token in self.skipped:
+            attention_mask = attention_mask * (input_ids != token)
+        return attention_mask
 
     def forward(self, features: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         mask = attention_mask.unsqueeze(-1).to(features.dtype)

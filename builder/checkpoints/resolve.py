@@ -15,8 +15,9 @@ from builder.checkpoints.packed import refuse_packed
 from builder.checkpoints.sentence_transformers import read_modules
 from builder.checkpoints.sentence_transformers.kinds import MULTI_VECTOR
 from builder.checkpoints.sentence_transformers.transformer import read_in_lower_case
+from builder.checkpoints.static_embedding import read_static_config, read_tokenizer
 from builder.checkpoints.tasks import find_task, infer_task
-from builder.checkpoints.tokenizer import load_tokenizer
+from builder.checkpoints.tokenizer import load_any, load_tokenizer
 from builder.checkpoints.tokenizer_limits import panics_refused
 from builder.checkpoints.untrusted import refuse_contents, refuse_files
 from builder.common.errors import CheckpointError, first_line
@@ -42,9 +43,10 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
             "first: PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(folder)"
         )
     files = weight_files(folder, source.model) if weights or revision is None else []
-    config = read_configuration(folder, source.model)
+    is_table = sentence is not None and sentence.table is not None
+    config = (read_static_config if is_table else read_configuration)(folder, source.model)
     with panics_refused(source.model):
-        tokenizer = load_tokenizer(folder, source.model, config)
+        tokenizer = load_tokenizer(folder, source.model, config, read_tokenizer if is_table else load_any)
     if sentence is not None and sentence.lower_case:
         read_in_lower_case(tokenizer)
     refuse_damaged(files, source.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,25 @@ LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # en_XX, eng_Latn
 MAX_VOCABULARY = 1 << 24  # tokens, for a model that does not state its embeddings; known vocabularies have a million
 
 
-def load_tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
+def load_any(folder: Path) -> Any:
+    """Return the tokenizer in `folder` by transformers' auto class."""
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def load_tokenizer(
+    folder: Path, model: str, config: PreTrainedConfig, load: Callable[[Path], Any] = load_any
+) -> PreTrainedTokenizerFast:
     """Return the tokenizer in `folder`. Raises CheckpointError, which names `model`.
 
-    A slow one is converted. Refuses a tokenizer that could block a server, and one with more tokens than the model has.
+    `load`: loads the tokenizer of a folder. A slow one is converted. Refuses a tokenizer that could block a server, and
+    one with more tokens than the model has.
     """
     names = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
     if not any((folder / name).is_file() for name in names):
         raise CheckpointError(f"{model} has no tokenizer: none of {', '.join(names)} is in {folder}; add it there")
     refuse_hostile_files(folder, model)
     try:
-        tokenizer = call_tokenizer(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
+        tokenizer = call_tokenizer(load, folder)
     except Exception as error:  # tokenizers raises errors of any type for a broken file
         raise CheckpointError(f"the tokenizer of {model} does not load: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

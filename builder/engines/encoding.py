@@ -93,6 +93,6 @@ def encoding_engine(name: str) -> EncodingEngine:
 
 
 def all_variants() -> tuple[Variant, ...]:
-    """Return the variants of every engine, those of the preferred engine first."""
-    encodings = [one.encoding for one in graph_engines()]
+    """Return the variants of every engine that can be requested, those of the preferred engine first."""
+    encodings = [one.encoding for one in graph_engines() if one.facts.targets]
     return tuple(variant for encoding in encodings if encoding is not None for variant in encoding.variants)

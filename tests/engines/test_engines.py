@@ -61,7 +61,8 @@ def test_decoder_family_imports_no_engine() -> None:
 
 def test_encoding_engines_have_a_title_for_each_target_of_their_variants() -> None:
     folders = {file.parent.name for file in Path(engines.__file__).parent.glob("*/encoding.py")}
-    assert {variant.engine for variant in all_variants()} == folders
+    requested = {folder for folder in folders if ENGINES[folder].targets}
+    assert {variant.engine for variant in all_variants()} == requested, "tables have the others"
     for one in engines.graph_engines():
         if one.encoding is not None:
             assert one.encoding.name == one.name

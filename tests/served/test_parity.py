@@ -66,6 +66,12 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     "searches": [
         {"text_input": text, "input_type": kind} for text in (TEXTS[3], UNICODE) for kind in ("query", "document")
     ],
+    "table": [
+        {"text_input": TEXTS[26]},
+        {"text_input": UNICODE, "prompt_name": "query"},
+        {"text_input": TEXTS[5], "dimensions": 24},
+        {"text_input": "\u200b"},
+    ],
     "minilm_fp32": [{"text_input": text} for text in (*TEXTS[20:26], UNICODE)],
 }
 

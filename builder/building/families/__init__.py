@@ -1,6 +1,7 @@
 """Families of graphs, one module each: how their checkpoints are exported, verified, measured and laid out.
 
-The folder is the registry: a task names its family, and `begin` in the family's module returns its stages. vLLM and
+The folder is the registry: a checkpoint names its family, its task's in general, and `begin` in the family's module
+returns its stages. vLLM and
 TensorRT-LLM run the checkpoint as it is, whatever its task: whole_checkpoint.py returns their entry.
 """
 
@@ -135,7 +136,7 @@ class BuiltModel:
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family:
     """Return the family of `checkpoint`, whose graphs are created in `folder`. Raises SpecError and CheckpointError."""
-    module = importlib.import_module(f"{__name__}.{checkpoint.task.family}")
+    module = importlib.import_module(f"{__name__}.{checkpoint.family}")
     family: Family = module.begin(spec, checkpoint, folder, stage)
     return family
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from builder.building.keys import code, key_of
-from builder.building.variants.candidates import VariantMaker
 from builder.building.variants.evaluator import Evaluator
 from builder.building.variants.selection import Candidate
 from builder.building.variants.traffic import Rates
@@ -24,6 +23,7 @@ from builder.common.files import write_atomically
 from builder.common.speed import Latencies, speed_up
 from builder.engines.encoding import Variant
 from builder.engines.optimise import Quantised
+from builder.options import BuildSpec
 from builder.repository.report.record import MeasuredVariant
 
 ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
@@ -55,6 +55,23 @@ def measurements_of(facts: Mapping[str, Any]) -> Measurements:
     return Measurements(cache_home() / "measured" / f"{key_of({'facts': facts, 'code': code()})[:32]}.json")
 
 
+class Maker(Protocol):
+    """Maker of the variants of one model."""
+
+    @property
+    def spec(self) -> BuildSpec:
+        """Options of the build."""
+
+    def sensitive(self, variant: Variant) -> list[str]:
+        """Return the layers of `variant` that can be left alone, those that lose most quality first."""
+
+    def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
+        """Build the graph of `variant`. Raises VerificationError if that fails."""
+
+    def discard(self, variant: Variant, quantised: Quantised) -> None:
+        """Remove the files of `variant`."""
+
+
 @dataclass
 class EncoderCandidates:
     """Candidates of an encoder: how its variants are built, timed and judged.
@@ -64,7 +81,7 @@ class EncoderCandidates:
     """
 
     evaluator: Evaluator
-    maker: VariantMaker
+    maker: Maker
     base: MeasuredVariant
     exact: tuple[MeasuredVariant, Quality]
     threshold: float

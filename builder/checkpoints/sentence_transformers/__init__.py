@@ -10,16 +10,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from builder.checkpoints.json_files import mapping_in, read_json
-from builder.checkpoints.sentence_transformers.chain import TRANSFORMERS, read_chain
-from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER, EMBEDDER, KINDS, MULTI_VECTOR, find_kind
-from builder.checkpoints.sentence_transformers.modules import READERS, Module, Pooling, read_module
+from builder.checkpoints.sentence_transformers.chain import TABLE, TRANSFORMERS, read_chain
+from builder.checkpoints.sentence_transformers.kinds import (
+    CROSS_ENCODER,
+    EMBEDDER,
+    KINDS,
+    MULTI_VECTOR,
+    STATIC,
+    find_kind,
+)
+from builder.checkpoints.sentence_transformers.modules import READERS, Module, Normalize, Pooling, read_module
 from builder.checkpoints.sentence_transformers.router import ROUTERS, Routes, read_router
 from builder.checkpoints.sentence_transformers.transformer import ChatReading, read_chat, read_max_length, read_settings
+from builder.checkpoints.static_embedding import is_model2vec
 from builder.common.errors import CheckpointError
 
 COLBERT = "HF_ColBERT"  # the class that Stanford's checkpoints name in config.json; they have no modules.json
 PYLATE_KEYS = {"query_prefix", "document_prefix", "do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
+MODEL2VEC_LENGTH = 512  # tokens that model2vec reads of a text if config.json does not say (0.10, model.py)
 M = TypeVar("M", bound=Module)
+
+
+@dataclass(frozen=True)
+class StaticTable:
+    """Table of tokens' vectors in place of a transformer. `drops_unknown`: unknown tokens do not count in the mean."""
+
+    drops_unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ class SentenceModules:
     max_active_dims: int | None = None  # of a sparse embedding, where only its largest weights are kept
     routes: Routes | None = None  # of a sparse encoder that reads queries in another way than documents
     similarity: str | None = None  # of two embeddings: cosine, dot, euclidean or manhattan
+    table: StaticTable | None = None  # what `transformer` holds, if it is not a transformer
 
     @property
     def pooling(self) -> Pooling | None:
@@ -56,11 +73,13 @@ def read_modules(root: Path) -> SentenceModules | None:
 
     Raises CheckpointError for a module or a setting this builder does not have: leaving one out would change answers.
     """
+    general = read_json(root / "config_sentence_transformers.json", {})
+    if is_model2vec(root):
+        return _model2vec(root, general)
     if not (root / "modules.json").is_file():
         return _stanford_colbert(root)
-    general = read_json(root / "config_sentence_transformers.json", {})
     name = _kind_name(general)
-    known, routes = (*TRANSFORMERS, *READERS), None
+    known, routes = (*TRANSFORMERS, TABLE, *READERS), None
     chain = read_chain(root, (*known, *ROUTERS))
     if chain and chain[0].name in ROUTERS:
         routes, documents = read_router(chain[0], root, name, known)
@@ -71,11 +90,12 @@ def read_modules(root: Path) -> SentenceModules | None:
     chat = read_chat(settings, root.name)
     if name == CROSS_ENCODER and default and chat is None:
         raise CheckpointError(f"{root.name} is a {CROSS_ENCODER} with a default prompt, which is not supported")
+    after = tuple(read_module(module, root.name, kind.features) for module in chain[1:])
     return SentenceModules(
         kind=name,
         root=root,
         transformer=chain[0].folder,
-        after=tuple(read_module(module, root.name, kind.features) for module in chain[1:]),
+        after=(Pooling(("mean",)), *after) if kind is STATIC else after,
         dimensions=general.get("truncate_dim"),
         max_length=read_max_length(settings),
         lower_case=bool(settings.get("do_lower_case", False)),
@@ -86,6 +106,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         max_active_dims=_max_active_dims(general, root.name),
         routes=routes,
         similarity=general.get("similarity_fn_name"),
+        table=StaticTable() if kind is STATIC else None,
     )
 
 
@@ -109,6 +130,32 @@ def _stanford_colbert(root: Path) -> SentenceModules | None:
         return None
     settings = read_settings(root, root.name, KINDS[MULTI_VECTOR])
     return SentenceModules(MULTI_VECTOR, root, root, (), None, read_max_length(settings), False, {}, None, None)
+
+
+def _model2vec(root: Path, general: dict[str, Any]) -> SentenceModules:
+    """Return the modules of a checkpoint of model2vec, which its own config.json describes.
+
+    Read as model2vec reads it: sentence-transformers, which loads it too, keeps unknown tokens.
+    """
+    config = read_json(root / "config.json")
+    length = config.get("max_length", MODEL2VEC_LENGTH)
+    if length is not None and not (isinstance(length, int) and length >= 1):
+        raise CheckpointError(f"{root.name} has the max_length {length!r}; expected a number of at least 1, or null")
+    prompts, default = _prompts(general, root.name)
+    return SentenceModules(
+        kind=EMBEDDER,
+        root=root,
+        transformer=root,
+        after=(Pooling(("mean",)), *([Normalize()] if config.get("normalize") else [])),
+        dimensions=general.get("truncate_dim"),
+        max_length=length,
+        lower_case=False,
+        prompts=prompts,
+        default_prompt=default,
+        activation=None,
+        similarity=general.get("similarity_fn_name"),
+        table=StaticTable(drops_unknown=True),
+    )
 
 
 def _prompts(general: dict[str, Any], source: str) -> tuple[dict[str, str], str | None]:

@@ -11,6 +11,7 @@ from builder.common.errors import CheckpointError
 PACKAGE = "sentence_transformers."  # of every module that this builder knows
 PYLATE = {"pylate.models.Dense.Dense": "sentence_transformers.base.modules.dense.Dense"}  # by class of the same files
 TRANSFORMERS = ("Transformer", "MLMTransformer")
+TABLE = "StaticEmbedding"
 
 
 @dataclass(frozen=True)

@@ -46,13 +46,19 @@ KINDS = {
     ),
     SPARSE_ENCODER: Kind("fill-mask", "logits", "(MLM)?Transformer SpladePooling", "MLMTransformer and SpladePooling"),
 }
+STATIC = Kind(
+    "feature-extraction",
+    "last_hidden_state",
+    "StaticEmbedding( Normalize)*",
+    "a StaticEmbedding, then perhaps Normalize",
+)
 LOGIT_RANKER = Kind("text-generation", "logits", "Transformer LogitScore", "a Transformer and LogitScore", True)
 
 
 def find_kind(name: str, chain: list[ModuleFolder], source: str) -> Kind:
     """Return the kind called `name`, whose chain is `chain`. Raises CheckpointError, which names `source`."""
     names = [module.name for module in chain]
-    kinds = (*KINDS.items(), (CROSS_ENCODER, LOGIT_RANKER))
+    kinds = (*KINDS.items(), (EMBEDDER, STATIC), (CROSS_ENCODER, LOGIT_RANKER))
     for known, kind in kinds:
         if known == name and re.fullmatch(kind.chain, " ".join(names)):
             return kind

@@ -15,6 +15,7 @@ from builder.checkpoints.metrics import rank_agreement, score_similarity
 from builder.checkpoints.pooling import Pooler
 from builder.checkpoints.rankers import Ranker, embedding_ranker
 from builder.checkpoints.sentence_transformers.modules import Dense
+from builder.checkpoints.static_embedding import unknown_token
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.common.errors import CheckpointError
 from builder.common.samples import MORE_TEXTS, TEXTS
@@ -29,7 +30,9 @@ class FeatureGraph(TaskGraph):
 
     def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         features = self.model(**tensors).last_hidden_state
-        return (features if self.pooler is None else self.pooler(features, tensors["attention_mask"]),)
+        if self.pooler is None:
+            return (features,)
+        return (self.pooler(features, self.pooler.pooled(tensors["input_ids"], tensors["attention_mask"])),)
 
 
 class FeatureExtraction(EncoderTask):
@@ -61,7 +64,11 @@ class FeatureExtraction(EncoderTask):
                 f"{' and '.join(own)}, one after the other; leave --pooling out"
             )
         modes = own if checkpoint.pooling is None else (checkpoint.pooling,)
-        return Pooler(modes, sentence.after, sentence.dimensions) if modes else None
+        if not modes:
+            return None
+        drops_unknown = sentence.table is not None and sentence.table.drops_unknown
+        unknown = unknown_token(checkpoint.tokenizer) if drops_unknown else None
+        return Pooler(modes, sentence.after, sentence.dimensions, () if unknown is None else (unknown,))
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         sentence = checkpoint.sentence
@@ -79,12 +86,15 @@ class FeatureExtraction(EncoderTask):
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """Return the pipeline's features of each token, after sentence-transformers' pooling if there is one."""
-        features = pipeline_of(checkpoint, "feature-extraction")(prompted(checkpoint, sample), return_tensors=True)
+        text = prompted(checkpoint, sample)
+        features = pipeline_of(checkpoint, "feature-extraction")(text, return_tensors=True)
         pooler = self.pooler(checkpoint)
         if pooler is None:
             return {"embedding": features[0].tolist()}
+        tokens = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            return {"embedding": pooler(features, torch.ones(features.shape[:2]))[0].tolist()}
+            mask = pooler.pooled(tokens, torch.ones(features.shape[:2]))
+            return {"embedding": pooler(features, mask)[0].tolist()}
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         if np.shape(expected["embedding"]) != np.shape(actual["embedding"]):

@@ -40,8 +40,8 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
     checkpoint = describe(spec.source)
     weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     size = round(weights * BYTES_PER_WEIGHT.get(spec.precision, 4.0))
-    length, family = checkpoint.max_length, checkpoint.task.family
-    if family == "encoder":
+    length, family = checkpoint.max_length, checkpoint.family
+    if family in ("encoder", "static"):
         return ModelNeeds("encoder", size, length, measured=NOT_MEASURED)
     with torch.device("meta"):
         if family == "decoder":

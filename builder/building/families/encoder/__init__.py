@@ -16,7 +16,7 @@ from builder.building.families.encoder.results import (
 )
 from builder.building.keys import own_files
 from builder.building.variants.candidates import VariantMaker, requested_variants
-from builder.building.variants.encoder import EncoderCandidates, Measurements, measurements_of
+from builder.building.variants.encoder import EncoderCandidates, Maker, Measurements, measurements_of
 from builder.building.variants.evaluator import Evaluator, make_evaluator
 from builder.building.variants.selection import select
 from builder.building.variants.timing import pytorch_latencies
@@ -39,6 +39,7 @@ from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.pruning import prune
 from builder.graphs.export.encoder import export, task_graph
 from builder.graphs.export.rows import rows_of
+from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.repository.layout.encoder import lay_out
 from builder.repository.report.record import MeasuredVariant, package_versions
@@ -139,7 +140,7 @@ class Encoder:
                 graph, pruned = prune(graph, fused.exported.export.module, spec.prune, evaluator.feeds, self.folder)
         pytorch = replace(exact.pytorch, scores=dict(evaluator.reference_scores))
         as_verified = fused.graph if pruned is None and spec.level <= EXACT_LEVEL else None
-        maker = VariantMaker(spec, graph, self.folder, evaluator.feeds, as_verified)
+        maker = self._maker(graph, evaluator, as_verified)
         threshold = self.checkpoint.task.required(spec.quality)
         known = measurements_of(self._facts(evaluator)) if len(self.variants) > 1 else Measurements()
         verified = (exact.measured, exact.quality)
@@ -155,6 +156,10 @@ class Encoder:
         variants = (pytorch, exact.measured, *(one for one in selection.tried if one.name != exact.measured.name))
         quality, is_cacheable = candidates.qualities[chosen.measured.name], self._fp32.is_final(exact.mapped)
         return SelectedEncoder(exact, selection, quantised, quality, variants, threshold, pruned, is_cacheable)
+
+    def _maker(self, graph: Graph, evaluator: Evaluator, as_verified: Graph | None) -> Maker:
+        """Return the maker of the variants of `graph`; `as_verified`: fused, if it is in its verified form."""
+        return VariantMaker(self.spec, graph, self.folder, evaluator.feeds, as_verified)
 
     def _prefix(self, exact: MeasuredVariant) -> str:
         """Return the prefix of the names of all variants."""
