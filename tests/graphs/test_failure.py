@@ -68,7 +68,6 @@ def test_reason_names_the_line_of_the_model_s_code() -> None:
     [
         ("minimax", "minimax cannot be served for generation: its cache keeps more than .*--engine vllm"),
         ("mamba", "it returns no cache of keys and values .*--engine vllm"),
-        ("qwen3_next", "a layer keeps a recurrent state"),
     ],
 )
 def test_caches_with_other_states_are_refused(model_type: str, message: str) -> None:

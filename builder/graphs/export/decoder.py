@@ -137,8 +137,8 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
             raise ExportError(f"its cache keeps more than the keys and values of its own layers; {ELSEWHERE}")
         for index, layer in enumerate(past.layers):
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-            states = state_shapes(layer)
-            if states and keys is None:
+            states = state_shapes(model, layer)
+            if keys is None and (states or _only_computes(model.config, index)):
                 shapes.append(LayerShape(0, 0, states))
                 continue
             if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
@@ -152,6 +152,12 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         if not any(shape.heads for shape in shapes):
             raise ExportError("it has no attention layers")
     return tuple(shapes)
+
+
+def _only_computes(config: PreTrainedConfig, layer: int) -> bool:
+    """Return True if a layer is a block of units alone, which keeps nothing of a text."""
+    types = getattr(config.get_text_config(), "layer_types", None)
+    return types is not None and types[layer] in ("mlp", "moe")
 
 
 @contextmanager

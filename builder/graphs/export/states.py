@@ -2,14 +2,15 @@
 
 transformers calls the same few functions in every architecture with a convolution or a recurrence, and replaces them
 with kernels by their names; so does the export. Operators, as in ONNX Runtime's ContribOperators.md: com.microsoft
-CausalConvWithState. Their states come in and go out as tensors of one shape (caches.py), and rows that a call does not
-append to keep theirs. Knows tensors; knows no architecture and no task.
+CausalConvWithState and LinearAttention. Their states come in and go out as tensors of one shape (caches.py), and rows
+that a call does not append to keep theirs. Knows tensors; knows no architecture and no task.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,20 +22,27 @@ from builder.common.errors import ExportError
 from builder.common.replaced import replaced
 from builder.graphs.export.caches import ExportStates, running_cache
 
+STATE_SPACE = "mamba2_chunk_scan"
+L2_EPSILON = 1e-6  # of transformers' functions
 FUSED_ACTIVATIONS = ("silu", "swish")  # those that the convolution applies itself
 
 
 def fused_states(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Run with the functions of the model's own modules replaced that compute with states."""
-    owners = {sys.modules[type(part).__module__] for part in model.modules()}
     return replaced(
         *(
             (owner, name, function)
-            for owner in owners
+            for owner in _owners(model)
             for name, function in FUNCTIONS.items()
-            if owner.__name__.startswith("transformers.models.") and hasattr(owner, name)
+            if hasattr(owner, name)
         )
     )
+
+
+def _owners(model: PreTrainedModel) -> set[ModuleType]:
+    """Return the modules of transformers that define the model's parts."""
+    owners = {sys.modules[type(part).__module__] for part in model.modules()}
+    return {owner for owner in owners if owner.__name__.startswith("transformers.models.")}
 
 
 def causal_convolution(
@@ -67,18 +75,111 @@ def causal_convolution(
     return output if fused or activation is None else ACT2FN[activation](output)
 
 
-def state_shapes(layer: CacheLayerMixin) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of a row's states in a layer of transformers' cache, in the order of their operators.
+def gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Emit one LinearAttention node over the running layer's next state: the gated delta rule (arXiv:2412.06464).
 
-    Raises ExportError for states that these operators do not have.
+    query, key: (batch, sequence, key heads, key size); value: (batch, sequence, value heads, value size); beta: (batch,
+    sequence, value heads); g, the logarithm of the decay, of a head or of each of its keys: like beta, or with the key
+    size as fourth axis. The state is (batch, value heads, key size, value size).
+    Returns (batch, sequence, value heads, value size), and no state: the cache has it.
     """
+    if use_qk_l2norm_in_kernel:
+        query, key = _normalised(query), _normalised(key)
+    scale = query.shape[-1] ** -0.5
+    return _linear_attention("gated_delta", query, key, value, _advancing(g), _advancing(beta), scale), None
+
+
+def state_space_duality(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    **options: Any,
+) -> Any:
+    """Emit one LinearAttention node over the running layer's next state: the scan of Mamba 2 (arXiv:2405.21060).
+
+    State = exp(dt A) state + B (dt x), read by C: decay, keys, values and queries of a linear attention.
+    hidden_states: (batch, sequence, heads, size); dt: (batch, sequence, heads); A, D, dt_bias: (heads,); B, C: (batch,
+    sequence, groups, state size). The state is (batch, heads, state size, size).
+    Returns (batch, sequence, heads, size), with None for its state, which the cache has, if states are to be returned.
+    """
+    dt = dt if dt_bias is None else dt + dt_bias
+    dt = torch.nn.functional.softplus(dt) if dt_softplus else dt
+    if tuple(dt_limit) != (0.0, float("inf")):
+        dt = torch.clamp(dt, *dt_limit)
+    dt = _advancing(dt)
+    output = _linear_attention("gated", C, B, hidden_states * dt[..., None], dt * A, None, 1.0)
+    output = output if D is None else output + hidden_states * D[:, None]
+    return (output, None) if return_final_states else output
+
+
+def _advancing(values: torch.Tensor) -> torch.Tensor:
+    """Return `values` (batch, ...) of the rows that a call appends to, and 0, which changes no state, of the others."""
+    appended = _running_states().appended
+    return torch.where(appended.reshape(-1, *[1] * (values.dim() - 1)), values, 0.0)
+
+
+def _normalised(vectors: torch.Tensor) -> torch.Tensor:
+    """Return `vectors` (..., size) of length 1, in the form of an RMS normalisation, which has an operator."""
+    size = vectors.shape[-1]
+    mean = vectors.pow(2).mean(-1, keepdim=True)
+    return torch.full((size,), size**-0.5) * (vectors * torch.rsqrt(mean + L2_EPSILON / size))
+
+
+def _linear_attention(
+    rule: str,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Emit one LinearAttention node with the update `rule`; each key head serves as many value heads in turn."""
+    states = _running_states()
+    past = states.take()
+    batch, sequence, heads, size = value.shape
+    output, present = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::LinearAttention",
+        [*(tensor.flatten(2) for tensor in (query, key, value)), past, decay.flatten(2), beta],
+        attrs={
+            "q_num_heads": int(query.shape[2]),
+            "kv_num_heads": int(heads),
+            "update_rule": rule,
+            "scale": float(scale),
+        },
+        dtypes=[value.dtype, past.dtype],
+        shapes=[(batch, sequence, heads * size), past.shape],
+        version=1,
+    )
+    states.put(present)
+    return output.reshape(batch, sequence, heads, size)
+
+
+def state_shapes(model: PreTrainedModel, layer: CacheLayerMixin) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of a row's states in a layer of transformers' cache, in the order of their operators."""
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return ()
     # transformers keeps a convolution's whole width; the operator keeps what comes before a token
     convolutions = [(int(s.shape[2]) - 1, int(s.shape[1])) for s in layer.conv_states.values() if s is not None]
-    if any(s is not None for s in layer.recurrent_states.values()):
-        raise ExportError("a layer keeps a recurrent state, which has no fused operator")
-    return tuple(convolutions)
+    recurrences = [tuple(map(int, s.shape[1:])) for s in layer.recurrent_states.values() if s is not None]
+    if any(hasattr(owner, STATE_SPACE) for owner in _owners(model)):  # transformers has the state size last
+        recurrences = [(*heads, state, size) for *heads, size, state in recurrences]
+    return (*convolutions, *recurrences)
 
 
 def _running_states() -> ExportStates:
@@ -88,4 +189,9 @@ def _running_states() -> ExportStates:
     return states
 
 
-FUNCTIONS = {"causal_conv1d_fn": causal_convolution}
+FUNCTIONS = {
+    "causal_conv1d_fn": causal_convolution,
+    "torch_chunk_gated_delta_rule": gated_delta_rule,
+    "chunk_kimi_delta_attention": gated_delta_rule,
+    STATE_SPACE: state_space_duality,
+}

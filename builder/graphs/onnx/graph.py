@@ -182,6 +182,8 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
         yield "MatMulNBits with 8 bits"
     if node.op_type == "CausalConvWithState":
         yield "CausalConvWithState with the channels last"
+    if node.op_type == "LinearAttention":
+        yield "LinearAttention on CPU"
     if node.op_type == PAGED_ATTENTION and node.domain == DOMAIN:
         yield "PagedAttention with bounds on lengths"
     if node.op_type != CACHED_ATTENTION:

@@ -12,7 +12,7 @@ CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in plac
 CACHED_PAST = 3  # the place of past_key among its inputs; empty without a cache
 CACHED_BIAS = 10  # the place of attention_bias among its inputs
 CACHED_SINKS = 11  # the place of head_sink
-STATEFUL = ("CausalConvWithState",)  # over a state that is updated in place
+STATEFUL = ("CausalConvWithState", "LinearAttention")  # over a state that is updated in place
 # Operators that a report counts.
 FUSED = (
     ATTENTION,
