@@ -133,6 +133,29 @@ def rank_agreement(expected: np.ndarray, actual: np.ndarray) -> Scores:
     return {"rank correlation": float(correlation), f"recall@{TOP}": float(np.mean(shared))}
 
 
+def rank_correlation(expected: Sequence[float], actual: Sequence[float]) -> float:
+    """Return Spearman's correlation of two scores of the same documents, which ignores ties; 1 of a single one."""
+    if len(expected) < 2:
+        return 1.0
+    ranks = np.stack([np.argsort(np.argsort(scores)) for scores in (expected, actual)])
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def list_agreement(expected: Sequence[Sequence[float]], actual: Sequence[Sequence[float]]) -> Scores:
+    """Compare two scores of the documents of each query.
+
+    recall@10: the mean share of the ten best documents by `expected` that are among the ten best by `actual`, of fewer
+    than twenty documents the better half. Nothing without a list of two.
+    """
+    shares = []
+    for scores in zip(expected, actual, strict=True):
+        best = min(TOP, len(scores[0]) // 2)
+        if best:
+            first, second = (np.argsort(-np.asarray(side), kind="stable")[:best] for side in scores)
+            shares.append(len(np.intersect1d(first, second)) / best)
+    return {f"recall@{TOP}": float(np.mean(shares))} if shares else {}
+
+
 def score_texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
     """Score texts against their references."""
     from sacrebleu.metrics.chrf import CHRF

@@ -63,6 +63,14 @@ def test_default_texts_have_mixed_lengths() -> None:
     assert len(set(TEXTS)) == len(TEXTS) == 32
 
 
+def test_samples_of_a_task_have_the_same_keys() -> None:
+    """Regression: rerankers and zero-shot classifiers had single texts as further samples, so no int8 was built."""
+    for task in all_tasks().values():
+        if isinstance(task, EncoderTask) and task.more_samples:
+            kinds = {tuple(sorted(sample)) for sample in task.samples}
+            assert {tuple(sorted(sample)) for sample in task.more_samples} <= kinds, task.name
+
+
 def test_encoder_tasks_have_enough_calibration_samples() -> None:
     tasks = [task for task in all_tasks().values() if isinstance(task, EncoderTask)]
     assert len(tasks) >= 8

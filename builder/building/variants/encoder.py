@@ -127,7 +127,7 @@ class EncoderCandidates:
     def keeps(self, measured: MeasuredVariant) -> bool:
         ranking = self.evaluator.min_ranking
         return self.quality(measured) >= self.threshold - ROUNDING and all(
-            value >= ranking.get(name, 0.0) for name, value in measured.ranking.items()
+            measured.ranking[name] >= least for name, least in ranking.items() if name in measured.ranking
         )
 
     def quality(self, measured: MeasuredVariant) -> float:

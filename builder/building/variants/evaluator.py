@@ -55,6 +55,7 @@ class Evaluator:
     labels: tuple[Sample, ...]  # those samples with their right answers; empty if they are unknown
     expected: tuple[Answer, ...]  # transformers' answers to them
     feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples to fit to, call by call
+    task_files: Mapping[str, bytes]  # the task's own files of the version folder, by name
 
     @property
     def metric(self) -> str:
@@ -69,11 +70,6 @@ class Evaluator:
         return self._score(self.expected)
 
     @cached_property
-    def task_files(self) -> Mapping[str, bytes]:
-        """The task's own files of the version folder, by name."""
-        return encoder_task(self.checkpoint.task).files(self.checkpoint)
-
-    @cached_property
     def rows(self) -> Rows:
         """Tokens that test rows for this checkpoint are made of."""
         return rows_of(self.checkpoint)
@@ -84,9 +80,10 @@ class Evaluator:
         return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
     def relative_quality(self, measured: MeasuredVariant) -> float:
-        """Return the quality of a variant, as `metric` defines it."""
+        """Return the quality of a variant, as `metric` defines it; a correlation below zero counts as 0."""
         if not self.labels:
-            return measured.quality or 0.0
+            quality = measured.quality or 0.0
+            return 0.0 if quality < 0 else quality  # NaN stays what it is, and is refused
         name, score = next(iter(self.reference_scores.items()))
         return measured.scores[name] / max(score, 1e-9) if measured.scores else 0.0
 
@@ -215,7 +212,8 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
-    _write_front(front, serving, tokenizer, task.files(checkpoint))
+    files = task.files(checkpoint)
+    _write_front(front, serving, tokenizer, files)
     fields = task.fields(parameters)
     if spec.samples is not None:
         samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
@@ -243,7 +241,9 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     feeds = _engine_feeds(front, fields, fitted)
     with one_pipeline():
         expected = tuple(task.reference(checkpoint, sample) for sample in judged)
-    return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
+    return Evaluator(
+        spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds, files
+    )
 
 
 def _write_front(folder: Path, serving: EncoderServing, tokenizer: str, files: Mapping[str, bytes]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.cross_encoder import load_cross_encoder
-from builder.checkpoints.distances import PairedNumbers, paired_scores
-from builder.checkpoints.metrics import score_ranking
+from builder.checkpoints.distances import PairedNumbers, difference, paired_scores
+from builder.checkpoints.metrics import list_agreement, rank_correlation, score_ranking
 from builder.checkpoints.pair_template import chat_reading, pair_pieces, read_without_special_tokens
 from builder.checkpoints.rankers import PairRanker, Ranker
 from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER
@@ -28,7 +28,7 @@ from builder.checkpoints.tasks.base import (
 )
 from builder.checkpoints.tasks.text_classification import TextClassification, head_size
 from builder.common.errors import CheckpointError
-from builder.common.samples import TEXTS
+from builder.common.samples import MORE_TEXTS, TEXTS
 
 SAVED = ("sentence_transformers", "sbert_ce_default_activation_function")  # keys of a cross-encoder's config.json
 FUNCTIONS = {
@@ -44,12 +44,26 @@ TRIED = 12  # texts that are looked for among others, to see whether a template 
 OTHERS = 4  # other documents beside each
 
 
+def _graded(texts: Sequence[str], at: int, count: int) -> Sample:
+    """Return the first half of a text as a query, and `count` documents from that text on to others.
+
+    Of documents alone that are about other things the order means little, and rounding changes it most.
+    """
+    words = texts[at].split()
+    query, rest = (" ".join(part) for part in (words[: len(words) // 2], words[len(words) // 2 :]))
+    others = [texts[(at + step) % len(texts)] for step in range(1, count - 2)]
+    return {"query": query, "documents": [others[0], texts[at], rest, f"{others[1]} {query}", *others[1:]]}
+
+
 class TextRanking(TextClassification):
     name = "text-ranking"
     precedence = 3
     metric = "rank correlation"
+    threshold = 0.97
+    min_ranking: ClassVar[Mapping[str, float]] = {"recall@10": 0.85}
     labels = ("relevance",)
-    samples = tuple({"query": TEXTS[i], "documents": list(TEXTS[i + 1 : i + 9])} for i in range(20))
+    samples = tuple(_graded(TEXTS, at, 8) for at in range(20))
+    more_samples = tuple(_graded(MORE_TEXTS, at, 20) for at in range(0, 60, 5))
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         by_a_cross_encoder = saved_by == CROSS_ENCODER or any(hasattr(config, key) for key in SAVED)
@@ -147,11 +161,16 @@ class TextRanking(TextClassification):
         return int(self.reference(checkpoint, sample)["order"][0]) == 0
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
-        """Return Spearman's rank correlation of the scores; they are real numbers, so it ignores ties."""
-        if len(expected["score"]) < 2:
-            return 1.0
-        ranks = np.stack([np.argsort(np.argsort(answer["score"])) for answer in (expected, actual)])
-        return float(np.corrcoef(ranks)[0, 1])
+        """Return Spearman's rank correlation of the scores."""
+        return rank_correlation(expected["score"], actual["score"])
+
+    def ranking(self, expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str, float]:
+        """Compare which documents of each list are the best."""
+        return list_agreement(*([answer["score"] for answer in side] for side in (expected, actual)))
+
+    def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
+        """Compare the scores, which the order follows from: near ties may change places."""
+        return difference({"score": expected["score"]}, actual)
 
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         return {"the score of a document": paired_scores(expected["score"], actual["score"])}

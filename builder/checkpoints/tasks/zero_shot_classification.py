@@ -10,14 +10,15 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import Answer, Sample, pipeline_of
 from builder.checkpoints.tasks.text_classification import TextClassification, head_size
 from builder.common.errors import CheckpointError
-from builder.common.samples import TEXTS
+from builder.common.samples import MORE_TEXTS, TEXTS
+
+LABELS = ["business", "travel", "science", "food"]
 
 
 class ZeroShotClassification(TextClassification):
     name = "zero-shot-classification"
-    samples = tuple(
-        {"text_input": text, "candidate_labels": ["business", "travel", "science", "food"]} for text in TEXTS[:24]
-    )
+    samples = tuple({"text_input": text, "candidate_labels": LABELS} for text in TEXTS[:24])
+    more_samples = tuple({"text_input": text, "candidate_labels": LABELS} for text in MORE_TEXTS)
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         return False  # no configuration tells: an entailment model also classifies pairs

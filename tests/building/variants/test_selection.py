@@ -177,6 +177,13 @@ def test_selection_refuses_a_variant_that_ranks_differently() -> None:
         search(evaluator, (FAST,))
 
 
+def test_selection_ignores_rankings_without_a_limit() -> None:
+    """Regression: with --quality, which replaces all limits, a ranking below zero was refused all the same."""
+    evaluator = FakeEvaluator({})
+    evaluator.rankings = {("int8", 0): {"rank correlation": -0.3}}
+    assert search(evaluator, (FAST,)).chosen.measured.name == "int8"
+
+
 NEAR = Variant("int8-dynamic", "onnxruntime")
 
 

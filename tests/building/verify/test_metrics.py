@@ -45,3 +45,15 @@ def test_rank_agreement_finds_neighbours_that_changed_places() -> None:
     assert metrics.rank_agreement(similarity, moved)["recall@10"] == pytest.approx((13 + 0.7) / 14)
     assert metrics.rank_agreement(similarity, -similarity)["rank correlation"] == pytest.approx(-1)
     assert metrics.rank_agreement(similarity[:2, :2], similarity[:2, :2]) == {}
+
+
+def test_list_agreement_finds_documents_that_left_the_best() -> None:
+    scores = [float(place) for place in range(24)]
+    assert metrics.list_agreement([scores], [[2 * score for score in scores]]) == {"recall@10": 1.0}
+    moved = [*scores[20:], *scores[4:20], *scores[:4]]  # the best four are now the worst
+    assert metrics.list_agreement([scores], [moved])["recall@10"] == pytest.approx(0.6)
+    short = [[1.0, 2.0, 3.0, 4.0], [1.0]]  # the better half of four; a list of one says nothing
+    assert metrics.list_agreement(short, [[1.0, 4.0, 3.0, 2.0], [2.0]]) == {"recall@10": 0.5}
+    assert metrics.list_agreement([[1.0]], [[2.0]]) == {}
+    assert metrics.rank_correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1)
+    assert metrics.rank_correlation([1.0], [3.0]) == 1

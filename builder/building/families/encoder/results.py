@@ -94,7 +94,11 @@ def comparison_of(chosen: SelectedEncoder) -> Comparison:
             ParityBound("the error of the fused graph", exact.error, at_most=TOLERANCE),
             ParityBound("the error of the answers in fp32", exact.quality.error, at_most=SERVED_TOLERANCE),
             ParityBound(f"the {exact.evaluator.metric}", quality, at_least=chosen.threshold - ROUNDING),
-            *(ParityBound(f"the {n}", v, at_least=ranking.get(n, 0.0)) for n, v in measured.ranking.items()),
+            *(
+                ParityBound(f"the {name}", measured.ranking[name], at_least=least)
+                for name, least in ranking.items()
+                if name in measured.ranking
+            ),
         )
     )
 
