@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.decoders import make_decoder_checkpoint
 from tests.embedders import make_embedder
+from tests.extractors import make_gliner
 from tests.rerankers import make_reranker
 from tests.retrievers import make_hybrid, make_router
 from tests.seq2seqs import make_seq2seq_checkpoint
@@ -59,6 +60,9 @@ SERVED: dict[str, Served] = {
         "multi-vector-embedding",
         "bert",
         save=lambda folder: make_colbert(make_checkpoint(folder, "bert", "multi-vector-embedding")),
+    ),
+    "extracts": Served(
+        "entity-extraction", "deberta-v2", save=partial(make_gliner, encoder_type="deberta-v2", hidden_size=24)
     ),
     "pooled": Served("feature-extraction", "mpnet", spec={"pooling": "cls"}),
     "embeds": Served("sentence-similarity", "qwen3", save=partial(make_embedder, model_type="qwen3", mode="lasttoken")),

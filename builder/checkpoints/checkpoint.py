@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from builder.checkpoints.gliner.settings import GlinerSettings
 from builder.checkpoints.grids import Grids
 from builder.checkpoints.sentence_transformers import SentenceModules
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class CheckpointFiles:
     """Checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does.
 
-    `card`: its origin, from its card.
+    `gliner`: its settings, if GLiNER saved it; `config` is its encoder's then. `card`: its origin, from its card.
     """
 
     source: str
@@ -34,6 +35,7 @@ class CheckpointFiles:
     tokenizer: PreTrainedTokenizerFast
     task: Task
     sentence: SentenceModules | None
+    gliner: GlinerSettings | None
     card: Mapping[str, list[str]]
 
     @property

@@ -35,6 +35,21 @@ def score_spans(
     return {"entity F1": float(f1_score(truth, tags, zero_division=1))}
 
 
+def spans_of(entities: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """Return (begin, end, type) of entities with a tag or a label; tags that go on one entity become one."""
+    spans: list[Span] = []
+    for entity in entities:
+        tag = str(entity.get("entity_group") or entity.get("entity") or f"B-{entity['label']}")
+        begins, kind = tag[:2] != "I-", tag[2:] if tag[:2] in ("B-", "I-") else tag
+        if kind == "O":
+            continue
+        if not begins and spans and spans[-1][2] == kind and entity["start"] - spans[-1][1] <= 1:
+            spans[-1] = (spans[-1][0], int(entity["end"]), kind)
+        else:
+            spans.append((int(entity["start"]), int(entity["end"]), kind))
+    return spans
+
+
 def _tags(text: str, labels: Sequence[Span]) -> list[str]:
     """Return a tag per word, B- where an entity begins and I- where it goes on."""
     tags, end, last = [], 0, None

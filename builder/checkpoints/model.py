@@ -11,6 +11,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 
 from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.checkpoints.generation_config import FILE, generation_file
+from builder.checkpoints.gliner.weights import encoder_weights
 from builder.checkpoints.grids import Grids
 from builder.checkpoints.mapped import widened
 from builder.checkpoints.packed import packed_format, unpack, without_quantisation
@@ -38,6 +39,14 @@ def read_configuration(folder: Path, model: str) -> PreTrainedConfig:
         ) from error
     except Exception as error:  # transformers raises errors of any type for a broken file
         raise CheckpointError(f"{model} has no configuration that transformers knows: {first_line(error)}") from error
+    return check_configuration(config, model)
+
+
+def check_configuration(config: PreTrainedConfig, model: str) -> PreTrainedConfig:
+    """Return `config` without the settings with which transformers would load code.
+
+    Raises CheckpointError, which names `model`, for sizes that no model has.
+    """
     for name in SIZES:
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int) and value >= 1):
@@ -70,7 +79,10 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
     packed = packed_format(config, files.source)
     grids = None
     try:
-        if packed is None:
+        if files.gliner is not None:
+            weights = encoder_weights(files.weights)
+            model, info = _on_meta(kind, config).__class__.from_pretrained(None, **_loading(config), state_dict=weights)
+        elif packed is None:
             with widened(files.folder, files.weights) as folder:
                 model, info = kind.from_pretrained(folder, **_loading(config), use_safetensors=True)
         else:

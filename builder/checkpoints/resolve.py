@@ -9,8 +9,15 @@ from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.fetch import fetch, read_card, refuse_damaged, weight_files
+from builder.checkpoints.gliner.settings import GLINER, read_settings
 from builder.checkpoints.late_interaction import load_late_interaction
-from builder.checkpoints.model import load_model, model_without_weights, position_limit, read_configuration
+from builder.checkpoints.model import (
+    check_configuration,
+    load_model,
+    model_without_weights,
+    position_limit,
+    read_configuration,
+)
 from builder.checkpoints.packed import refuse_packed
 from builder.checkpoints.sentence_transformers import read_modules
 from builder.checkpoints.sentence_transformers.kinds import MULTI_VECTOR
@@ -42,14 +49,24 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
             f"{source.model} has an adapter (adapter_config.json), whose weights are not in its model's; merge them "
             "first: PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(folder)"
         )
+    gliner = read_settings(folder, source.model, weights or revision is None)
     files = weight_files(folder, source.model) if weights or revision is None else []
     is_table = sentence is not None and sentence.table is not None
-    config = (read_static_config if is_table else read_configuration)(folder, source.model)
+    if gliner is not None:
+        config = check_configuration(gliner.encoder_config(source.model), source.model)
+    else:
+        config = (read_static_config if is_table else read_configuration)(folder, source.model)
     with panics_refused(source.model):
         tokenizer = load_tokenizer(folder, source.model, config, read_tokenizer if is_table else load_any)
     if sentence is not None and sentence.lower_case:
         read_in_lower_case(tokenizer)
     refuse_damaged(files, source.model)
+    saved_by = GLINER if gliner is not None else sentence.kind if sentence is not None else None
+    task = find_task(source.task) if source.task else infer_task(config, saved_by)
+    if gliner is not None and not task.claims(config, saved_by):
+        raise CheckpointError(
+            f"{source.model} is a checkpoint of {GLINER} and cannot be served for {task.name}; leave --task out"
+        )
     found = CheckpointFiles(
         source=source.model.rstrip("/") if revision else root.resolve().name,
         revision=revision,
@@ -58,8 +75,9 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
         weights_sha256=digest_of(files) if files else None,
         config=config,
         tokenizer=tokenizer,
-        task=find_task(source.task) if source.task else infer_task(config, sentence.kind if sentence else None),
+        task=task,
         sentence=sentence,
+        gliner=gliner,
         card=read_card(root),
     )
     return found.task.prepare(found)

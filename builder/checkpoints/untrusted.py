@@ -15,6 +15,7 @@ from typing import Any
 from builder.common.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
+CONFIGURATIONS = ("config.json", "gliner_config.json")
 LABELS = ("num_labels", "id2label", "label2id")
 MAX_VALUES = {  # by field of a configuration; far beyond any known checkpoint
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), 10_000),
@@ -47,15 +48,16 @@ def refuse_files(root: Path, model: str) -> None:
 
 
 def refuse_contents(folder: Path, model: str) -> None:
-    """Check the index and the config.json in `folder`. Raises CheckpointError, which names `model`."""
+    """Check the index and the configurations in `folder`. Raises CheckpointError, which names `model`."""
     outside = next((name for name in indexed_files(folder) if Path(name).name != name), None)
     if outside is not None:
         raise CheckpointError(f"{model}: {INDEX} names {outside!r}; expected names of files beside it, without a path")
-    for name, value in _numbers(read_object(folder / "config.json")):
-        if value > MAX_VALUES[name]:
-            raise CheckpointError(
-                f"the config.json of {model} says {name} {value}, more than any checkpoint has ({MAX_VALUES[name]})"
-            )
+    for file in CONFIGURATIONS:
+        for name, value in _numbers(read_object(folder / file)):
+            if value > MAX_VALUES[name]:
+                raise CheckpointError(
+                    f"the {file} of {model} says {name} {value}, more than any checkpoint has ({MAX_VALUES[name]})"
+                )
 
 
 def _paths(root: Path) -> list[Path]:

@@ -8,15 +8,18 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
+from tests.extractors import GLINERS, make_gliner
 from tests.tiny_encoders import SPECIAL, make_checkpoint
 
 QUESTION_ANSWERING = ("bert", "roberta", "xlm-roberta")
 
 
 def make(folder: Path) -> None:
-    """Create one checkpoint per architecture, with the tokeniser files that an older transformers reads."""
+    """Create the checkpoints of each task in a folder of its own; an older transformers reads those of questions."""
+    for name, settings in GLINERS.items():
+        make_gliner(folder / "gliner" / name, **settings)
     for model_type in QUESTION_ANSWERING:
-        target = make_checkpoint(folder / model_type, model_type, "question-answering")
+        target = make_checkpoint(folder / "question-answering" / model_type, model_type, "question-answering")
         names = AutoTokenizer.from_pretrained(target).model_input_names
         (target / "golden.json").write_text(json.dumps({**SPECIAL, "model_input_names": names}))
 

@@ -3,7 +3,9 @@
 transformers 5 has no question-answering pipeline. Run in a separate environment, on checkpoints of this project:
 
     python -m tests.golden.checkpoints FOLDER          # in .venv
-    python tests/golden/make_question_answering.py FOLDER   # with transformers==4.57.6, torch==2.13.0, numpy<2
+    python tests/golden/make_question_answering.py FOLDER/question-answering
+
+The second one with transformers==4.57.6, torch==2.13.0, numpy<2.
 """
 
 import json

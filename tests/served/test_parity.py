@@ -50,6 +50,12 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     ],
     "ranks": [{"query": TEXTS[0], "documents": list(TEXTS[1:6])}, {"query": UNICODE, "documents": [TEXTS[3]]}],
     "features": [{"text_input": TEXTS[5]}, {"text_input": UNICODE}],
+    "extracts": [
+        {"text_input": TEXTS[11], "labels": ["person", "place"]},
+        {"text_input": UNICODE, "labels": ["ville"], "threshold": 0.2},
+        {"text_input": TEXTS[17], "labels": ["person", "company", "place"], "flat_ner": False},
+        {"text_input": TEXTS[17], "labels": ["person", "company"], "multi_label": True},
+    ],
     "late": [
         {"text_input": UNICODE},
         {"text_input": TEXTS[5], "input_type": "query"},

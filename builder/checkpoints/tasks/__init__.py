@@ -31,7 +31,7 @@ def find_task(name: str) -> Task:
 
 
 def infer_task(config: PreTrainedConfig, saved_by: str | None) -> Task:
-    """Return the task a checkpoint was saved for, from its architecture and its class of sentence-transformers, if any.
+    """Return the task a checkpoint was saved for, from its architecture and the library that saved it, if known.
 
     Raises CheckpointError if none fits.
     """

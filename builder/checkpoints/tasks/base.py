@@ -88,7 +88,8 @@ class Task(ABC):
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         """Return True if a checkpoint with this configuration was saved for this task; here: if it has its head.
 
-        `saved_by`: the class of sentence-transformers that its modules.json is of; None if there is none.
+        `saved_by`: the class of sentence-transformers that its modules.json is of, or another library; None if there
+        is none.
         """
         classes = model_class_names(self.auto_class()).values()
         return any(name in classes for name in config.architectures or [])

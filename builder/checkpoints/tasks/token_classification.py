@@ -10,7 +10,7 @@ import torch
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers, paired_scores
-from builder.checkpoints.metrics import Span, score_spans
+from builder.checkpoints.metrics import score_spans, spans_of
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, label_list, pipeline_of, probe
 from builder.common.samples import MORE_TEXTS, TEXTS
 
@@ -55,8 +55,8 @@ class TokenClassification(EncoderTask):
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `entities`, a list of {"start", "end", "entity"}, in characters."""
-        expected = [_spans(sample["entities"]) for sample in samples]
-        predicted = [_spans(json.loads(answer["entities"])) for answer in answers]
+        expected = [spans_of(sample["entities"]) for sample in samples]
+        predicted = [spans_of(json.loads(answer["entities"])) for answer in answers]
         return score_spans([sample["text_input"] for sample in samples], expected, predicted)
 
 
@@ -64,21 +64,6 @@ def _scores(answer: Answer) -> dict[tuple[int, int, str], float]:
     """Return the score of each entity, by (begin, end, label)."""
     entities = json.loads(answer["entities"])
     return {(e["start"], e["end"], e.get("entity", e.get("entity_group"))): e["score"] for e in entities}
-
-
-def _spans(entities: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Return (begin, end, type) of each; tokens that follow one another in one entity become one."""
-    spans: list[Span] = []
-    for entity in entities:
-        tag = str(entity.get("entity_group") or entity["entity"])
-        begins, kind = tag[:2] != "I-", tag[2:] if tag[:2] in ("B-", "I-") else tag
-        if kind == "O":
-            continue
-        if not begins and spans and spans[-1][2] == kind and entity["start"] - spans[-1][1] <= 1:
-            spans[-1] = (spans[-1][0], int(entity["end"]), kind)
-        else:
-            spans.append((int(entity["start"]), int(entity["end"]), kind))
-    return spans
 
 
 TASK = TokenClassification()

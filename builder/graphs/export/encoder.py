@@ -22,7 +22,8 @@ from builder.graphs.export.attention import ONNXRUNTIME, UNFUSED
 from builder.graphs.export.experts import every_expert
 from builder.graphs.export.failure import reason
 from builder.graphs.export.program import export_graph
-from builder.graphs.export.rows import TOKENIZER_INPUTS, Rows, rows_of
+from builder.graphs.export.recurrence import recurrent_operators
+from builder.graphs.export.rows import TASK_INPUTS, TOKENIZER_INPUTS, Rows, rows_of
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
 
@@ -79,7 +80,7 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph
     model: PreTrainedModel = module.model
     before = model.config._attn_implementation
     try:
-        with fused_attention(model) if fused else nullcontext(), every_expert(model):
+        with fused_attention(model) if fused else nullcontext(), every_expert(model), recurrent_operators(module):
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
             return export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
@@ -92,8 +93,9 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph
 
 def export_module(module: TaskGraph, rows: Rows, path: Path) -> Graph:
     """Export `module` as it is, with dynamic batch and sequence axes."""
-    batch, sequence, masks = (torch.export.Dim(name) for name in ("batch", "sequence", "masks"))
+    batch, sequence = (torch.export.Dim(name) for name in ("batch", "sequence"))
     example = rows.feeds(module.inputs, EXAMPLE)
     tensors = [torch.from_numpy(example[name]) for name in module.inputs]
-    axes = [{0: batch, 1: sequence if name in TOKENIZER_INPUTS else masks} for name in module.inputs]
+    own = {name: torch.export.Dim(axis) for name, axis in TASK_INPUTS.items()}
+    axes = [{0: batch, 1: own.get(name, sequence)} for name in module.inputs]
     return export_graph(path, module, tensors, axes, module.inputs, module.outputs)

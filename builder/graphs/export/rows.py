@@ -15,6 +15,8 @@ from builder.common.samples import TEXTS
 
 TOKENIZER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 MASKS = 3  # positions of a row, for the tasks that ask for some
+MAX_LABELS = 6
+TASK_INPUTS = {"positions": "masks", "words": "words", "labels": "labels"}  # inputs of tasks, and their second axes
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Rows:
     def feeds(self, names: Sequence[str], lengths: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
         """Return a batch of random rows of `lengths` tokens, padded on the right: int64, (rows, longest).
 
-        A row is the same in whatever batch. Inputs that the tokeniser does not make are positions, (rows, MASKS).
+        A row is the same in whatever batch. Inputs that the tokeniser does not make are positions, (rows, n).
         """
         generators = [np.random.default_rng([seed, row]) for row in range(len(lengths))]
         rows = [self._row(length, generator) for length, generator in zip(lengths, generators, strict=True)]
@@ -51,6 +53,8 @@ class Rows:
             "attention_mask": np.ones(length, dtype=np.int64),
             "token_type_ids": generator.integers(0, self.types, length),
             "positions": generator.integers(0, length, MASKS),
+            "words": np.arange(1, max(2, length - 1), 2),
+            "labels": np.arange(max(1, min(length - 1, MAX_LABELS))),
         }
 
 

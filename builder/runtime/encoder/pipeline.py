@@ -67,7 +67,9 @@ class Pipeline:
         self.serving = load_encoder(folder)
         package = importlib.import_module(f".tasks.{self.serving.task}", __package__)
         task_type: type[Task] = package.Task
-        self.text = TextEncoder(folder / "tokenizer.json", task_type.offsets, self.serving.truncation_side)
+        self.text = TextEncoder(
+            folder / "tokenizer.json", task_type.offsets, self.serving.truncation_side, task_type.split_words
+        )
         self.task = task_type(self.serving, self.text, folder)
         self.infer = infer
         self.map_calls = map_calls

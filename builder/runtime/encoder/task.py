@@ -43,7 +43,8 @@ class Row:
 class Task:
     """Base of the tasks. A subclass declares its tensors, reads a request and makes the answer from outputs."""
 
-    offsets = False  # True if the answer needs character offsets, which cost tokenisation time
+    offsets = False  # True if the answer needs the places of tokens in texts or words, which cost tokenisation time
+    split_words = False  # True if a text is a list of words already
     strategy = "longest_first"  # the side that `truncate` cuts, as in the reference pipeline
 
     def __init__(self, serving: EncoderServing, text: TextEncoder, folder: Path) -> None:

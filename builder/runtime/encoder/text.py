@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Union, cast
 
@@ -15,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 from ..panics import call_tokenizer
 from ..tokens import tokens_of
 
-Text = Union[str, tuple[str, str]]
+Text = Union[str, tuple[str, str], list[str]]  # a list is of words
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,16 @@ class Truncation:
 class TextEncoder:
     """A fast tokeniser without padding; it truncates only when asked to, call by call."""
 
-    def __init__(self, tokenizer_file: Path, offsets: bool, truncation_side: str = "right") -> None:
+    def __init__(
+        self, tokenizer_file: Path, offsets: bool, truncation_side: str = "right", split_words: bool = False
+    ) -> None:
+        """`split_words`: True if every text is a list of words."""
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         self.truncation_side = truncation_side
-        self._encode_batch = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
+        encode = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
+        self._encode_batch = partial(encode, is_pretokenized=split_words)
 
     def __call__(self, texts: Sequence[Text], truncation: Truncation | None = None) -> list[Encoding]:
         """Encode all `texts` (str, or pairs of str) in one call of the tokeniser, special tokens included."""

@@ -129,3 +129,22 @@ def test_questions_are_those_of_squad(load: Callable[[str], Checkpoint]) -> None
     assert measured(answers, [squad]) == {"F1": 1.0, "exact match": 1.0}
     evaluation = evaluation_of(answers, {ROWS: [squad, {**sample, "answers": []}]}, None)
     assert all(sample["handle_impossible_answer"] for sample in evaluation.samples)
+
+
+def test_extraction_is_asked_for_the_types_of_the_data(load: Callable[[str], Checkpoint]) -> None:
+    """Each row is asked for all types; words with tags and spans with labels have the same score."""
+    extracts = load("extracts")
+    text, names = "Mario left Turin", ["person", "place"]
+    spans = [{"start": 0, "end": 5, "label": "person"}, {"start": 11, "end": 16, "label": "place"}]
+    rows: Rows = [{"text": text, "entities": spans}, {"text": "Nobody came", "entities": []}]
+    asked = evaluation_of(extracts, {ROWS: rows}, None).samples
+    assert [sample["labels"] for sample in asked] == [names, names]
+    tagged = [
+        {"tokens": text.split(), "ner_tags": ["B-person", "O", "B-place"]},
+        {"tokens": ["Nobody"], "ner_tags": ["O"]},
+    ]
+    assert evaluation_of(extracts, {ROWS: tagged}, None).samples[0]["labels"] == names
+    right = [{"entities": json.dumps(spans)}, {"entities": "[]"}]
+    for data in (rows, tagged):
+        assert evaluation_of(extracts, {ROWS: data}, None).score(right) == {"entity F1": 1.0}
+        assert evaluation_of(extracts, {ROWS: data}, None).score([*right[1:]] * 2) == {"entity F1": 0.0}
