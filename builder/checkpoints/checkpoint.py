@@ -57,12 +57,14 @@ class CheckpointFiles:
 class Checkpoint(CheckpointFiles):
     """Checkpoint with its model, in fp32: all that exporting it needs.
 
-    `pooling`: the user's pooling of token vectors, if it replaces the checkpoint's own. `grids`: those of its matrices,
-    if they are stored in 4 or 8 bits. `late_interaction`: sentence-transformers' encoder over `model`, if it saved one.
+    `pooling`: the user's pooling of token vectors, if it replaces the checkpoint's own. `late_chunking`: requests may
+    ask for it. `grids`: those of its matrices, if they are stored in 4 or 8 bits. `late_interaction`:
+    sentence-transformers' encoder over `model`, if it saved one.
     """
 
     model: PreTrainedModel
     max_length: int
     pooling: str | None = None
+    late_chunking: bool = False
     grids: Grids | None = None
     late_interaction: MultiVectorEncoder | None = None

@@ -52,6 +52,23 @@ class Pooler(torch.nn.Module):
         """True if embeddings leave with length 1, before only their first dimensions are kept."""
         return len(self.after) > 0 and isinstance(self.after[-1], UnitLength)
 
+    def linear(self) -> torch.nn.Sequential:
+        """Return the linear layers after the mean, which give the same if each token passes them before it.
+
+        Raises CheckpointError if there is another pooling, or a layer that does not.
+        """
+        *others, last = [torch.nn.Identity(), *self.after]
+        layers = [*others, *([] if isinstance(last, UnitLength) else [last])]
+        wrong = next((one for one in layers if not isinstance(one, torch.nn.Linear | torch.nn.Identity)), None)
+        if self.modes != ("mean",) or wrong is not None:
+            pooling = f"the pooling {' and '.join(self.modes)}"
+            found = pooling if wrong is None else f"a {type(wrong).__name__} after it"
+            raise CheckpointError(
+                "the front pools tokens (--late-chunking, include_prompt: false) by the mean alone, with Dense layers "
+                f"without activation and Normalize after it; this checkpoint has {found}"
+            )
+        return torch.nn.Sequential(*layers)
+
     def pooled(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Return the mask of the tokens that are pooled, (batch, sequence), given all."""
         for token in self.skipped:

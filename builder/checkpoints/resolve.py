@@ -114,7 +114,9 @@ def describe(source: Source) -> Checkpoint:
 
 def _checkpoint(source: Source, files: CheckpointFiles, model: PreTrainedModel) -> Checkpoint:
     longest = _max_length(source, files, position_limit(model))
-    return Checkpoint(**vars(files), model=model, max_length=longest, pooling=source.pooling)
+    return Checkpoint(
+        **vars(files), model=model, max_length=longest, pooling=source.pooling, late_chunking=source.late_chunking
+    )
 
 
 def _max_length(source: Source, files: CheckpointFiles, positions: int | None) -> int:

@@ -150,7 +150,7 @@ class BuildSpec(Choices):
     @property
     def source(self) -> Source:
         """Source of the checkpoint."""
-        return Source(self.model, self.revision, self.task, self.max_length, self.pooling)
+        return Source(self.model, self.revision, self.task, self.max_length, self.pooling, self.late_chunking)
 
     @property
     def draft_source(self) -> Source | None:

@@ -115,6 +115,9 @@ class Choices(Options):
     """Cut texts that are too long and set `truncated` in the answer, instead of refusing them."""
     pooling: Literal["cls", "mean", "max", "lasttoken"] | None = Field(None, json_schema_extra={"flag": True})
     """How token vectors become one embedding, for checkpoints that do not say."""
+    late_chunking: bool = Field(False, json_schema_extra={"flag": True})
+    """Let requests to an embedding model with mean pooling say chunking=late: their texts are read as one document, and
+    each gets the mean of its own tokens. The graph then returns a vector a token, which the front pools."""
     serving: Serving = Serving()
     """Queueing, batching and scheduling."""
     machine: Machine = Machine()

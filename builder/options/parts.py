@@ -9,13 +9,17 @@ from builder.options.serving import Serving
 
 @dataclass(frozen=True)
 class Source:
-    """`model`: a Hub id or a local folder; the rest is None if the checkpoint itself decides."""
+    """`model`: a Hub id or a local folder; the rest is None if the checkpoint itself decides.
+
+    `late_chunking`: an embedder's graph returns the vectors of tokens, for the front to pool.
+    """
 
     model: str
     revision: str | None = None
     task: str | None = None
     max_length: int | None = None
     pooling: str | None = None
+    late_chunking: bool = False
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,9 @@ def refuse_options(spec: BuildSpec, family_options: Sequence[str], family: str) 
 
     `family_options`: further options that are given and that this family refuses.
     """
-    unusable = given_options(spec, "--pooling", "--truncate", "--instances (use --slots)", "--max-queue-delay-us")
+    unusable = given_options(
+        spec, "--pooling", "--late-chunking", "--truncate", "--instances (use --slots)", "--max-queue-delay-us"
+    )
     if spec.target == "cpu" and spec.precision not in PRECISIONS:
         unusable.append(f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})")
     unusable += [*given_options(spec, "--level", "--prune", "--graph"), *family_options]

@@ -30,9 +30,13 @@ EMBEDDING = "sentence_embedding"  # the features of one vector a text
 
 @dataclass(frozen=True)
 class Pooling:
-    """Token features to one vector; several modes are concatenated."""
+    """Token features to one vector; several modes are concatenated.
+
+    `include_prompt`: if False, the tokens of a prompt do not count, and neither does a special token before them.
+    """
 
     modes: tuple[str, ...]
+    include_prompt: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,17 @@ def read_module(module: ModuleFolder, source: str, features: str = EMBEDDING) ->
 
 def _pooling(folder: Path, source: str, features: str) -> Pooling:
     config = read_json(folder / "config.json")
-    if not config.get("include_prompt", True):
-        raise CheckpointError(f"{source} pools without its prompt (include_prompt: false), which is not supported")
     if mode := config.get("pooling_mode"):
-        return Pooling(tuple(POOLING_NAMES.get(name, name) for name in ([mode] if isinstance(mode, str) else mode)))
-    return Pooling(tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key)) or ("mean",))
+        modes = tuple(POOLING_NAMES.get(name, name) for name in ([mode] if isinstance(mode, str) else mode))
+    else:
+        modes = tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key)) or ("mean",)
+    include_prompt = bool(config.get("include_prompt", True))
+    if not include_prompt and modes != ("mean",):
+        raise CheckpointError(
+            f"{source} pools {' and '.join(modes)} without its prompt (include_prompt: false), which is supported for "
+            "the mean alone"
+        )
+    return Pooling(modes, include_prompt)
 
 
 def _dense(folder: Path, source: str, features: str) -> Dense:

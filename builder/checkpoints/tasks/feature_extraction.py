@@ -19,6 +19,7 @@ from builder.checkpoints.static_embedding import unknown_token
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.common.errors import CheckpointError
 from builder.common.samples import MORE_TEXTS, TEXTS
+from builder.runtime.encoder.tasks.feature_extraction import STATES
 
 
 class FeatureGraph(TaskGraph):
@@ -35,9 +36,21 @@ class FeatureGraph(TaskGraph):
         return (self.pooler(features, self.pooler.pooled(tensors["input_ids"], tensors["attention_mask"])),)
 
 
+class StateGraph(TaskGraph):
+    """Vector of each token of the last layer, after `layers`: the front pools them."""
+
+    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], layers: torch.nn.Module) -> None:
+        super().__init__(model, inputs, (STATES,))
+        self.layers = layers
+
+    def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return (self.layers(self.model(**tensors).last_hidden_state),)
+
+
 class FeatureExtraction(EncoderTask):
     name = "feature-extraction"
     head = "feature-extraction"
+    has_late_chunking = True
     longest = 8192
     metric = "cosine"
     threshold = 0.99
@@ -47,7 +60,10 @@ class FeatureExtraction(EncoderTask):
     more_samples = tuple({"text_input": text} for text in MORE_TEXTS)
 
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
-        return FeatureGraph(checkpoint.model, inputs, self.pooler(checkpoint))
+        pooler = self.pooler(checkpoint)
+        if pooler is not None and _pools_in_front(checkpoint):
+            return StateGraph(checkpoint.model, inputs, pooler.linear())
+        return FeatureGraph(checkpoint.model, inputs, pooler)
 
     def pooler(self, checkpoint: Checkpoint) -> Pooler | None:
         """Return the user's or else the checkpoint's pooling, with the layers after it; None for one vector per token.
@@ -76,7 +92,17 @@ class FeatureExtraction(EncoderTask):
         with torch.no_grad():
             inputs = probe(checkpoint)
             size = self.graph(checkpoint, tuple(inputs))(*inputs.values())[0].shape[-1]
+        own: dict[str, Any] = {}
+        if _pools_in_front(checkpoint):
+            if pooler is None:
+                raise CheckpointError(
+                    f"--late-chunking: {checkpoint.source} does not say how its tokens become one embedding (no "
+                    "modules.json); say it with --pooling mean, if its authors trained it so"
+                )
+            size = min(size, pooler.dimensions or size)
+            own = {"late_chunking": checkpoint.late_chunking, "include_prompt": _includes_prompt(checkpoint)}
         return {
+            **own,
             "pooled": pooler is not None,
             "size": size,
             "normalize": pooler is not None and pooler.normalizes,
@@ -94,6 +120,8 @@ class FeatureExtraction(EncoderTask):
         tokens = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
         with torch.no_grad():
             mask = pooler.pooled(tokens, torch.ones(features.shape[:2]))
+            if not _includes_prompt(checkpoint):
+                mask[:, : _prompt_tokens(checkpoint, _prompt(checkpoint, sample))] = 0
             return {"embedding": pooler(features, mask)[0].tolist()}
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
@@ -144,11 +172,35 @@ def _cosines(vectors: Sequence[Sequence[float]]) -> np.ndarray:
 
 def prompted(checkpoint: Checkpoint, sample: Sample) -> str:
     """Return the text of a sample as sentence-transformers hands it to the tokenizer."""
-    text, sentence = str(sample["text_input"]), checkpoint.sentence
-    if sentence is None:
-        return text
+    return _prompt(checkpoint, sample) + str(sample["text_input"])
+
+
+def _prompt(checkpoint: Checkpoint, sample: Sample) -> str:
+    sentence = checkpoint.sentence
+    if "prompt" in sample or sentence is None:
+        return str(sample.get("prompt", ""))
     name = sample.get("prompt_name", sentence.default_prompt)
-    return (sentence.prompts[name] if name else "") + text
+    return sentence.prompts[name] if name else ""
+
+
+def _includes_prompt(checkpoint: Checkpoint) -> bool:
+    """Return False if the checkpoint pools without the tokens of a prompt."""
+    pooling = None if checkpoint.sentence is None else checkpoint.sentence.pooling
+    return pooling is None or pooling.include_prompt
+
+
+def _pools_in_front(checkpoint: Checkpoint) -> bool:
+    return checkpoint.late_chunking or not _includes_prompt(checkpoint)
+
+
+def _prompt_tokens(checkpoint: Checkpoint, prompt: str) -> int:
+    """Return how many tokens of a row are its prompt's, special tokens before it included.
+
+    As sentence-transformers counts them: in the prompt alone, without a special token at its end
+    (base/modules/transformer.py, 6.2).
+    """
+    tokens = checkpoint.tokenizer(prompt)["input_ids"] if prompt else []
+    return len(tokens) - int(bool(tokens) and tokens[-1] in checkpoint.tokenizer.all_special_ids)
 
 
 TASK = FeatureExtraction()

@@ -53,6 +53,7 @@ class HybridGraph(TaskGraph):
 
 class HybridEmbedding(FeatureExtraction):
     name = "hybrid-embedding"
+    has_late_chunking = False
     metric = "lowest cosine of the three"
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
@@ -63,6 +64,11 @@ class HybridEmbedding(FeatureExtraction):
         """Return the checkpoint with the heads in its digest. Raises CheckpointError for one without them."""
         if files.sentence is None or files.sentence.pooling is None:
             raise CheckpointError(f"{files.source} has no modules.json with a Pooling, which makes the dense embedding")
+        if not files.sentence.pooling.include_prompt:
+            raise CheckpointError(
+                f"{files.source} pools without its prompt (include_prompt: false), which {self.name} does not support; "
+                "serve its dense embedding alone with --task sentence-similarity"
+            )
         if not files.weights:
             return files  # not downloaded, the heads neither
         heads = head_files(files)

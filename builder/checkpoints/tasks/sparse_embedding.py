@@ -49,6 +49,7 @@ class SpladeGraph(TaskGraph):
 
 class SparseEmbedding(FeatureExtraction):
     name = "sparse-embedding"
+    has_late_chunking = False
     head = "fill-mask"
     precedence = 2
     per_token = False

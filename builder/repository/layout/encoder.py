@@ -164,6 +164,8 @@ def _front_parameters(serving: EncoderServing) -> dict[str, str]:
         parameters["mask_token"] = serving.parameters["mask"]
     if serving.parameters.get("pooled"):
         parameters["embedding_size"] = str(serving.parameters["size"])
+    if serving.parameters.get("late_chunking"):
+        parameters["late_chunking"] = "true"
     if serving.parameters.get("prompts"):
         parameters["prompts"] = json.dumps(sorted(serving.parameters["prompts"]), ensure_ascii=False)
     if serving.truncation_side != "right":

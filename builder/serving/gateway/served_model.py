@@ -83,6 +83,11 @@ class ServedModel:
         return output is not None and len(output.dims) == 1
 
     @property
+    def has_late_chunking(self) -> bool:
+        """True if the model reads the texts of a request as one document on request."""
+        return self.parameters.get("late_chunking") == "true"
+
+    @property
     def is_shared_front(self) -> bool:
         """True if the model only answers for other models, which clients name."""
         return self.parameters.get("shared") == "true"

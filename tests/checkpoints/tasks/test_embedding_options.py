@@ -134,7 +134,7 @@ def test_batch_mates_do_not_change_the_vector_of_a_long_text(front: Pipeline) ->
     ("options", "message"),
     [
         ({}, "limit of this model is 48: .* chunking=mean"),
-        ({"chunking": "late"}, "chunking is 'late'; expected one of none, mean, max"),
+        ({"chunking": "late"}, "chunking is 'late', and this model was built without it"),
         ({"chunking": "mean", "chunk_overlap": 46}, "chunk_overlap is 46; .* send a smaller chunk_overlap"),
         ({"chunking": "mean", "prompt": LONG}, "or a shorter prompt"),
         ({"chunking": "mean", "chunk_overlap": -1}, "chunk_overlap is -1; expected at least 0"),

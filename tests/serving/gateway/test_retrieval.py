@@ -105,6 +105,37 @@ def test_embedding_fields_that_contradict_are_refused(body: dict[str, Any], para
     assert (refused.status, refused.error["param"]) == (400, param), refused.error
 
 
+LATE = {"model": "embeds", "input": ["ab", "cd", "e"], "late_chunking": True}
+
+
+@pytest.fixture
+def late(prompted: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> FakeTriton:
+    task, inputs, outputs, parameters = MODELS["embeds"]
+    monkeypatch.setitem(MODELS, "embeds", (task, inputs, outputs, {**parameters, "late_chunking": "true"}))
+    return prompted
+
+
+def test_late_chunking_sends_all_inputs_as_one_request(late: FakeTriton) -> None:
+    answer = fetch("/v1/embeddings", LATE, gateway(late))
+    assert (answer.status, len(answer.json["data"])) == (200, 3)
+    assert late.requests == [{"text_input": [["ab"], ["cd"], ["e"]], "chunking": [["late"]] * 3}]
+    assert fetch("/v1/embeddings", {**LATE, "late_chunking": False}, gateway(late)).status == 200
+    assert "chunking" not in late.requests[-1]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"chunking": "mean"}, "chunking"),
+        ({"chunk_overlap": 3}, "chunk_overlap"),
+        ({"input": ["x"] * 2000}, "late_chunking"),
+    ],
+)
+def test_late_chunking_refuses_what_it_excludes(body: dict[str, Any], param: str, late: FakeTriton) -> None:
+    refused = fetch("/v1/embeddings", {**LATE, **body}, gateway(late))
+    assert (refused.status, refused.error["param"]) == (400, param), refused.error
+
+
 def test_multi_vectors_have_one_vector_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = add_models(monkeypatch)
     body = {"model": "late", "input": ["ab", "abc"], "input_type": "query", "return_offsets": True}

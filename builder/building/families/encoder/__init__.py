@@ -25,6 +25,7 @@ from builder.building.verify.quality import SERVED_TOLERANCE
 from builder.building.verify.recording import graph_case
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import CheckpointError, SpecError, VerificationError
 from builder.common.machine import cpu
 from builder.common.memory import weights_bytes
@@ -56,6 +57,8 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     given = given_options(spec, *generating)
     if given:
         raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")
+    if spec.late_chunking and not encoder_task(checkpoint.task).has_late_chunking:
+        raise SpecError(f"--late-chunking is for embeddings of one vector a text; {checkpoint.task.name} has none")
     refuse_without_process(spec)
     _refuse_composed(checkpoint)
     return Encoder(spec, checkpoint, folder, tuple(requested_variants(spec, cpu()["flags"])))

@@ -13,10 +13,11 @@ from tokenizers import Encoding
 
 from ...fields import Field, InputError, Tensors, any_text, choice, count, one_each, option
 from .. import task
+from ..late_chunks import chunks_of, joined
 from ..windows import frame, split
 
-CHUNKING = ("none", "mean", "max")
-
+CHUNKING = ("none", "mean", "max", "late")
+STATES = "states"  # output of a graph whose tokens are pooled here: (rows, tokens, size)
 
 POOLED_INPUTS = (
     Field("dimensions", "TYPE_INT32", optional=True),
@@ -43,7 +44,20 @@ class Task(task.Task):
     def read(self, tensors: Tensors) -> task.EncodingJob:
         texts, prompt = one_each(tensors, "text_input"), self._prompt(tensors)
         options = {"prompt": len(prompt), **(self._pooled_options(tensors) if self.parameters["pooled"] else {})}
-        return task.EncodingJob([prompt + text for text in texts], options, self.wants_truncation(tensors))
+        options["skipped"] = self._prompt_tokens(prompt) if not self.parameters.get("include_prompt", True) else 0
+        if options.get("chunking") != "late":
+            return task.EncodingJob([prompt + text for text in texts], options, self.wants_truncation(tensors))
+        if not self.parameters.get("late_chunking", False):
+            raise InputError("chunking is 'late', and this model was built without it (--late-chunking): leave it out")
+        document, options["ends"] = joined(prompt, texts)
+        return task.EncodingJob([document], options, truncate=False)
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Return how many tokens of a row are its prompt's, special tokens before it included."""
+        if not prompt:
+            return 0
+        (encoding,) = self.text([prompt])
+        return len(encoding) - int(encoding.special_tokens_mask[-1])
 
     def _prompt(self, tensors: Tensors) -> str:
         """Return the text before each text: the request's own, by its name, or the checkpoint's default."""
@@ -68,8 +82,11 @@ class Task(task.Task):
 
     def rows(self, job: task.EncodingJob, encodings: Sequence[Encoding]) -> list[task.Row]:
         """Return one row a text or, with chunking, one a window of a text that is too long."""
-        if job.options.get("chunking", "none") == "none":
+        chunking = job.options.get("chunking", "none")
+        if chunking == "none":
             return super().rows(job, encodings)
+        if chunking == "late":
+            return [self._document(job)]
         return [row for source, encoding in enumerate(encodings) for row in self._windows(job, source, encoding)]
 
     def _windows(self, job: task.EncodingJob, source: int, encoding: Encoding) -> list[task.Row]:
@@ -86,11 +103,30 @@ class Task(task.Task):
         windows = split(whole, job.options["prompt"], size, overlap)
         return [task.Row(cast(Encoding, window), source) for window in windows]
 
+    def _document(self, job: task.EncodingJob) -> task.Row:
+        """Return the one row of all texts, and note which text each of its tokens is of."""
+        whole, ends = self.text.with_offsets(job.texts[0]), job.options["ends"]
+        if len(whole) > self.max_length:
+            raise InputError(
+                f"the texts are one document (chunking is 'late') of {len(whole)} tokens; the limit of this model is "
+                f"{self.max_length}: send fewer of them at once"
+            )
+        job.options["chunks"] = chunks_of(whole, ends)
+        empty = np.flatnonzero(np.bincount(job.options["chunks"], minlength=len(ends)) == 0)
+        if len(empty):
+            raise InputError(f"text_input, row {empty[0]}, has no token of its own; join it with the text beside it")
+        return task.Row(whole, 0)
+
     def answer(
         self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
     ) -> dict[str, np.ndarray]:
         if self.parameters["pooled"]:
-            vectors = self._joined(job, rows, np.stack([output["features"] for output in outputs]))
+            if STATES in outputs[0]:
+                vectors = self._pooled(job, rows, outputs)
+            else:
+                vectors = np.stack([output["features"] for output in outputs])
+            if "chunks" not in job.options:
+                vectors = self._joined(job, rows, vectors)
             return {"embedding": self._resized(vectors, job.options["dimensions"])}
         if len({len(row.encoding) for row in rows}) > 1:
             raise InputError(
@@ -98,6 +134,19 @@ class Task(task.Task):
                 "shape; send one text a request"
             )
         return {"embedding": np.stack([o["features"][: len(row.encoding)] for o, row in zip(outputs, rows)])}
+
+    def _pooled(self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> np.ndarray:
+        """Return the mean of each row's tokens, without those of its prompt if the checkpoint leaves them out.
+
+        Of one document, return the mean of each text's tokens (texts, size).
+        """
+        chunks, skipped = job.options.get("chunks"), job.options["skipped"]
+        if chunks is None:
+            means = np.stack([_mean(one[STATES][skipped : len(row.encoding)]) for row, one in zip(rows, outputs)])
+        else:
+            states, chunks = outputs[0][STATES][skipped : len(chunks)], chunks[skipped:]
+            means = np.stack([_mean(states[chunks == chunk]) for chunk in range(len(job.options["ends"]))])
+        return self._scaled(means)[:, : self.parameters["size"]]
 
     def _joined(self, job: task.EncodingJob, rows: Sequence[task.Row], vectors: np.ndarray) -> np.ndarray:
         """Return one vector a text (texts, size) from one a row.
@@ -139,3 +188,8 @@ class Task(task.Task):
         if not self.parameters["pooled"]:
             return super().too_long
         return "shorten the text, send truncate=true to have it cut, or chunking=mean to have all of it read in windows"
+
+
+def _mean(states: np.ndarray) -> np.ndarray:
+    """Return the mean of tokens' vectors (tokens, size); zero of none."""
+    return states.sum(axis=0) / np.float32(max(len(states), 1))

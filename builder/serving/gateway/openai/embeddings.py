@@ -35,6 +35,7 @@ class EmbeddingRequest(StrictBody):
     prompt: str | None = None
     chunking: Literal["none", "mean", "max"] | None = None
     chunk_overlap: int | None = Field(None, ge=0)
+    late_chunking: bool | None = None  # Jina's: the inputs are parts of one document, which is read at once
     truncate: bool | Literal["NONE", "END"] | None = None
     truncation: bool | None = None
     normalized: bool | None = None
@@ -58,11 +59,13 @@ class EmbeddingRequest(StrictBody):
     def options(self, model: ServedModel) -> dict[str, Any]:
         """Return the inputs of the model. Raises ApiError."""
         truncate = self.one_of("truncate", "truncation")
+        late = {"chunking": "late"} if self.late_chunking else {}
         own = {
             "truncate": truncate if truncate is None or isinstance(truncate, bool) else truncate == "END",
             "prompt": self.prompt,
             "chunking": self.chunking,
             "chunk_overlap": self.chunk_overlap,
+            **late,
         }
         if truncate == "END":
             model.refuse_truncation_side("truncate", "right")
@@ -76,12 +79,28 @@ async def create_embedding(context: RequestContext) -> dict[str, Any]:
     single = isinstance(body.input, str) or isinstance(body.input[0], int)  # a text, or its token ids
     vocabulary = context.gateway.settings.token_ids
     texts = [_text(number, one, vocabulary) for number, one in enumerate([body.input] if single else body.input)]
+    if body.late_chunking:
+        _refuse_late_chunking(model, body, len(texts))
     size = body.one_of("dimensions", "output_dimension")
     vectors = await embed(context, model, texts, **body.options(model))
     vectors = resize(vectors, size, "dimensions" if body.dimensions else "output_dimension", normalized=body.normalized)
     data = [{"object": "embedding", "index": i, "embedding": body.encoded(vector)} for i, vector in enumerate(vectors)]
     used = context.record.prompt_tokens
     return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
+
+
+def _refuse_late_chunking(model: ServedModel, body: EmbeddingRequest, texts: int) -> None:
+    """Raise ApiError if the model cannot read the texts as one document, which are the rows of one call."""
+    if not model.has_late_chunking:
+        raise bad_field(
+            "late_chunking", f"{model.name} was built without --late-chunking; build it so, or leave late_chunking out"
+        )
+    other = next((name for name in ("chunking", "chunk_overlap") if getattr(body, name) is not None), None)
+    if other is not None:
+        raise bad_field(other, f"{other} splits long texts, and late_chunking joins them; send one of them")
+    most = max(1, model.batch)
+    if texts > most:
+        raise bad_field("late_chunking", f"input has {texts} texts; {model.name} takes at most {most} of one document")
 
 
 def _text(number: int, value: Any, vocabulary: Vocabulary | None) -> str:
