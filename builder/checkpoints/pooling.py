@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 
 from builder.checkpoints.json_files import read_json
-from builder.checkpoints.sentence_transformers.modules import POOLING_KEYS, Dense, LayerNorm, Module, Normalize
+from builder.checkpoints.sentence_transformers.modules import (
+    POOLING_KEYS,
+    Dense,
+    LayerNorm,
+    Module,
+    Normalize,
+    WeightedLayers,
+)
 from builder.common.errors import CheckpointError, first_line
 
 ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU}
+
+
+class TokenStates(torch.nn.Module):
+    """Vectors of tokens (batch, sequence, size) of a model: of its last layer or, with `layers`, a mean of several."""
+
+    def __init__(self, layers: WeightedLayers | None, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.start, self.weights = 0, None
+        if layers is not None:
+            self.start, weights = layers.start, _weights(layers.folder).get("layer_weights", torch.zeros(0))
+            count = int(model.config.num_hidden_layers) + 1 - layers.start
+            if not getattr(model.config, "output_hidden_states", False):
+                raise CheckpointError(
+                    f"{layers.folder.name} needs all layers, which config.json turns off: sentence-transformers would "
+                    "leave it out. Set output_hidden_states to true there if it was trained so, or remove the module"
+                )
+            if weights.shape != (count,):
+                raise CheckpointError(
+                    f"{layers.folder.name} has {tuple(weights.shape)} layer_weights for {count} layers from "
+                    f"{layers.start} on"
+                )
+            self.weights = weights.to(torch.float32) / weights.to(torch.float32).sum()
+
+    def forward(self, model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if self.weights is None:
+            return model(**tensors).last_hidden_state
+        layers = model(**tensors, output_hidden_states=True).hidden_states[self.start :]
+        return sum(weight * layer for weight, layer in zip(self.weights.tolist(), layers, strict=True))
 
 
 class UnitLength(torch.nn.Module):

@@ -17,10 +17,11 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense as DenseModule
 from sentence_transformers.base.modules import Normalize as NormalizeModule
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling, WeightedLayerPooling
 from transformers import AutoConfig, T5EncoderModel, T5Model
 
 from builder.building.variants.evaluator import make_evaluator
+from builder.building.verify.parity import error_at, reference
 from builder.checkpoints.pooling import Pooler
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.sentence_transformers import read_modules
@@ -31,6 +32,9 @@ from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tasks.feature_extraction import FeatureExtraction
 from builder.common.errors import CheckpointError
 from builder.common.samples import TEXTS
+from builder.engines import infer_with
+from builder.graphs.export.encoder import export
+from builder.graphs.export.rows import rows_of
 from builder.graphs.onnx.graph import Graph
 from builder.options import make_spec
 from tests.fronts import answers, front_over_pytorch
@@ -187,6 +191,45 @@ def test_layer_norm_between_dense_and_normalize_equals_sentence_transformers(cop
     for text in TEXTS[:4]:
         ours = encoder_task(checkpoint.task).reference(checkpoint, {"text_input": text})
         np.testing.assert_allclose(ours["embedding"], library.encode(text), atol=1e-6)
+
+
+@pytest.fixture
+def weighted(copy: Path, tmp_path: Path) -> Path:
+    """Save an embedder of which a token is the weighted mean of layers."""
+    _edit(copy / "config.json", output_hidden_states=True)
+    layers = WeightedLayerPooling(32, num_hidden_layers=2, layer_start=1)
+    layers.layer_weights = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
+    modules = [Transformer(str(copy)), layers, Pooling(32, "mean"), NormalizeModule()]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "weighted"))
+    return tmp_path / "weighted"
+
+
+def test_weighted_layers_equal_sentence_transformers(weighted: Path, tmp_path: Path) -> None:
+    expected = SentenceTransformer(str(weighted), device="cpu").encode(list(TEXTS[:4]))
+    spec = make_spec(model=str(weighted))
+    checkpoint = resolve(spec)
+    samples = [{"text_input": text} for text in TEXTS[:4]]
+    found = [one["embedding"] for one in answers(front_over_pytorch(checkpoint, spec, tmp_path), checkpoint, samples)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    references = [encoder_task(checkpoint.task).reference(checkpoint, sample)["embedding"] for sample in samples]
+    np.testing.assert_allclose(references, expected, atol=1e-6)
+    exported = export(checkpoint, tmp_path / "graph")
+    assert (exported.attentions, exported.warning) == (2, None)
+    rows = rows_of(checkpoint)
+    row = reference(exported.module, rows, [17])
+    assert error_at(infer_with(exported.graph, 1), exported.graph, row, True) < 1e-5
+
+
+def test_weighted_layers_that_would_be_left_out_are_refused(weighted: Path) -> None:
+    _edit(weighted / "config.json", output_hidden_states=False)
+    checkpoint = resolve(make_spec(model=str(weighted)))
+    with pytest.raises(CheckpointError, match="Set output_hidden_states to true"):
+        encoder_task(checkpoint.task).parameters(checkpoint)
+    _edit(weighted / "config.json", output_hidden_states=True)
+    _edit(weighted / "1_WeightedLayerPooling" / "config.json", layer_start=0)
+    checkpoint = resolve(make_spec(model=str(weighted)))
+    with pytest.raises(CheckpointError, match="layer_weights for 3 layers from 0 on"):
+        encoder_task(checkpoint.task).parameters(checkpoint)
 
 
 def test_pooling_option_keeps_the_layers_after_pooling(copy: Path) -> None:

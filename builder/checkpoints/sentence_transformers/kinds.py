@@ -33,8 +33,8 @@ KINDS = {
     EMBEDDER: Kind(
         "feature-extraction",
         "last_hidden_state",
-        "Transformer Pooling( Dense| LayerNorm| Normalize)*",
-        "Transformer, Pooling, then perhaps Dense, LayerNorm and Normalize",
+        "Transformer( WeightedLayerPooling)? Pooling( Dense| LayerNorm| Normalize)*",
+        "Transformer, perhaps WeightedLayerPooling, Pooling, then perhaps Dense, LayerNorm and Normalize",
     ),
     CROSS_ENCODER: Kind("sequence-classification", "logits", "Transformer", "a Transformer alone", True),
     MULTI_VECTOR: Kind(

@@ -40,6 +40,14 @@ class Pooling:
 
 
 @dataclass(frozen=True)
+class WeightedLayers:
+    """Weighted mean of a token's vectors after all layers from `start` on (0: the embeddings), weights in `folder`."""
+
+    folder: Path
+    start: int
+
+
+@dataclass(frozen=True)
 class Dense:
     """Linear layer and activation over the embedding, with weights in `folder`."""
 
@@ -81,7 +89,7 @@ class MultiVectorMask:
     """Choice of the tokens that have a vector; sentence-transformers reads its settings."""
 
 
-Module = MultiVectorMask | Pooling | Dense | LayerNorm | Normalize | SpladePooling | LogitScore
+Module = MultiVectorMask | WeightedLayers | Pooling | Dense | LayerNorm | Normalize | SpladePooling | LogitScore
 
 
 def read_module(module: ModuleFolder, source: str, features: str = EMBEDDING) -> Module:
@@ -105,6 +113,13 @@ def _pooling(folder: Path, source: str, features: str) -> Pooling:
             "the mean alone"
         )
     return Pooling(modes, include_prompt)
+
+
+def _weighted_layers(folder: Path, source: str, features: str) -> WeightedLayers:
+    start = read_json(folder / "config.json").get("layer_start", 4)
+    if not isinstance(start, int) or start < 0:
+        raise CheckpointError(f"{source} weighs layers from {start!r} on (layer_start); expected a number from 0 on")
+    return WeightedLayers(folder, start)
 
 
 def _dense(folder: Path, source: str, features: str) -> Dense:
@@ -149,6 +164,7 @@ def _logit_score(folder: Path, source: str, features: str) -> LogitScore:
 
 
 READERS: Mapping[str, Callable[[Path, str, str], Module]] = {
+    "WeightedLayerPooling": _weighted_layers,
     "Pooling": _pooling,
     "Dense": _dense,
     "LayerNorm": lambda folder, source, features: LayerNorm(folder),

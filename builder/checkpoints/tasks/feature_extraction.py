@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers
 from builder.checkpoints.metrics import rank_agreement, score_similarity
-from builder.checkpoints.pooling import Pooler
+from builder.checkpoints.pooling import Pooler, TokenStates
 from builder.checkpoints.rankers import Ranker, embedding_ranker
-from builder.checkpoints.sentence_transformers.modules import Dense
+from builder.checkpoints.sentence_transformers.modules import Dense, WeightedLayers
 from builder.checkpoints.static_embedding import unknown_token
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.common.errors import CheckpointError
@@ -23,28 +23,32 @@ from builder.runtime.encoder.tasks.feature_extraction import STATES
 
 
 class FeatureGraph(TaskGraph):
-    """Features of the last layer, through `pooler` if there is one."""
+    """Features of `states`, through `pooler` if there is one."""
 
-    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], pooler: Pooler | None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, inputs: Sequence[str], states: TokenStates, pooler: Pooler | None
+    ) -> None:
         super().__init__(model, inputs, ("features",))
-        self.pooler = pooler
+        self.states, self.pooler = states, pooler
 
     def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        features = self.model(**tensors).last_hidden_state
+        features = self.states(self.model, tensors)
         if self.pooler is None:
             return (features,)
         return (self.pooler(features, self.pooler.pooled(tensors["input_ids"], tensors["attention_mask"])),)
 
 
 class StateGraph(TaskGraph):
-    """Vector of each token of the last layer, after `layers`: the front pools them."""
+    """Vector of each token of `states`, after `layers`: the front pools them."""
 
-    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], layers: torch.nn.Module) -> None:
+    def __init__(
+        self, model: PreTrainedModel, inputs: Sequence[str], states: TokenStates, layers: torch.nn.Module
+    ) -> None:
         super().__init__(model, inputs, (STATES,))
-        self.layers = layers
+        self.states, self.layers = states, layers
 
     def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        return (self.layers(self.model(**tensors).last_hidden_state),)
+        return (self.layers(self.states(self.model, tensors)),)
 
 
 class FeatureExtraction(EncoderTask):
@@ -60,10 +64,10 @@ class FeatureExtraction(EncoderTask):
     more_samples = tuple({"text_input": text} for text in MORE_TEXTS)
 
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
-        pooler = self.pooler(checkpoint)
+        pooler, states = self.pooler(checkpoint), _states(checkpoint)
         if pooler is not None and _pools_in_front(checkpoint):
-            return StateGraph(checkpoint.model, inputs, pooler.linear())
-        return FeatureGraph(checkpoint.model, inputs, pooler)
+            return StateGraph(checkpoint.model, inputs, states, pooler.linear())
+        return FeatureGraph(checkpoint.model, inputs, states, pooler)
 
     def pooler(self, checkpoint: Checkpoint) -> Pooler | None:
         """Return the user's or else the checkpoint's pooling, with the layers after it; None for one vector per token.
@@ -117,9 +121,11 @@ class FeatureExtraction(EncoderTask):
         pooler = self.pooler(checkpoint)
         if pooler is None:
             return {"embedding": features[0].tolist()}
-        tokens = checkpoint.tokenizer(text, return_tensors="pt")["input_ids"]
+        inputs, states = checkpoint.tokenizer(text, return_tensors="pt"), _states(checkpoint)
         with torch.no_grad():
-            mask = pooler.pooled(tokens, torch.ones(features.shape[:2]))
+            if states.weights is not None:
+                features = states(checkpoint.model, inputs)
+            mask = pooler.pooled(inputs["input_ids"], torch.ones(features.shape[:2]))
             if not _includes_prompt(checkpoint):
                 mask[:, : _prompt_tokens(checkpoint, _prompt(checkpoint, sample))] = 0
             return {"embedding": pooler(features, mask)[0].tolist()}
@@ -191,6 +197,12 @@ def _includes_prompt(checkpoint: Checkpoint) -> bool:
 
 def _pools_in_front(checkpoint: Checkpoint) -> bool:
     return checkpoint.late_chunking or not _includes_prompt(checkpoint)
+
+
+def _states(checkpoint: Checkpoint) -> TokenStates:
+    """Return the tokens' vectors that are pooled. Raises CheckpointError for weights that do not fit."""
+    weighted = [] if checkpoint.sentence is None else checkpoint.sentence.of(WeightedLayers)
+    return TokenStates(weighted[0] if weighted else None, checkpoint.model)
 
 
 def _prompt_tokens(checkpoint: Checkpoint, prompt: str) -> int:
