@@ -35,6 +35,7 @@ TRACED = (
     "attention",
     "cached_attention",
     "caches",
+    "chosen_experts",
     "experts",
     "masks",
     "rotary",

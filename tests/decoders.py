@@ -92,6 +92,20 @@ DECODERS: dict[str, Decoder] = {
     ),
     "glm": Decoder({**GROUPED, "head_dim": 8}),
     "glm4": Decoder({**GROUPED, "head_dim": 8}),
+    "glm4_moe": Decoder(
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+        },
+        note="experts in groups, a shared one",
+    ),
     "gpt2": Decoder({"n_positions": 256}),
     "gpt_bigcode": Decoder({"n_positions": 256}, note="multi-query"),
     "gpt_neo": Decoder(
@@ -101,14 +115,15 @@ DECODERS: dict[str, Decoder] = {
     "gpt_neox": Decoder(),
     "gpt_oss": Decoder(
         {**ALTERNATING, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-        note="sinks, alternating windows; every expert for every token",
+        note="sinks, alternating windows; experts",
     ),
     "gptj": Decoder({"n_positions": 256, "rotary_dim": 4}),
     "granite": Decoder(GROUPED),
     "granite_swa": Decoder(ALTERNATING, note="sinks, alternating windows"),
+    "granitemoe": Decoder({**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}, note="experts"),
     "granitemoe_swa": Decoder(
         {**ALTERNATING, "num_local_experts": 4, "num_experts_per_tok": 2},
-        note="sinks, alternating windows; every expert for every token",
+        note="sinks, alternating windows; experts",
     ),
     "granitemoehybrid": Decoder(
         {
@@ -132,11 +147,11 @@ DECODERS: dict[str, Decoder] = {
             "num_dense_layers": 1,
             "moe_intermediate_size": 16,
         },
-        note="short convolutions; every expert for every token",
+        note="short convolutions; experts",
     ),
     "llama": Decoder(GROUPED, note="SmolLM too"),
     "mistral": Decoder(WINDOW, note="sliding window"),
-    "mixtral": Decoder({**WINDOW, "num_local_experts": 4}, note="every expert for every token; sliding window"),
+    "mixtral": Decoder({**WINDOW, "num_local_experts": 4}, note="experts; sliding window"),
     "mpt": Decoder({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}, note="ALiBi as attention bias"),
     "nemotron": Decoder({**GROUPED, "head_dim": 8}),
     "nemotron_h": Decoder(
@@ -157,7 +172,7 @@ DECODERS: dict[str, Decoder] = {
     "olmo2": Decoder(GROUPED),
     "olmo3": Decoder(ALTERNATING, note="sliding window"),
     "olmo_hybrid": Decoder({**DELTA, "linear_num_key_heads": 4}, note="gated delta rule"),
-    "olmoe": Decoder({**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}, note="every expert for every token"),
+    "olmoe": Decoder({**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}, note="experts"),
     "opt": Decoder({"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}),
     "persimmon": Decoder(),
     "phi": Decoder(GROUPED, note="partial rotary"),
@@ -165,7 +180,7 @@ DECODERS: dict[str, Decoder] = {
     "qwen2": Decoder({**WINDOW, "use_sliding_window": True, "max_window_layers": 1}, note="2.5 too; sliding window"),
     "qwen2_moe": Decoder(
         {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-        note="every expert for every token",
+        note="experts, a shared one",
     ),
     "qwen3": Decoder({**GROUPED, "head_dim": 8}),
     "qwen3_5_text": Decoder(DELTA, note="gated delta rule"),
@@ -177,7 +192,11 @@ DECODERS: dict[str, Decoder] = {
             "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 16,
         },
-        note="gated delta rule; every expert for every token",
+        note="gated delta rule; experts",
+    ),
+    "qwen3_moe": Decoder(
+        {**GROUPED, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        note="experts",
     ),
     "seed_oss": Decoder({**GROUPED, "head_dim": 8}),
     "smollm3": Decoder({**GROUPED, "no_rope_layers": [1, 0]}, note="layers without positions"),

@@ -20,13 +20,11 @@ from builder.building.verify.recording import Recorder
 from builder.building.verify.seq2seq import cut
 from builder.common.errors import ExportError, VerificationError
 from builder.engines.optimise.fusion import fuse
-from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import export_decoder
-from builder.graphs.export.experts import cost_of_experts, every_expert
 from builder.graphs.export.rotary import fused_rotary, settled_frequencies
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.likeliest import finding_likeliest
-from builder.options import WeightOptions, make_spec
+from builder.options import make_spec
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import CallPart
 from builder.runtime.generation.executors.onnxruntime import InProcess
@@ -103,26 +101,6 @@ def test_rows_of_different_lengths_share_a_batch_without_position_ids(model_type
     executor = InProcess(fuse(result.graph, tmp_path).path, geometry, Session(threads=1))
     actual = generate(executor, prompts(), NEW_TOKENS)
     assert actual == [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
-
-
-def test_experts_are_two_products_a_layer(tmp_path: Path) -> None:
-    """PyTorch runs only the chosen experts of each row; the graph runs all experts."""
-    graph, actual, expected = exported("mixtral", tmp_path)
-    layers = int(SIZES["num_hidden_layers"])
-    assert actual == expected
-    assert graph.operators["MatMul"] == 5 * layers + 1, "two of attention, the router, and all experts up and down"
-    quantised = quantise_weights(graph, "int8-weights", WeightOptions(32, symmetric=True), tmp_path)
-    assert quantised.matmuls == 5 * layers + 1
-
-
-def test_export_restores_the_experts_of_transformers() -> None:
-    model = make_decoder("qwen2_moe", num_hidden_layers=1)
-    before = (model.get_experts_implementation(), set(model.state_dict()))
-    with every_expert(model):
-        assert len(model.state_dict()) == len(before[1]) + 2
-    assert (model.get_experts_implementation(), set(model.state_dict())) == before
-    assert "all 4 experts of a layer run for every token" in (cost_of_experts(model) or "")
-    assert cost_of_experts(make_decoder("llama")) is None
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,10 @@ class CudaDecoding(OnnxRuntimeDecoding):
     def remarks(self) -> Sequence[str]:
         return (JUDGED,) if self._in_blocks else ()
 
+    @property
+    def _has_sparse_experts(self) -> bool:
+        return False  # CUDA's kernel of the operator has not been compared with PyTorch
+
     @classmethod
     def opened(cls, graph: Graph, threads: int, mapped: bool) -> Executors:
         """Return executors over blocks, as a CPU has them. Each opens the graph when the one before has been freed."""

@@ -8,17 +8,19 @@ from typing import ClassVar
 
 import numpy as np
 
+from builder.checkpoints.grids import Grids
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots, state_bytes
-from builder.common.releases import runtime_of
-from builder.engines.decoding import DecodingEngine, Executors
+from builder.common.releases import runtime_has, runtime_of
+from builder.engines.decoding import DecodingEngine, Executors, Lowered
 from builder.engines.onnxruntime import MAPPED, loop_session, resting
 from builder.engines.onnxruntime.older import for_runtime
 from builder.engines.optimise.cache_precision import quantise_cache
 from builder.engines.optimise.fusion import fuse
+from builder.graphs.onnx.experts import run_all_experts
 from builder.graphs.onnx.graph import Graph, check_release
 from builder.graphs.onnx.likeliest import finding_likeliest
-from builder.graphs.onnx.operators import CACHED_ATTENTION
+from builder.graphs.onnx.operators import CACHED_ATTENTION, EXPERTS_NEED, QUANTISED_EXPERTS_NEED
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.onnxruntime import InPlace
@@ -78,11 +80,18 @@ class OnnxRuntimeDecoding(DecodingEngine):
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
         """Fuse the graph; where the loop runs it on a CPU, it also computes the outputs that beam search reads."""
+        if not self._has_sparse_experts:
+            exported = run_all_experts(exported, folder)
         graph = fuse(exported, folder)
         if self.spec.in_process and self.spec.beams != 1:
             graph = finding_likeliest(graph)
         check_release(graph, self.spec.triton, self._in_process)
         return graph
+
+    def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:
+        if not runtime_has(QUANTISED_EXPERTS_NEED, self.spec.triton, self._in_process):
+            fused = run_all_experts(fused, folder)
+        return super().lower(fused, precision, folder, grids)
 
     @property
     def cache_type(self) -> CacheType:
@@ -116,6 +125,11 @@ class OnnxRuntimeDecoding(DecodingEngine):
 
     def step_fields(self, graph: Graph, layers: Sequence[LayerShape]) -> Sequence[Field]:
         return [] if self._in_process else [_field(name, layers, self.cache_tensor) for name in graph.inputs]
+
+    @property
+    def _has_sparse_experts(self) -> bool:
+        """True if the ONNX Runtime that serves has the operator that reads the chosen experts alone."""
+        return runtime_has(EXPERTS_NEED, self.spec.triton, self._in_process)
 
     @property
     def _in_process(self) -> bool:

@@ -2,7 +2,8 @@
 
 `int8`: weights per output channel, activations per token, both symmetric; the product is the engine's own
 (builder/engines/eight_bit.py). `int8-weights` and `int4-weights`: MatMulNBits, blocks of inputs with a scale each,
-activations quantised in the same blocks, or on a GPU left in half precision.
+activations quantised in the same blocks, or on a GPU left in half precision. Experts are in blocks in all of them
+(builder/engines/optimise/experts.py).
 
 A token embedding is int8 with a scale a row in each of them; where it is the output matrix too, it is stored once.
 Knows graphs; knows nothing about quality.
@@ -23,15 +24,18 @@ from builder.checkpoints.grids import Grids
 from builder.common.errors import VerificationError
 from builder.engines import graph_engine
 from builder.engines.optimise import Quantised
+from builder.engines.optimise.experts import block_of, quantised_experts
 from builder.graphs.onnx.cleanup import drop_unused
+from builder.graphs.onnx.experts import run_all_experts
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import constant_products, replace_nodes
-from builder.graphs.onnx.operators import DOMAIN
+from builder.graphs.onnx.operators import DOMAIN, EXPERTS, QUANTISED_EXPERTS
 from builder.graphs.onnx.projections import spell_out_gemms
 from builder.graphs.onnx.weights import values_of
 from builder.options import WeightOptions
 
 BITS = {"int8-weights": 8, "int4-weights": 4}
+LARGEST_EXPERTS_BLOCK = 128  # inputs of experts that share a scale in `int8`
 
 
 def quantise_weights(
@@ -48,7 +52,12 @@ def quantise_weights(
     `grids`: of the checkpoint's matrices, if it stores them in as many bits. Such a matrix is stored as it is, and one
     that the checkpoint has in real numbers, usually its output matrix, in 8 bits.
     """
+    bits = BITS.get(precision, 8)
     model = load_graph(graph.path)
+    block = block_of(model.graph, options.block_size if precision in BITS else LARGEST_EXPERTS_BLOCK)
+    if block is None:
+        graph = run_all_experts(graph, folder)
+        model = load_graph(graph.path)
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
     heads = {node.output[0] for node in tied_heads(model.graph)}
     products = {node.output[0] for node in constant_products(model.graph)}
@@ -56,7 +65,7 @@ def quantise_weights(
     small = graph_engine(products_of or graph.engine).eight_bit(model.graph)
     stored = grids if grids is not None and not grids.scattered and BITS.get(precision) == grids.bits else None
     nodes: list[onnx.NodeProto] = []
-    embeddings = 0
+    embeddings = experts = 0
     for node in model.graph.node:
         if node.output[0] in heads:
             nodes.extend(small.by_rows(node, values_of(tensors[node.input[1]])))
@@ -64,6 +73,9 @@ def quantise_weights(
             matrix = values_of(tensors[node.input[1]])
             blocks = stored.blocks(matrix, small.largest_block) if stored is not None else None
             nodes.extend(small.by_columns(node, matrix) if blocks is None else [small.in_blocks(node, blocks)])
+        elif node.op_type == EXPERTS and block is not None:
+            nodes.append(quantised_experts(model.graph, node, bits, replace(options, block_size=block)))
+            experts += 1
         elif node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in tensors:
             nodes.extend(small.lookup(node, values_of(tensors[node.input[0]])))
             embeddings += 1
@@ -76,8 +88,8 @@ def quantise_weights(
     if not any(entry.domain == DOMAIN for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     result = replace(save_graph(model, folder / precision / graph.path.name), engine=graph.engine)
-    done = sum(result.operators[name] for name in {small.operator, "MatMulNBits"})
-    refuse_missed(len(heads) + len(products), done, model.graph)
+    done = sum(result.operators[name] for name in {small.operator, "MatMulNBits", QUANTISED_EXPERTS})
+    refuse_missed(len(heads) + len(products) + experts, done, model.graph)
     return Quantised(result, done, embeddings)
 
 
@@ -99,7 +111,8 @@ def _unquantised(graph: onnx.GraphProto) -> list[str]:
     return [
         node.name or node.output[0]
         for node in graph.node
-        if node.op_type in ("MatMul", "Gemm", "FusedMatMul") and node.input[1] in matrices | transposed
+        if (node.op_type in ("MatMul", "Gemm", "FusedMatMul") and node.input[1] in matrices | transposed)
+        or node.op_type == EXPERTS
     ]
 
 

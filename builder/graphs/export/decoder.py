@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
@@ -30,12 +31,13 @@ from builder.common.errors import ExportError
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import ExportCache, ExportStates, exporting
-from builder.graphs.export.experts import every_expert
+from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.positions import looked_up, table_rows
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import fused_rotary, settled_frequencies
 from builder.graphs.export.states import fused_states, state_shapes
+from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import CACHED_ATTENTION, STATEFUL
 from builder.graphs.onnx.projections import merge_projections
@@ -107,7 +109,7 @@ def export_decoder(
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
         rows = table_rows(model)
-        settled, experts = settled_frequencies(model, max_length), every_expert(model)
+        settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
         with fused_attention(model), fused_states(model), settled, experts, fused_rotary(model) as unfused:
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model, caches, rows), caches, path)
@@ -224,4 +226,10 @@ def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> G
         shapes += [{0: batch}] * (len(states) + 1)
         past.append(APPENDED_ROWS)
     outputs = ["logits", *_names("present", caches)]
-    return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *past], outputs, merge_projections)
+    return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *past], outputs, _rewrite)
+
+
+def _rewrite(model: onnx.ModelProto) -> None:
+    """Rewrite in place what operators take in another form than torch exports it."""
+    merge_projections(model)
+    order_experts(model)

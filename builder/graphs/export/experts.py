@@ -1,9 +1,8 @@
 """Mixtures of experts, every expert for every token: two products a layer, and the router's weights between them.
 
-Which experts a token needs is data, and a graph has one shape: transformers' own ways to run only those loop over
-values, or gather the weights of the chosen ones for each token, gigabytes of them for a prompt. Here the experts stand
-side by side as one matrix, (experts * units, hidden), as quantisation wants them too, and those that a token was not
-routed to count 0. It costs experts / chosen experts as many products, and reads all weights at each step.
+The experts stand side by side as one matrix, (experts * units, hidden), as quantisation wants them too, and those that
+a token was not routed to count 0. It costs experts / chosen experts as many products, and reads all weights at each
+step. Encoders are exported so, and the layers of a decoder that chosen_experts.py cannot express.
 
 transformers looks these functions up by name (ExpertsInterface), as it does attention. Knows tensors; knows no
 architecture.
@@ -11,8 +10,9 @@ architecture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,44 +21,61 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from builder.common.errors import ExportError
+from builder.graphs.onnx.operators import SPARSE_EXPERTS
 
 EVERY_EXPERT = "every_expert"
 PARTS = ("side_by_side_up", "side_by_side_down")
 
 
-@contextmanager
-def every_expert(model: PreTrainedModel) -> Iterator[None]:
+def every_expert(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Run with each layer of experts as two products over all of them."""
+    return exporting_experts(model, EVERY_EXPERT, expert_layers(model))
+
+
+@contextmanager
+def exporting_experts(model: PreTrainedModel, function: str, side_by_side: Sequence[Any]) -> Iterator[None]:
+    """Run with the registered `function` for experts, and the layers `side_by_side` with their weights so."""
     layers = expert_layers(model)
     before = model.get_experts_implementation()
     try:
-        for layer in layers:
+        for layer in side_by_side:
             _put_side_by_side(layer)
         if layers:
-            model.set_experts_implementation(EVERY_EXPERT)
+            model.set_experts_implementation(function)
         yield
     finally:
         if layers:
             model.set_experts_implementation(before)
-        for layer in layers:
+        for layer in side_by_side:
             for name in PARTS:
                 layer._parameters.pop(name, None)
 
 
-def cost_of_experts(model: PreTrainedModel) -> str | None:
-    """Return a build's remark on the cost of the experts; None for a model without experts."""
-    counts = {int(layer.num_experts) for layer in expert_layers(model)}
-    if not counts:
+def cost_of_experts(model: PreTrainedModel, operators: Counter[str]) -> str | None:
+    """Return a build's remark on layers all of whose experts run, in a graph of these `operators`; None without any."""
+    layers = expert_layers(model)
+    sparse = sum(operators[name] for name in SPARSE_EXPERTS)
+    if sparse >= len(layers):
         return None
     return (
-        f"all {max(counts)} experts of a layer run for every token, where PyTorch runs those that the router chose: "
-        "right, but slower, and all their weights are read at each step"
+        f"{len(layers) - sparse} of {len(layers)} mixtures of experts run all of their "
+        f"{max(int(layer.num_experts) for layer in layers)} experts for every token, where PyTorch runs those that "
+        "the router chose: right, but slower, and all their weights are read at each step"
     )
 
 
 def expert_layers(model: PreTrainedModel) -> list[Any]:
     """Return the modules that transformers' `use_experts_implementation` decorates."""
     return [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+
+
+def expert_weights(top_k_index: torch.Tensor, top_k_weights: torch.Tensor, experts: int) -> torch.Tensor:
+    """Return the weight of each expert, (tokens, experts), 0 for those not chosen.
+
+    An index beyond the experts, by which some routers name none, counts nothing.
+    """
+    chosen = top_k_index[..., None] == torch.arange(experts)
+    return (chosen * top_k_weights[..., None]).sum(dim=1)
 
 
 def _put_side_by_side(layer: Any) -> None:
@@ -74,12 +91,11 @@ def _put_side_by_side(layer: Any) -> None:
         layer.register_parameter(name, torch.nn.Parameter(matrix.detach().contiguous(), requires_grad=False))
 
 
-def _experts(
+def compute_every_expert(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Compute transformers' experts function: hidden_states (tokens, hidden), the others (tokens, chosen)."""
-    chosen = top_k_index[..., None] == torch.arange(self.num_experts)
-    weights = (chosen * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)  # (tokens, experts)
+    weights = expert_weights(top_k_index, top_k_weights, self.num_experts).to(hidden_states.dtype)
     units = linear(hidden_states, self.side_by_side_up).reshape(
         -1, self.num_experts, self.side_by_side_up.shape[0] // self.num_experts
     )
@@ -90,4 +106,4 @@ def _experts(
     return result + weights @ self.down_proj_bias if self.has_bias else result
 
 
-ALL_EXPERTS_FUNCTIONS.register(EVERY_EXPERT, _experts)
+ALL_EXPERTS_FUNCTIONS.register(EVERY_EXPERT, compute_every_expert)

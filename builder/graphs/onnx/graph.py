@@ -17,7 +17,18 @@ import onnx
 from builder.common.errors import ExportError
 from builder.common.releases import OPERATOR_NEEDS, OPSET_LIMITS, RELEASES, runtime_of, version_tuple
 from builder.graphs.onnx.nodes import attributes_of
-from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_PAST, CACHED_SINKS, DOMAIN, STANDARD
+from builder.graphs.onnx.operators import (
+    CACHED_ATTENTION,
+    CACHED_BIAS,
+    CACHED_PAST,
+    CACHED_SINKS,
+    DOMAIN,
+    EXPERTS,
+    EXPERTS_NEED,
+    QUANTISED_EXPERTS,
+    QUANTISED_EXPERTS_NEED,
+    STANDARD,
+)
 from builder.graphs.onnx.weights import beside, point_to, size_of, take_in
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 from builder.runtime.sessions import version_mismatch
@@ -186,6 +197,10 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
         yield "LinearAttention on CPU"
     if node.op_type == PAGED_ATTENTION and node.domain == DOMAIN:
         yield "PagedAttention with bounds on lengths"
+    if node.op_type == EXPERTS:
+        yield EXPERTS_NEED
+    if node.op_type == QUANTISED_EXPERTS:
+        yield QUANTISED_EXPERTS_NEED
     if node.op_type != CACHED_ATTENTION:
         return
     yield "GroupQueryAttention on CPU"

@@ -13,6 +13,11 @@ CACHED_PAST = 3  # the place of past_key among its inputs; empty without a cache
 CACHED_BIAS = 10  # the place of attention_bias among its inputs
 CACHED_SINKS = 11  # the place of head_sink
 STATEFUL = ("CausalConvWithState", "LinearAttention")  # over a state that is updated in place
+EXPERTS = "MoE"  # a mixture of experts that reads the chosen ones
+EXPERTS_NEED = "MoE on CPU"  # its name in OPERATOR_NEEDS
+QUANTISED_EXPERTS = "QMoE"  # the same with weights of 4 or 8 bits
+QUANTISED_EXPERTS_NEED = "QMoE with 8-bit activations"
+SPARSE_EXPERTS = (EXPERTS, QUANTISED_EXPERTS)
 # Operators that a report counts.
 FUSED = (
     ATTENTION,
@@ -25,4 +30,5 @@ FUSED = (
     "BiasGelu",
     "FastGelu",
     "Gelu",
+    *SPARSE_EXPERTS,
 )

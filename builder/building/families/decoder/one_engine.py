@@ -174,7 +174,7 @@ class Decoder:
                     None,
                     [
                         code_not_run(checkpoint),
-                        cost_of_experts(checkpoint.model),
+                        cost_of_experts(checkpoint.model, operators),
                         larger_than_stored(self.spec.precision, checkpoint),
                         limits_of_states(exported.caches),
                     ],

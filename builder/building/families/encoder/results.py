@@ -116,7 +116,7 @@ def report_of(
     }
     untimed = None if spec.target == "cpu" else UNTIMED
     mapped = MAPPED if exact.mapped and untimed is None else None
-    own, cost = code_not_run(checkpoint), cost_of_experts(checkpoint.model)
+    own, cost = code_not_run(checkpoint), cost_of_experts(checkpoint.model, operators)
     with one_pipeline():
         doubts = encoder_task(checkpoint.task).doubts(checkpoint)
     warnings = (own, doubts, exported.warning, cost, _batching_remark(evaluator), untimed, mapped)
