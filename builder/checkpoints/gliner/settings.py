@@ -10,10 +10,12 @@ from typing import Any, Literal
 from transformers import AutoConfig, PreTrainedConfig
 
 from builder.checkpoints.json_files import read_json
+from builder.checkpoints.untrusted import read_object
 from builder.common.errors import CheckpointError, first_line
 
 GLINER = "GLiNER"  # the library that saved a checkpoint
 FILE = "gliner_config.json"
+SUCCESSOR = "extractor"  # model_type of GLiNER2, 2.1.0 (configuration.py)
 SPANS, TOKENS = "markerV0", "token_level"  # span_mode: how entities are scored
 MODEL_TYPES = (None, "gliner", "gliner_uni_encoder_span", "gliner_uni_encoder_token")
 POOLING = ("first", "last")
@@ -73,6 +75,7 @@ def read_settings(folder: Path, source: str, weights: bool) -> GlinerSettings | 
     Without `weights`, those may be missing. Raises CheckpointError for a checkpoint that is not supported.
     """
     if not (folder / FILE).is_file():
+        _refuse_successor(folder, source)
         return None
     values = read_json(folder / FILE)
     _refuse_incomplete(folder, source, values, weights)
@@ -91,6 +94,16 @@ def read_settings(folder: Path, source: str, weights: bool) -> GlinerSettings | 
         label_marker_id=_number(source, values, "class_token_index", -1, least=-1),
         embeds_marker=bool(values.get("embed_ent_token", True)),
     )
+
+
+def _refuse_successor(folder: Path, source: str) -> None:
+    """Raise CheckpointError for a checkpoint of GLiNER2, whose layers and prompts are others."""
+    config = read_object(folder / "config.json")
+    if config.get("model_type") == SUCCESSOR:
+        raise CheckpointError(
+            f"{source} is a checkpoint of GLiNER2 (architecture {config.get('architecture') or 'span'}), which is not "
+            f"implemented; expected one of {GLINER}, with {FILE}"
+        )
 
 
 def _refuse_incomplete(folder: Path, source: str, values: Mapping[str, Any], weights: bool) -> None:
