@@ -19,7 +19,14 @@ from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
 from tests.tiny_encoders import ARCHITECTURES
 
-PARAMETERS: dict[str, Any] = {"prompts": {}, "pooled": True, "size": "size", "vector_size": "size", "languages": True}
+PARAMETERS: dict[str, Any] = {
+    "prompts": {},
+    "pooled": True,
+    "size": "size",
+    "vector_size": "size",
+    "languages": True,
+    "template": {"instructed": True},
+}
 MEANINGS = {  # of each request option of a generating model
     "text_input": "the prompt, or the text to read",
     "input_ids": "the prompt as token ids of the model, instead of `text_input`",

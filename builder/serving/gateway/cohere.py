@@ -1,7 +1,8 @@
-"""Serve POST /v1/embed and /v2/embed for Cohere's clients, and /v1/rerank, /v2/rerank and /rerank for Jina's too.
+"""Serve POST /v1/embed and /v2/embed for Cohere's clients, and /v1/rerank, /v2/rerank and /rerank for others' too.
 
 Embedding answers vectors in several types at once; reranking sorts documents by their relevance to a query.
-Sources: https://docs.cohere.com/reference/embed, https://docs.cohere.com/reference/rerank and https://jina.ai/reranker
+Sources: https://docs.cohere.com/reference/embed, https://docs.cohere.com/reference/rerank, https://jina.ai/reranker and
+https://docs.voyageai.com/reference/reranker-api
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ SIDES = {"START": "left", "END": "right"}
 
 
 class RerankRequest(StrictBody):
+    """Cohere's and Jina's body, with `top_k` and `truncation` of Voyage, whose clients send both."""
+
     model: str | None = None
     query: str
     documents: Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=MAX_DOCUMENTS)]
@@ -40,9 +43,17 @@ class RerankRequest(StrictBody):
     truncate: bool | None = None
     instruction: str | None = None
     max_tokens_per_doc: int | None = Field(None, ge=1)  # Cohere's: longer documents are cut
+    top_k: int | None = Field(None, ge=1)
+    truncation: bool | None = None
+
+    @property
+    def is_voyage(self) -> bool:
+        """True if a client of Voyage's sent the request, which reads another answer."""
+        return bool({"top_k", "truncation"} & self.model_fields_set)
 
     def options(self, model: ServedModel) -> dict[str, Any]:
         """Return the inputs of the model. Raises ApiError if it cuts documents at more tokens than requested."""
+        truncate = self.one_of("truncate", "truncation")
         if self.max_tokens_per_doc is not None:
             limit = model.max_input_length
             if limit is None or limit > self.max_tokens_per_doc:
@@ -50,8 +61,8 @@ class RerankRequest(StrictBody):
                     f"{model.name} cuts documents at its own limit of {limit} tokens; leave max_tokens_per_doc out"
                 )
                 raise bad_field("max_tokens_per_doc", message)
-            return {"truncate": self.truncate is not False}
-        return {} if self.truncate is None else {"truncate": self.truncate}
+            return {"truncate": truncate is not False}
+        return {} if truncate is None else {"truncate": truncate}
 
 
 async def rerank(context: RequestContext) -> dict[str, Any]:
@@ -63,18 +74,20 @@ async def rerank(context: RequestContext) -> dict[str, Any]:
     if body.instruction is not None:
         options["instruction"] = _instruction(model, body.instruction)
     scores = await relevance_scores(context, model, body.query, texts, options)
-    results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": score} for index, score in rank_scores(scores)[: body.top_n]
-    ]
+    best = rank_scores(scores)[: body.one_of("top_n", "top_k")]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": score} for index, score in best]
     if body.return_documents:
         for result in results:
-            result["document"] = {"text": texts[result["index"]]}
+            text = texts[result["index"]]
+            result["document"] = text if body.is_voyage else {"text": text}
     used = context.record.prompt_tokens
+    answer = {"model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
+    if body.is_voyage:
+        return {"object": "list", "data": results, **answer}
     return {
         "id": context.record.id,
-        "model": model.name,
+        **answer,
         "results": results,
-        "usage": {"prompt_tokens": used, "total_tokens": used},
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }
 

@@ -19,6 +19,13 @@ class StrictBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    def one_of(self, *names: str) -> Any:
+        """Return the value of the only field of `names` that the request has. Raises ApiError for several."""
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise bad_field(given[1], f"{given[0]} and {given[1]} are two names of one option; send one of them")
+        return getattr(self, given[0]) if given else None
+
 
 class ExtensibleBody(BaseModel):
     """JSON object that keeps unknown fields and converts no values."""

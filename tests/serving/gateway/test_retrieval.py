@@ -186,6 +186,20 @@ def test_rerank_cuts_documents_at_the_limit_of_the_model(monkeypatch: pytest.Mon
     assert (refused.status, refused.error["param"]) == (400, "max_tokens_per_doc")
 
 
+def test_rerank_answers_clients_of_voyage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Voyageai sends top_k, perhaps null, and truncation with every request, and reads `data`."""
+    triton = add_models(monkeypatch)
+    body = {"model": "ranks", "query": "q", "documents": ["ab", "xx", "xa"], "top_k": None, "truncation": True}
+    answer = fetch("/v1/rerank", body, gateway(triton)).json
+    assert [(one["index"], one["relevance_score"]) for one in answer["data"]] == [(1, 1), (2, 0.5), (0, 0)]
+    assert (answer["object"], answer["usage"]["total_tokens"]) == ("list", answer["usage"]["prompt_tokens"])
+    assert triton.requests[-1]["truncate"] == [[True]]
+    answer = fetch("/v1/rerank", {**body, "top_k": 1, "return_documents": True}, gateway(triton)).json
+    assert answer["data"] == [{"index": 1, "relevance_score": 1, "document": "xx"}]
+    refused = fetch("/v1/rerank", {**body, "top_k": 1, "top_n": 1}, gateway(triton))
+    assert (refused.status, refused.error["param"]) == (400, "top_k")
+
+
 def test_tei_routes_answer_late_interaction_and_hybrid_models(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = add_models(monkeypatch)
     tokens = fetch("/embed_all", {"model": "late", "inputs": ["a", "ab"], "prompt_name": "query"}, gateway(triton)).json

@@ -41,13 +41,6 @@ class EmbeddingRequest(StrictBody):
     normalized: bool | None = None
     user: str | None = None
 
-    def one_of(self, *names: str) -> Any:
-        """Return the value of the only field of `names` that the request has. Raises ApiError for several."""
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise bad_field(given[1], f"{given[0]} and {given[1]} are two names of one option; send one of them")
-        return getattr(self, given[0]) if given else None
-
     def encoded(self, vector: np.ndarray) -> Any:
         """Return the vector as requested; Voyage's clients ask for a type and for its bytes in base64."""
         if self.encoding_format == "base64" and self.output_dtype in PRECISIONS:
