@@ -70,6 +70,13 @@ class EmbeddingRanker:
                 yield row[np.asarray(candidates, int)]
 
 
+def token_vectors(answers: Sequence[Answer]) -> list[torch.Tensor]:
+    """Return the vectors of the tokens of each answer, float32 (vectors, size), without those that pad a batch."""
+    return [
+        torch.from_numpy(np.asarray(answer["vectors"], np.float32)[: int(answer["vector_count"])]) for answer in answers
+    ]
+
+
 @dataclass(frozen=True)
 class PairRanker:
     """Ranker by a model that reads the query and a document together."""
@@ -94,7 +101,7 @@ def _chunks(places: Sequence[int]) -> list[Sequence[int]]:
 
 
 def embedding_ranker(
-    prompts: Mapping[str, str], similarity: str, vectors: Callable[[Sequence[Answer]], torch.Tensor]
+    prompts: Mapping[str, str], similarity: str, vectors: Callable[[Sequence[Answer]], Any]
 ) -> EmbeddingRanker:
     """Return the ranker of a checkpoint with `prompts` by name, and a similarity by sentence-transformers' name."""
     from sentence_transformers.util import SimilarityFunction  # slow, and not needed to build

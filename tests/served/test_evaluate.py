@@ -16,18 +16,18 @@ from builder.common.samples import MORE_TEXTS, TEXTS
 from builder.repository.check import check
 from builder.repository.report.evaluations import read_evaluations
 from builder.repository.report.record import read_report
-from builder.serving.evaluate.evaluate import beyond_gate
+from builder.serving.evaluate.evaluate import beyond_gate, requests_of
 from builder.serving.server.triton import TritonServer, running
 from tests.models import join
 from tests.reports import REPORT
 
-NAMES = ("topics", "pooled", "ranks", "names", "answers")
+NAMES = ("topics", "pooled", "ranks", "late", "hybrid", "searches", "names", "answers")
 LONG = " ".join(TEXTS)
 LISTS = [{"query": TEXTS[i], "positive": MORE_TEXTS[i], "negatives": [*MORE_TEXTS[20:26], LONG]} for i in range(6)]
 DATA: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]] = {
     "topics": ([{"text": text, "label": "sport"} for text in (*TEXTS[:20], LONG)], "accuracy"),
     "pooled": ([{"text1": TEXTS[i], "text2": MORE_TEXTS[i], "score": i % 6} for i in range(16)], "Spearman"),
-    "ranks": (LISTS, "nDCG@10"),
+    **dict.fromkeys(("ranks", "late", "hybrid", "searches"), (LISTS, "nDCG@10")),
     "names": (
         [{"tokens": text.split(), "tags": ["B-PER", *"O" * (len(text.split()) - 1)]} for text in TEXTS[:9]],
         "entity F1",
@@ -132,6 +132,16 @@ def test_evaluate_fails_where_nothing_can_be_evaluated(
     }[case]
     assert message in " ".join(capfd.readouterr().err.split())
     assert read_evaluations(own, read_report(own, "ranks")) == before
+
+
+def test_rows_of_a_request_share_options_and_sizes() -> None:
+    texts = [{"text_input": text} for text in TEXTS[:5]]
+    queries = [{**sample, "input_type": "query"} for sample in texts[:2]]
+    lists = [{"query": "a", "documents": ["b"] * count} for count in (2, 2, 1)]
+    requests = list(requests_of([*queries, *texts, *lists], 4))
+    assert [len(request) for request in requests] == [2, 4, 1, 2, 1]
+    assert [sample for request in requests for sample in request] == [*queries, *texts, *lists]
+    assert [len(request) for request in requests_of(texts, 0)] == [1] * 5, "a model without a batch dimension"
 
 
 def test_a_loss_beyond_the_gate_is_named() -> None:

@@ -161,10 +161,10 @@ class FeatureExtraction(EncoderTask):
         if self.pooler(checkpoint) is None:
             return None
         similarity = (sentence.similarity if sentence else None) or "cosine"
-        return embedding_ranker(sentence.prompts if sentence else {}, similarity, _vectors)
+        return embedding_ranker(sentence.prompts if sentence else {}, similarity, dense_vectors)
 
 
-def _vectors(answers: Sequence[Answer]) -> torch.Tensor:
+def dense_vectors(answers: Sequence[Answer]) -> torch.Tensor:
     """Return the embeddings of answers, float32 (answers, size)."""
     return torch.from_numpy(np.stack([np.asarray(answer["embedding"], np.float32) for answer in answers]))
 

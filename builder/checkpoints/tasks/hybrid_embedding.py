@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.distances import PairedNumbers, difference
 from builder.checkpoints.fetch import refuse_damaged
 from builder.checkpoints.pooling import Pooler
+from builder.checkpoints.rankers import EmbeddingRanker, Ranker, embedding_ranker, token_vectors
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph
-from builder.checkpoints.tasks.feature_extraction import FeatureExtraction, prompted
+from builder.checkpoints.tasks.feature_extraction import FeatureExtraction, dense_vectors, prompted
 from builder.checkpoints.tasks.multi_vector_embedding import TASK as MULTI_VECTOR
 from builder.checkpoints.tasks.sparse_embedding import TASK as SPARSE
+from builder.checkpoints.tasks.sparse_embedding import token_weights
 from builder.common.errors import CheckpointError
 from builder.common.hashing import digest_of
 
@@ -31,6 +34,7 @@ CONVERT = (
     "[s.save_file(torch.load(f'{n}.pt', weights_only=True), f'{n}.safetensors') "
     "for n in ('sparse_linear', 'colbert_linear')]\""
 )
+SUMMED = (0.4, 0.2, 0.4)  # weights of the similarities in a sum of them, as on the model card of BAAI/bge-m3
 PARTS = (FeatureExtraction(), SPARSE, MULTI_VECTOR)
 
 
@@ -129,6 +133,22 @@ class HybridEmbedding(FeatureExtraction):
             difference(_unsparse(expected), _unsparse(actual)),
             key=lambda one: one[0],
         )
+
+    def ranker(self, checkpoint: Checkpoint) -> Ranker | None:
+        """Return the ranker by the weighted sum of the three similarities."""
+        assert checkpoint.sentence is not None  # has the pooling
+        dense = embedding_ranker(checkpoint.sentence.prompts, "cosine", dense_vectors)
+        sparse = embedding_ranker({}, "dot", partial(token_weights, vocabulary=checkpoint.config.vocab_size))
+        three = (dense, sparse, embedding_ranker({}, "meanmaxsim", token_vectors))
+
+        def vectors(answers: Sequence[Answer]) -> list[Any]:
+            return [one.vectors(answers) for one in three]
+
+        def similarity(queries: Sequence[Any], documents: Sequence[Any]) -> torch.Tensor:
+            scores = (one.similarity(*both) for one, *both in zip(three, queries, documents, strict=True))
+            return torch.stack([weight * score for weight, score in zip(SUMMED, scores, strict=True)]).sum(dim=0)
+
+        return EmbeddingRanker(dense.query, dense.document, vectors, similarity)
 
     def _dense(self, checkpoint: Checkpoint) -> Pooler:
         pooler = self.pooler(checkpoint)

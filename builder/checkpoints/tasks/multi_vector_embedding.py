@@ -6,6 +6,7 @@ The reference is sentence-transformers' MultiVectorEncoder, 6.2.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers, difference, paired_scores
 from builder.checkpoints.late_interaction import text_lengths
-from builder.checkpoints.metrics import rank_agreement, score_ranking
+from builder.checkpoints.metrics import rank_agreement, rank_correlation, score_ranking
+from builder.checkpoints.rankers import Ranker, embedding_ranker, token_vectors
 from builder.checkpoints.sentence_transformers.kinds import MULTI_VECTOR
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine
 from builder.common.errors import CheckpointError
@@ -96,12 +98,9 @@ class MultiVectorEmbedding(EncoderTask):
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """Return the mean cosine of vectors, or Spearman's correlation of scores."""
         if "vectors" in expected:
-            same = np.shape(expected["vectors"]) == np.shape(actual["vectors"])
-            return cosine(expected["vectors"], actual["vectors"]) if same else 0.0
-        if len(expected["score"]) < 2:
-            return 1.0
-        ranks = np.stack([np.argsort(np.argsort(answer["score"])) for answer in (expected, actual)])
-        return float(np.corrcoef(ranks)[0, 1])
+            (first,), (second,) = token_vectors([expected]), token_vectors([actual])
+            return cosine(first, second) if first.shape == second.shape else 0.0
+        return rank_correlation(expected["score"], actual["score"])
 
     def ranking(self, expected: Sequence[Answer], actual: Sequence[Answer]) -> dict[str, float]:
         """Compare how each embedded sample ranks the others by MaxSim."""
@@ -117,6 +116,11 @@ class MultiVectorEmbedding(EncoderTask):
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Compare vectors or scores; the order follows from the scores, and near ties may change places."""
         return difference({name: value for name, value in expected.items() if name != "order"}, actual)
+
+    def ranker(self, checkpoint: Checkpoint) -> Ranker | None:
+        encoder = _encoder(checkpoint)
+        ranker = embedding_ranker({}, encoder.similarity_fn_name, token_vectors)
+        return replace(ranker, query={"input_type": "query"}, document={"input_type": "document"})
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `relevance`, a number for each document."""

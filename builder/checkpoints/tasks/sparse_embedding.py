@@ -132,7 +132,7 @@ class SparseEmbedding(FeatureExtraction):
     def ranker(self, checkpoint: Checkpoint) -> Ranker | None:
         sentence = checkpoint.sentence
         similarity = (sentence.similarity if sentence else None) or "dot"
-        vectors = partial(_vectors, vocabulary=checkpoint.config.vocab_size)
+        vectors = partial(token_weights, vocabulary=checkpoint.config.vocab_size)
         ranker = embedding_ranker(sentence.prompts if sentence else {}, similarity, vectors)
         if sentence is None or sentence.routes is None:
             return ranker
@@ -140,7 +140,7 @@ class SparseEmbedding(FeatureExtraction):
         return replace(ranker, query={**ranker.query, **query}, document={**ranker.document, **document})
 
 
-def _vectors(answers: Sequence[Answer], vocabulary: int) -> torch.Tensor:
+def token_weights(answers: Sequence[Answer], vocabulary: int) -> torch.Tensor:
     """Return the weights of answers as a sparse tensor, float32 (answers, vocabulary)."""
     tokens, weights = ([np.asarray(answer[key]) for answer in answers] for key in ("indices", "values"))
     rows = np.repeat(np.arange(len(answers)), [len(indices) for indices in tokens])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,8 +27,13 @@ class Signature:
     inputs: tuple[Field, ...]
     outputs: tuple[Field, ...]
     parameters: Mapping[str, str]
-    batched: bool = True  # tensors have a batch dimension
+    max_batch_size: int = 1  # 0: tensors have no batch dimension
     streams: bool = False  # one request may have several responses
+
+    @property
+    def batched(self) -> bool:
+        """True if tensors have a batch dimension."""
+        return self.max_batch_size > 0
 
     @property
     def in_pieces(self) -> bool:
@@ -78,6 +83,14 @@ class Client:
             request.raw_input_contents.append(packed)
         return request
 
+    def ask_rows(self, samples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Answer samples with the same inputs, of the same sizes, as the rows of one request.
+
+        Answers of unequal lengths are padded. Raises SpecError for values that do not fit, ServeError.
+        """
+        rows = [to_tensors(sample, self.signature.inputs) for sample in samples]
+        return self.ask_tensors({name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+
     def ask_tensors(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         """Answer a batch of rows given as tensors with a batch dimension."""
         inputs = self._inputs(tensors)
@@ -122,9 +135,9 @@ class Client:
                 raise ServeError(f"no Triton answers at {self.url} over gRPC; start one: build-repo serve") from error
             raise ServeError(f"{self.name} is not served at {self.url}: {error.message()}") from error
         parameters = {key: entry["string_value"] for key, entry in config.get("parameters", {}).items()}
-        batched = int(config.get("max_batch_size", 0)) > 0
         streams = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
-        return Signature(_fields(config["input"]), _fields(config["output"]), parameters, batched, streams)
+        most = int(config.get("max_batch_size", 0))
+        return Signature(_fields(config["input"]), _fields(config["output"]), parameters, most, streams)
 
 
 def _fields(entries: list[dict[str, Any]]) -> tuple[Field, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,8 @@ from builder.repository.report.record import BuildReport
 from builder.serving.client.client import Client
 
 IN_FLIGHT = 16  # requests, which the model's own queue batches
+ROWS = 16  # of one request
+TEXTS = ("text_input", "text_pair", "query", "documents", "question", "context")  # other inputs are a request's options
 Progress = Callable[[Iterable[Answer], str], Iterable[Answer]]  # shows how many of the answers have come
 
 
@@ -82,16 +85,49 @@ def beyond_gate(
 
 def _served(client: Client, samples: Sequence[Sample]) -> Iterator[Answer]:
     """Yield the answers of the server in the order of the samples, with several requests in flight."""
+    requests = list(requests_of([{**sample, "truncate": True} for sample in samples], client.signature.max_batch_size))
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        running = [pool.submit(client.ask, {**sample, "truncate": True}) for sample in samples]
+        running = [pool.submit(client.ask_rows, request) for request in requests]
+        number = 0
         try:
-            for number, answer in enumerate(running, 1):
-                try:
-                    yield _compact(answer.result())
-                except ServeError as error:
-                    raise ServeError(f"sample {number} of {len(samples)}: {error}") from error
+            for request, answers in zip(requests, running, strict=True):
+                for answer in _answers(client, request, answers, f"of {len(samples)}", number):
+                    yield _compact(answer)
+                number += len(request)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _answers(
+    client: Client, request: Sequence[Sample], answers: Future[list[dict[str, Any]]], total: str, before: int
+) -> list[dict[str, Any]]:
+    """Return the answers to a request. Raises ServeError with the number of the sample that is refused."""
+    try:
+        return answers.result()
+    except ServeError:
+        found = []
+        for number, sample in enumerate(request, before + 1):
+            try:
+                found.append(client.ask(sample))
+            except ServeError as error:
+                raise ServeError(f"sample {number} {total}: {error}") from error
+        return found
+
+
+def requests_of(samples: Sequence[Sample], max_batch_size: int) -> Iterator[Sequence[Sample]]:
+    """Yield the samples as rows of requests, in their order: rows share the sizes of their texts and all options."""
+    most = max(1, min(max_batch_size, ROWS))
+    for _, alike in itertools.groupby(samples, _shared):
+        rows = list(alike)
+        yield from (rows[start : start + most] for start in range(0, len(rows), most))
+
+
+def _shared(sample: Sample) -> list[tuple[str, Any]]:
+    """Return what rows of one request must share with `sample`."""
+    return [
+        (name, value if name not in TEXTS else len(value) if isinstance(value, list) else 0)
+        for name, value in sample.items()
+    ]
 
 
 def _compact(answer: Mapping[str, Any]) -> Answer:

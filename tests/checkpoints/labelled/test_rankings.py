@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInformationRetrievalEvaluator
 from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
@@ -17,6 +19,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.labelled import evaluation_of
+from builder.checkpoints.rankers import Ranking
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tokenizer import truncating
@@ -25,6 +28,7 @@ from builder.common.errors import SpecError
 from builder.common.samples import MORE_TEXTS, TEXTS
 from builder.options import make_spec
 from tests.models import minilm
+from tests.retrievers import hybrid_outputs
 from tests.tiny_encoders import make_checkpoint
 
 Parts = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -86,6 +90,34 @@ def test_retrieval_has_the_measures_of_the_evaluator(embedder: Checkpoint) -> No
         "MRR@10": pytest.approx(expected["cosine_mrr@10"], abs=1e-9),
         "recall@10": pytest.approx(expected["cosine_recall@10"], abs=1e-9),
     }
+
+
+def test_late_interaction_has_the_measures_of_the_evaluator(checkpoint: Callable[[str], Path]) -> None:
+    root = str(checkpoint("late"))
+    evaluator = MultiVectorInformationRetrievalEvaluator(QUERY_TEXTS, CORPUS_TEXTS, RELEVANT, write_csv=False)
+    expected = evaluator(MultiVectorEncoder(root, device="cpu"))
+    late = resolve(make_spec(model=root, task="multi-vector-embedding"))
+    assert measured(late, folder()) == {
+        name: pytest.approx(expected[f"maxsim_{name.lower()}"], abs=1e-9) for name in ("nDCG@10", "MRR@10", "recall@10")
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")  # of torch, at its first sparse product
+def test_hybrid_embeddings_rank_by_the_sum_of_three_similarities(checkpoint: Callable[[str], Path]) -> None:
+    root = checkpoint("hybrid")
+    hybrid = resolve(make_spec(model=str(root), task="hybrid-embedding"))
+    task, ranking = encoder_task(hybrid.task), Ranking(TEXTS[:2], TEXTS[2:5], [[0, 1, 2], [2, 0]])
+    ranker = task.ranker(hybrid)
+    assert ranker is not None
+    scores = list(ranker.scores(ranking, [task.reference(hybrid, sample) for sample in ranker.samples(ranking)]))
+    outputs = {text: hybrid_outputs(root, text, 512) for text in TEXTS[:5]}
+    for query, candidates, row in zip(ranking.queries, ranking.candidates, scores, strict=True):
+        dense, weights, vectors = outputs[query]
+        expected = []
+        for other, other_weights, other_vectors in (outputs[ranking.documents[place]] for place in candidates):
+            late = (vectors @ other_vectors.T).max(axis=1).mean()
+            expected.append(0.4 * (dense @ other) + 0.2 * (weights @ other_weights) + 0.4 * late)
+        np.testing.assert_allclose(row, expected, atol=1e-5)
 
 
 def test_limit_takes_the_first_queries_and_the_whole_corpus(embedder: Checkpoint) -> None:
