@@ -109,7 +109,8 @@ class InPlace(BoundExecutor):
         super().__init__(geometry, session)
         self.arena, self.states = geometry.allocate(), SlotStates(geometry)
         self.has_states = bool(geometry.states)
-        self.can_speculate = not self.has_states  # a rejected token cannot be taken out of a state
+        # A rejected token cannot be taken out of a state.
+        self.can_speculate = self.can_speculate and not self.has_states
         self.has_likeliest = TOP_COUNT in self.inputs
 
     def likeliest(self, part: CallPart, count: int) -> ScoredCandidates:
