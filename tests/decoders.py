@@ -137,6 +137,17 @@ DECODERS: dict[str, Decoder] = {
     ),
     "helium": Decoder({**GROUPED, "head_dim": 8}),
     "hunyuan_v1_dense": Decoder({**GROUPED, "head_dim": 8}),
+    "jamba": Decoder(
+        {
+            **GROUPED,
+            "attn_layer_offset": 1,
+            "attn_layer_period": 2,
+            "num_experts": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+        note="Mamba",
+    ),
     "lfm2": Decoder({**GROUPED, "layer_types": ["conv", "full_attention"]}, note="short convolutions"),
     "lfm2_moe": Decoder(
         {

@@ -127,6 +127,37 @@ def state_space_duality(
     return (output, None) if return_final_states else output
 
 
+def selective_scan(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **options: Any,
+) -> Any:
+    """Emit one LinearAttention node over the running layer's next state: the scan of Mamba (arXiv:2312.00752).
+
+    Each channel is a head with values of one number, and decays each of its keys by itself.
+    hidden_states, dt, z: (batch, channels, sequence); A: (channels, state size); B, C: (batch, state size, sequence);
+    D, delta_bias: (channels,). The state is (batch, channels, state size, 1).
+    Returns (batch, channels, sequence), with None for its state, which the cache has, if states are to be returned.
+    """
+    dt = dt if delta_bias is None else dt + delta_bias[:, None]
+    dt = _advancing(torch.nn.functional.softplus(dt) if delta_softplus else dt)
+    query, key = (tensor.transpose(1, 2).unsqueeze(2) for tensor in (C, B))
+    value = (hidden_states * dt).transpose(1, 2).unsqueeze(3)
+    scanned = _linear_attention("gated", query, key, value, dt.transpose(1, 2).unsqueeze(3) * A, None, 1.0)
+    output = scanned.squeeze(3).transpose(1, 2)
+    output = output if D is None else output + hidden_states * D[:, None]
+    output = output if z is None else output * torch.nn.functional.silu(z)
+    return (output, None) if return_last_state else output
+
+
 def _advancing(values: torch.Tensor) -> torch.Tensor:
     """Return `values` (batch, ...) of the rows that a call appends to, and 0, which changes no state, of the others."""
     appended = _running_states().appended
@@ -179,6 +210,7 @@ def state_shapes(model: PreTrainedModel, layer: CacheLayerMixin) -> tuple[tuple[
     recurrences = [tuple(map(int, s.shape[1:])) for s in layer.recurrent_states.values() if s is not None]
     if any(hasattr(owner, STATE_SPACE) for owner in _owners(model)):  # transformers has the state size last
         recurrences = [(*heads, state, size) for *heads, size, state in recurrences]
+    recurrences = [(*shape, 1) if len(shape) == 2 else shape for shape in recurrences]  # of heads with one number
     return (*convolutions, *recurrences)
 
 
@@ -193,5 +225,6 @@ FUNCTIONS = {
     "causal_conv1d_fn": causal_convolution,
     "torch_chunk_gated_delta_rule": gated_delta_rule,
     "chunk_kimi_delta_attention": gated_delta_rule,
+    "mamba_selective_scan": selective_scan,
     STATE_SPACE: state_space_duality,
 }
