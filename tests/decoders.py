@@ -46,6 +46,23 @@ SCAN = {
     "mamba_d_state": 8,
     "mamba_chunk_size": 64,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+LATENT_EXPERTS = "latents in the cache; experts"
 CHAT = (
     "{{ bos_token }}{% for message in messages %}{% if message.role not in ('system', 'user', 'assistant') %}"
     "{{ raise_exception('unknown role ' + message.role) }}{% endif %}"
@@ -71,6 +88,8 @@ DECODERS: dict[str, Decoder] = {
     "codegen": Decoder({"n_positions": 256, "n_ctx": 256, "rotary_dim": 4}),
     "cohere": Decoder(GROUPED),
     "cohere2": Decoder(ALTERNATING, note="sliding window"),
+    "deepseek_v2": Decoder({**LATENT, **ROUTED, "q_lora_rank": None}, note=LATENT_EXPERTS),
+    "deepseek_v3": Decoder({**LATENT, **ROUTED}, note=LATENT_EXPERTS),
     "ernie4_5": Decoder(GROUPED),
     "exaone4": Decoder(ALTERNATING, note="sliding window"),
     "falcon": Decoder({"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),
@@ -106,6 +125,7 @@ DECODERS: dict[str, Decoder] = {
         },
         note="experts in groups, a shared one",
     ),
+    "glm4_moe_lite": Decoder({**LATENT, **ROUTED}, note=LATENT_EXPERTS),
     "gpt2": Decoder({"n_positions": 256}),
     "gpt_bigcode": Decoder({"n_positions": 256}, note="multi-query"),
     "gpt_neo": Decoder(
@@ -161,6 +181,16 @@ DECODERS: dict[str, Decoder] = {
         note="short convolutions; experts",
     ),
     "llama": Decoder(GROUPED, note="SmolLM too"),
+    "mimo_v2_flash": Decoder(
+        {
+            **ALTERNATING,
+            "head_dim": 16,
+            "v_head_dim": 8,
+            **ROUTED,
+        },
+        note="sinks, alternating windows, values smaller than keys; experts",
+    ),
+    "minicpm3": Decoder(LATENT, note="latents in the cache"),
     "mistral": Decoder(WINDOW, note="sliding window"),
     "mixtral": Decoder({**WINDOW, "num_local_experts": 4}, note="experts; sliding window"),
     "mpt": Decoder({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}, note="ALiBi as attention bias"),
@@ -213,6 +243,7 @@ DECODERS: dict[str, Decoder] = {
     "smollm3": Decoder({**GROUPED, "no_rope_layers": [1, 0]}, note="layers without positions"),
     "stablelm": Decoder({**GROUPED, "partial_rotary_factor": 0.25}, note="partial rotary"),
     "starcoder2": Decoder(WINDOW, note="sliding window"),
+    "youtu": Decoder(LATENT, note="latents in the cache"),
     "zamba2": Decoder(
         {
             **GROUPED,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 
 from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.checkpoints.generation_config import FILE, generation_file
@@ -48,7 +49,10 @@ def check_configuration(config: PreTrainedConfig, model: str) -> PreTrainedConfi
     Raises CheckpointError, which names `model`, for sizes that no model has.
     """
     for name in SIZES:
-        value = getattr(config, name, None)
+        try:
+            value = getattr(config, name, None)
+        except AmbiguousGlobalPerLayerAttributeError:  # each layer has its own
+            continue
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise CheckpointError(f"the config.json of {model} says {name} {value!r}; expected a number of at least 1")
     _forget_implementations(config)

@@ -40,7 +40,8 @@ from tests.graphs.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 
 REFUSED = {"gemma2": "caps scores"}
-CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox", "gpt_oss")  # fused QKV, windows, ALiBi, partial rotation, sinks
+# fused QKV, windows, ALiBi, partial rotation, sinks, latents
+CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox", "gpt_oss", "minicpm3")
 
 
 def paged(model_type: str, folder: Path, **options: object) -> tuple[DecoderExport, Graph]:
@@ -67,6 +68,10 @@ def check_text_against_transformers(model_type: str, folder: Path, **options: ob
 @pytest.mark.parametrize("model_type", CHECKED)
 def test_greedy_text_equals_transformers(model_type: str, tmp_path: Path) -> None:
     check_text_against_transformers(model_type, tmp_path)
+
+
+def test_keys_larger_than_values_equal_transformers(tmp_path: Path) -> None:
+    check_text_against_transformers("minicpm3", tmp_path, kv_lora_rank=128, v_head_dim=8)
 
 
 @pytest.mark.every_architecture

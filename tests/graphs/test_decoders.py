@@ -20,12 +20,13 @@ from builder.building.verify.recording import Recorder
 from builder.building.verify.seq2seq import cut
 from builder.common.errors import ExportError, VerificationError
 from builder.engines.optimise.fusion import fuse
-from builder.graphs.export.decoder import export_decoder
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.decoder import cache_shapes, export_decoder
 from builder.graphs.export.rotary import fused_rotary, settled_frequencies
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.likeliest import finding_likeliest
-from builder.options import make_spec
-from builder.runtime.contract import Session
+from builder.options import WeightOptions, make_spec
+from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.base import CallPart
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.options import RequestOptions
@@ -36,6 +37,14 @@ from tests.tiny_encoders import VOCABULARY, make_tokenizer
 
 LENGTHS = (5, 40, 17, 3, 30, 9)  # windows are 16: prompts and answers go far beyond
 NEW_TOKENS = 64
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 64,
+}
 
 
 def prompts() -> list[list[int]]:
@@ -85,6 +94,10 @@ def test_greedy_text_equals_transformers(model_type: str, tmp_path: Path) -> Non
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
         ("gpt_neox", {"use_parallel_residual": False, "tie_word_embeddings": True}),
         ("bloom", {"num_attention_heads": 2, "apply_residual_connection_post_layernorm": True}),
+        ("deepseek_v2", {"q_lora_rank": 16, "rope_parameters": YARN}),
+        ("deepseek_v3", {"rope_interleave": False, "attention_bias": True, "rope_parameters": YARN}),
+        ("deepseek_v3", {"kv_lora_rank": 128, "v_head_dim": 8}),
+        ("minicpm3", {"kv_lora_rank": 128, "v_head_dim": 32}),
     ],
 )
 def test_architecture_variants_equal_transformers(model_type: str, options: dict[str, object], tmp_path: Path) -> None:
@@ -101,6 +114,25 @@ def test_rows_of_different_lengths_share_a_batch_without_position_ids(model_type
     executor = InProcess(fuse(result.graph, tmp_path).path, geometry, Session(threads=1))
     actual = generate(executor, prompts(), NEW_TOKENS)
     assert actual == [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, LayerShape(1, 16 + 8)), ({"kv_lora_rank": 128, "v_head_dim": 32}, LayerShape(4, 32))],
+)
+def test_cache_holds_latents_where_they_are_smaller(options: dict[str, object], kept: LayerShape) -> None:
+    """A head has a key of 16 + 8 numbers, and each cache tensor the size of the larger of key and value."""
+    assert cache_shapes(make_decoder("minicpm3", **options)) == (kept, kept)
+
+
+@pytest.mark.parametrize("precision", ["int8-weights", "int4-weights"])
+def test_products_around_latents_are_quantised(precision: str, tmp_path: Path) -> None:
+    """The two products of each head, with three axes, stay as they are."""
+    layers = int(SIZES["num_hidden_layers"])
+    result = export_decoder(make_decoder("minicpm3"), tmp_path, 128)
+    quantised = quantise_weights(fuse(result.graph, tmp_path), precision, WeightOptions(16, symmetric=True), tmp_path)
+    assert quantised.matmuls == 5 * layers + 1, "scaled residuals hide none (regression: FusedMatMul)"
+    assert quantised.graph.operators["MatMul"] == 2 * layers
 
 
 @pytest.mark.parametrize(
@@ -169,24 +201,6 @@ def test_fuse_merges_projections_and_rotations(tmp_path: Path) -> None:
     [
         ("mamba", {}, "mamba cannot be served for generation"),
         ("openai-gpt", {"n_positions": 64}, "openai-gpt cannot be served for generation"),
-        (
-            "deepseek_v3",
-            {
-                "num_key_value_heads": 4,
-                "q_lora_rank": 16,
-                "kv_lora_rank": 16,
-                "qk_rope_head_dim": 8,
-                "qk_nope_head_dim": 8,
-                "v_head_dim": 8,
-                "n_routed_experts": 4,
-                "num_experts_per_tok": 2,
-                "n_group": 1,
-                "topk_group": 1,
-                "moe_intermediate_size": 16,
-                "first_k_dense_replace": 1,
-            },
-            "keys of size 16 and values of 8",
-        ),
         ("llama", {"is_causal": False}, "the attention of layer 0 gets no causal mask"),
         ("doge", {"num_key_value_heads": 2}, "doge .* its attention changes the mask that it is given"),
         (

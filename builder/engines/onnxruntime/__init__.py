@@ -5,7 +5,7 @@ Knows files and threads; knows nothing about checkpoints or tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,8 @@ TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "B
 # measured with version 0.2.0). They are neither saved in a graph nor applied at load; 1.19 gains from this one, and
 # applies it when it loads the graph.
 SLOW_FUSIONS = ("SkipLayerNormFusion",)
+# It turns a product with constant weights after a scale into FusedMatMul, which quantisation does not know.
+HIDING_FUSIONS = ("MatMulScaleFusion",)
 SPIN = "session.intra_op.allow_spinning"
 REST = "session.force_spinning_stop"  # when a call ends
 # No second copy of the matrices in the kernels' own order: products read the mapped weights.
@@ -59,7 +61,7 @@ def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu:
     options.add_session_config_entry("optimization.enable_gelu_approximation", "1" if approximate_gelu else "0")
     for key, value in MAPPED.items():  # the session is not run
         options.add_session_config_entry(key, value)
-    _session(model, options)
+    _session(model, options, (*SLOW_FUSIONS, *HIDING_FUSIONS))
 
 
 def _options(threads: int, spinning: bool) -> onnxruntime.SessionOptions:
@@ -73,9 +75,11 @@ def _options(threads: int, spinning: bool) -> onnxruntime.SessionOptions:
     return options
 
 
-def _session(model: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+def _session(
+    model: Path, options: onnxruntime.SessionOptions, without: Sequence[str] = SLOW_FUSIONS
+) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(
-        str(model), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(SLOW_FUSIONS)
+        str(model), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
     )
 
 

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from builder.common.errors import ExportError
 from builder.graphs.export.attention import merge_heads, refuse_unknown
 from builder.graphs.export.caches import CrossCache, running_cache
+from builder.graphs.export.latent import from_latents, is_absorbed, to_latents
 from builder.graphs.export.masks import describe, window_of
 
 CACHED = "onnxruntime_group_query_attention"
@@ -34,19 +35,18 @@ def group_query_attention(
 ) -> torch.Tensor:
     """Emit one GroupQueryAttention node over the running layer's cache: causal, each row at its own length.
 
-    query: (batch, heads, sequence, head size); key, value: (batch, key heads, sequence, head size), new tokens
-    only; `window`: how many of the last keys count, the query's own included; attention_bias: (batch or 1, heads
-    or 1, sequence, total length), added to the scores; sinks: (heads,), a score of each head's softmax that goes to
-    no value.
-    Returns (batch, sequence, heads, head size).
+    query: (batch, heads, sequence, head size); key: (batch, key heads, sequence, head size); value: (batch, key heads,
+    sequence, value size); new tokens only. The operator takes one size: the smaller ones get zeros at their end.
+    `window`: how many of the last keys count, the query's own included; attention_bias: (batch or 1, heads or 1,
+    sequence, total length), added to the scores; sinks: (heads,), a score of each head's softmax that goes to no value.
+    Returns (batch, sequence, heads, value size).
     """
     cache = running_cache()
     if cache.layer is None:
         raise ExportError("this attention does not update the cache before it runs")
-    batch, heads, sequence, size = query.shape
-    if key.shape[-1] != value.shape[-1]:
-        raise ExportError(f"keys of size {key.shape[-1]} with values of size {value.shape[-1]} have no fused operator")
+    batch, heads, sequence, _ = query.shape
     past_key, past_value = cache.past[2 * cache.layer : 2 * cache.layer + 2]
+    size, value_size = int(past_key.shape[3]), int(value.shape[-1])
     if int(key.shape[1]) != int(past_key.shape[1]):
         raise ExportError(
             f"its attention has {key.shape[1]} key heads where its cache has {past_key.shape[1]}: what it repeats by "
@@ -63,7 +63,7 @@ def group_query_attention(
     output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         [
-            *(merge_heads(tensor) for tensor in (query, key, value)),
+            *(merge_heads(_widened(tensor, size)) for tensor in (query, key, value)),
             past_key,
             past_value,
             cache.seqlens_k,
@@ -77,7 +77,14 @@ def group_query_attention(
     )
     cache.present[cache.layer] = (present_key, present_value)
     cache.layer = None
-    return output.reshape(batch, sequence, heads, size)
+    output = output.reshape(batch, sequence, heads, size)
+    return output if value_size == size else output[..., :value_size]
+
+
+def _widened(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Return `tensor` with zeros at the end of its last axis, up to `size`."""
+    missing = size - int(tensor.shape[-1])
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def cross_attention(query: torch.Tensor, scale: float, cache: CrossCache) -> torch.Tensor:
@@ -160,7 +167,10 @@ def _attention(
         # T5 gives its cross-attention a position bias of zeros
         return cross_attention(query, scale, cache.cross), None
     window = window_of(attention_mask, cache.layer)
-    return group_query_attention(query, key, value, scale, window, softcap, position_bias, s_aux), None
+    absorbed = is_absorbed(module)
+    query = to_latents(module, query) if absorbed else query
+    output = group_query_attention(query, key, value, scale, window, softcap, position_bias, s_aux)
+    return from_latents(module, output) if absorbed else output, None
 
 
 AttentionInterface.register(CACHED, _attention)

@@ -26,6 +26,7 @@ from typing import Any
 import onnx
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import EncoderDecoderCache
 
 from builder.common.errors import ExportError
 from builder.graphs.export.architectures import fused_attention
@@ -33,6 +34,7 @@ from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import ExportCache, ExportStates, exporting
 from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
+from builder.graphs.export.latent import absorbed_attention, latent_layers, latent_shape
 from builder.graphs.export.positions import looked_up, table_rows
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import fused_rotary, settled_frequencies
@@ -110,7 +112,8 @@ def export_decoder(
     with refused_by_name(model):
         rows = table_rows(model)
         settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
-        with fused_attention(model), fused_states(model), settled, experts, fused_rotary(model) as unfused:
+        attention = absorbed_attention(model)
+        with fused_attention(model), attention, fused_states(model), settled, experts, fused_rotary(model) as unfused:
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model, caches, rows), caches, path)
         attending = sum(cache.heads > 0 for cache in caches)
@@ -123,11 +126,11 @@ def export_decoder(
 
 
 def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """Return the shapes that each layer puts into its cache, found by a run over three tokens.
+    """Return the shapes of each layer's cache, found by a run over three tokens.
 
     Raises ExportError, which names the model.
     """
-    shapes = []
+    shapes, latent = [], latent_layers(model)
     ids = torch.tensor([[5, 6, 7]])
     with refused_by_name(model):
         with torch.no_grad(), _without_padding(model.config):
@@ -135,6 +138,8 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         past: Any = getattr(result, "past_key_values", None)
         if past is None:
             raise ExportError(f"it returns no cache of keys and values (past_key_values); {ELSEWHERE}")
+        if type(past) is EncoderDecoderCache and not past.cross_attention_cache.get_seq_length():
+            past = past.self_attention_cache
         if type(past) is not DynamicCache:  # a model's own cache is a subclass, and stores more
             raise ExportError(f"its cache keeps more than the keys and values of its own layers; {ELSEWHERE}")
         for index, layer in enumerate(past.layers):
@@ -148,9 +153,11 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
                     f"layer {index} keeps no keys and values: it has no attention, or uses those of another layer; "
                     f"{ELSEWHERE}"
                 )
-            if keys.shape[-1] != values.shape[-1]:
-                raise ExportError(f"layer {index} has keys of size {keys.shape[-1]} and values of {values.shape[-1]}")
-            shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3]), states))
+            if index in latent:
+                cached = latent_shape(latent[index])
+                shapes.append(LayerShape(cached.heads, cached.size, states))
+            else:  # the operators take keys and values of one size
+                shapes.append(LayerShape(int(keys.shape[1]), int(max(keys.shape[3], values.shape[3])), states))
         if not any(shape.heads for shape in shapes):
             raise ExportError("it has no attention layers")
     return tuple(shapes)

@@ -123,11 +123,14 @@ def _apply(
     *rest: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _emit(q, cos, sin, interleaved), _emit(k, cos, sin, interleaved)
+    return emit_rotation(q, cos, sin, interleaved), emit_rotation(k, cos, sin, interleaved)
 
 
-def _emit(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Emit one RotaryEmbedding node over (batch, heads, sequence, size); beyond cos's size nothing changes."""
+def emit_rotation(tensor: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Emit one RotaryEmbedding node over (batch, heads, sequence, size); beyond cos's size nothing changes.
+
+    cos, sin: (batch or 1, sequence, size), as transformers gathers them for all layers.
+    """
     batch, heads, sequence, size = tensor.shape
     rotated = int(cos.shape[-1])
     positions, cos_table, sin_table = _tables(cos, sin, interleaved)

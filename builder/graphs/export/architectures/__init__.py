@@ -1,8 +1,8 @@
 """Oddities of architectures that do not follow transformers' attention interface, one file each.
 
 The folder is the registry: `<model_type>.py` has `REPLACED`, a class of transformers, the name of its method, and a
-method with which every attention emits the fused operator. An architecture without a file here needs none, or exports
-unfused.
+method with which every attention emits the fused operator; or several such triples. An architecture without a file here
+needs none, or exports unfused.
 """
 
 from __future__ import annotations
@@ -21,4 +21,5 @@ def fused_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     name = model.config.model_type.replace("-", "_")
     if name not in {module.name for module in pkgutil.iter_modules(__path__)}:
         return nullcontext()
-    return replaced(importlib.import_module(f"{__name__}.{name}").REPLACED)
+    found = importlib.import_module(f"{__name__}.{name}").REPLACED
+    return replaced(*([found] if isinstance(found[1], str) else found))
