@@ -45,7 +45,7 @@ from builder.graphs.onnx.graph import read_graph
 from builder.options import make_spec
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.generation.service import Service
-from scripts.tiny_models import AUTO, HEADS, POSITIONS, architectures, make_checkpoint, tiny_model
+from scripts.tiny_models import GENERATING, HEADS, POSITIONS, architectures, load, make_checkpoint, tiny_model
 
 FILE = Path(__file__).parent.parent / "docs" / "architectures.json"
 FOLDER = re.compile(r"\S*/architectures-\w+/")
@@ -82,16 +82,14 @@ def tried(head: str, model_type: str, folder: Path) -> Row:
     """Create, build and compare one model in `folder`."""
     try:
         checkpoint = make_checkpoint(head, model_type, folder / "checkpoint")
-        model = AUTO[head].from_pretrained(checkpoint)
+        model = load(head, checkpoint)
         tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     except Exception as error:  # transformers' own: a package that is missing, a class that needs another's weights
         return Row(head, model_type, "not tried", _first_line(error))
     try:
         warning = _built(head, checkpoint, position_limit(model), tokenizer, folder)
-        compare = _generated if head == "CAUSAL_LM" else _encoded
-        return Row(
-            head, model_type, "verified", warning, float(f"{compare(head, model.eval(), tokenizer, folder):.0e}")
-        )
+        compare = _generated if head in GENERATING else _encoded
+        return Row(head, model_type, "verified", warning, float(f"{compare(head, model, tokenizer, folder):.0e}"))
     except Differs as error:
         return Row(head, model_type, "wrong", f"served, and not what PyTorch answers: {error}")
     except BuilderError as error:
@@ -121,7 +119,7 @@ def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, f
         samples=samples,
         max_length=None if positions else POSITIONS,
         threads=1,
-        **({"slots": 2} if head == "CAUSAL_LM" else {}),
+        **({"slots": 2} if head in GENERATING else {}),
     )
     with ExitStack() as untimed:
         for module, name in (

@@ -16,20 +16,24 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
+from builder.checkpoints.text_part import without_missing_libraries
 from tests.tiny_encoders import ARCHITECTURES, VOCABULARY, make_tokenizer
 
 HEADS = {  # mapping of transformers: the task that serves its head
     "CAUSAL_LM": "text-generation",
+    "MULTIMODAL_LM": "text-generation",  # its part for text
     "MASKED_LM": "fill-mask",
     "SEQUENCE_CLASSIFICATION": "text-classification",
     "TOKEN_CLASSIFICATION": "token-classification",
 }
 AUTO = {
     "CAUSAL_LM": transformers.AutoModelForCausalLM,
+    "MULTIMODAL_LM": transformers.AutoModelForMultimodalLM,
     "MASKED_LM": transformers.AutoModelForMaskedLM,
     "SEQUENCE_CLASSIFICATION": transformers.AutoModelForSequenceClassification,
     "TOKEN_CLASSIFICATION": transformers.AutoModelForTokenClassification,
 }
+GENERATING = ("CAUSAL_LM", "MULTIMODAL_LM")
 ROWS = VOCABULARY + 8  # of the embedding table: some tokenisers add a token of their own
 POSITIONS = 130  # RoBERTa's table starts counting at its third row: 128 tokens
 WINDOW = 16
@@ -60,6 +64,7 @@ NAMED: tuple[tuple[str, Any], ...] = (  # the first pattern that matches a field
 HYBRID = ["linear_attention", "full_attention"]
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
 TALL = {"per_layer_config": {"01": {"head_dim": 16}}}  # Gemma 4's full-attention layers have larger heads
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}  # halves of heads of 8
 LOCAL: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "num_attention_heads": 4,
@@ -70,6 +75,14 @@ LOCAL: dict[str, Any] = {
     "head_dim": 8,
 }
 ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields do not give
+    **{
+        f"{name}_text": {"rope_parameters": MROPE}
+        for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "paddleocr_vl")
+    },
+    **{
+        f"{name}_text": {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}}
+        for name in ("glm4v_moe", "glm_ocr")
+    },
     # the keys of an index: scores are 0 if all of its heads are, and among equal scores any key may be chosen
     "axk2": {"index_topk": WINDOW, "index_n_heads": 16},
     "bailing_hybrid": {"num_expert_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "layer_group_size": 2},
@@ -93,8 +106,15 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
     "dots3_note_text": {"shared_experts_intermediate_size": 16, "index_head_dim": 8},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 4, "token_dropout": False},
-    "gemma3n_text": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8, "laurel_rank": 8},
-    "gemma4_text": {**TALL, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": ROWS,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 8,
+        "intermediate_size": [64, 64],
+        "activation_sparsity_pattern": [0.5, 0.0],
+    },
+    "gemma4_text": {**TALL, "vocab_size_per_layer_input": ROWS, "hidden_size_per_layer_input": 8},
     "gemma4_unified_text": TALL,
     "granitemoehybrid": {**MAMBA, "layer_types": HYBRID},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 8},
@@ -167,7 +187,7 @@ def tiny_config(head: str, model_type: str) -> PreTrainedConfig:
     """Return the architecture's default configuration, made small."""
     kind = CONFIG_MAPPING[model_type]
     options = {**_small(_defaults(kind)), **ODDITIES.get(model_type, {})}
-    if head == "CAUSAL_LM":
+    if head in GENERATING:
         options |= {"is_decoder": True} if "is_decoder" in _defaults(kind) else {}
     elif head != "MASKED_LM":
         options["num_labels"] = 3
@@ -219,7 +239,9 @@ def _cycled(values: list[Any], layers: int) -> list[Any]:
 
 def tiny_model(head: str, model_type: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    model: PreTrainedModel = AUTO[head].from_config(tiny_config(head, model_type)).eval()
+    config = tiny_config(head, model_type)
+    with without_missing_libraries(config):
+        model: PreTrainedModel = AUTO[head].from_config(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1 and not parameter.count_nonzero():
             # Some routers begin with zeros: all experts are equal then, and of equals any may be chosen.
@@ -232,13 +254,20 @@ def tiny_model(head: str, model_type: str) -> PreTrainedModel:
 
 def tiny_tokenizer(head: str, model_type: str) -> PreTrainedTokenizerFast:
     """Return the tokeniser of the support tables, with no limit of its own."""
-    kind = "bpe" if head == "CAUSAL_LM" else getattr(ARCHITECTURES.get(model_type), "tokenizer", "bpe")
+    kind = "bpe" if head in GENERATING else getattr(ARCHITECTURES.get(model_type), "tokenizer", "bpe")
     tokenizer = make_tokenizer(kind, type_ids=kind == "wordpiece" and model_type not in ("distilbert", "mpnet"))
     tokenizer.model_max_length = 10**9
-    if head == "CAUSAL_LM":
+    if head in GENERATING:
         tokenizer.backend_tokenizer.post_processor = None
         tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
     return tokenizer
+
+
+def load(head: str, folder: Path) -> PreTrainedModel:
+    """Load the checkpoint in `folder` with transformers' class for the head."""
+    with without_missing_libraries(transformers.AutoConfig.from_pretrained(folder)):
+        model: PreTrainedModel = AUTO[head].from_pretrained(folder)
+    return model.eval()
 
 
 def make_checkpoint(head: str, model_type: str, folder: Path) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForMultimodalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 
 from builder.checkpoints.checkpoint import CheckpointFiles
@@ -18,6 +19,7 @@ from builder.checkpoints.mapped import widened
 from builder.checkpoints.packed import packed_format, unpack, without_quantisation
 from builder.checkpoints.static_embedding import StaticConfig, StaticModel, load_static
 from builder.checkpoints.tasks import Task
+from builder.checkpoints.text_part import text_config, text_part, without_missing_libraries
 from builder.common.errors import BuilderError, CheckpointError, first_line
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
@@ -48,9 +50,9 @@ def check_configuration(config: PreTrainedConfig, model: str) -> PreTrainedConfi
 
     Raises CheckpointError, which names `model`, for sizes that no model has.
     """
-    for name in SIZES:
+    for part, name in itertools.product((config, text_config(config)), SIZES):
         try:
-            value = getattr(config, name, None)
+            value = getattr(part, name, None)
         except AmbiguousGlobalPerLayerAttributeError:  # each layer has its own
             continue
         if value is not None and not (isinstance(value, int) and value >= 1):
@@ -74,27 +76,16 @@ def _forget_implementations(config: PreTrainedConfig) -> None:
 def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
     """Load the task's model class in fp32, every weight of it from the checkpoint, and the grids of its matrices.
 
-    Raises CheckpointError, and RepositoryError for a full disk.
+    If the task has use for text alone, load the part for text of a model that reads images or audio too. Raises
+    CheckpointError, and RepositoryError for a full disk.
     """
     task, config = files.task, files.config
     if isinstance(config, StaticConfig):
         return load_static(config, files.folder), None
-    kind = _model_class(task, config)
-    packed = packed_format(config, files.source)
-    grids = None
+    kind, is_part = _model_class(task, config), _is_part(task, config)
     try:
-        if files.gliner is not None:
-            weights = encoder_weights(files.weights)
-            model, info = _on_meta(kind, config).__class__.from_pretrained(None, **_loading(config), state_dict=weights)
-        elif packed is None:
-            with widened(files.folder, files.weights) as folder:
-                model, info = kind.from_pretrained(folder, **_loading(config), use_safetensors=True)
-        else:
-            config = without_quantisation(config)
-            shapes = _on_meta(kind, config)
-            weights, grids = unpack(packed, files.weights, shapes)
-            model, info = shapes.__class__.from_pretrained(None, **_loading(config), state_dict=weights)
-            _read_generation_config(model, files.folder)
+        with without_missing_libraries(config):
+            model, info, grids = _loaded(kind, files)
     except BuilderError:
         raise
     except Exception as error:  # transformers raises errors of any type for a broken checkpoint
@@ -103,6 +94,8 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
             "(id2label too) and the task must belong together"
         ) from error
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(task.unused_weights))
+    if is_part and not missing:
+        model = text_part(model)
     mismatched = sorted(str(key) for key in info.get("mismatched_keys", ()))
     if missing or mismatched:
         have = ", ".join(config.architectures or ["unknown"])
@@ -113,19 +106,49 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
     return model.eval(), grids
 
 
+def _loaded(kind: Any, files: CheckpointFiles) -> tuple[PreTrainedModel, dict[str, Any], Grids | None]:
+    """Load the weights of `files` into a model of `kind`, a class or an auto class; return what was missing too."""
+    config = files.config
+    packed = packed_format(config, files.source)
+    if files.gliner is not None:
+        own, weights, grids = _on_meta(kind, config).__class__, encoder_weights(files.weights), None
+    elif packed is None:
+        with widened(files.folder, files.weights) as folder:
+            return *kind.from_pretrained(folder, **_loading(config), use_safetensors=True), None
+    else:
+        config = without_quantisation(config)
+        shapes = _on_meta(kind, config)
+        own, (weights, grids) = shapes.__class__, unpack(packed, files.weights, shapes)
+    model, info = own.from_pretrained(None, **_loading(config), state_dict=weights)
+    if packed is not None:
+        _read_generation_config(model, files.folder)
+    return model, info, grids
+
+
 def model_without_weights(files: CheckpointFiles) -> PreTrainedModel:
     """Return the task's model on the meta device, where its tensors have shapes and no memory."""
     if isinstance(files.config, StaticConfig):
         return _on_meta(StaticModel, files.config)
-    model = _on_meta(_model_class(files.task, files.config), without_quantisation(files.config))
+    kind, config, is_part = _model_class(files.task, files.config), files.config, _is_part(files.task, files.config)
+    with without_missing_libraries(config):
+        model = _on_meta(kind, without_quantisation(config))
+    if is_part:
+        model = text_part(model)
     _read_generation_config(model, files.folder)
     return model.eval()
 
 
 def _model_class(task: Task, config: PreTrainedConfig) -> Any:
     """Return transformers' auto class for the head of `task`, or the class of an encoder alone."""
+    if _is_part(task, config):
+        return AutoModelForMultimodalLM
     name = ENCODERS.get(config.model_type) if task.head == "feature-extraction" else None
     return task.auto_class() if name is None else getattr(transformers, name)
+
+
+def _is_part(task: Task, config: PreTrainedConfig) -> bool:
+    """Return True if `task` has use for the text part alone of a model that reads more."""
+    return task.text_alone and text_config(config) is not None
 
 
 def _on_meta(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:

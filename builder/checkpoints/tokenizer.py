@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from builder.checkpoints.slow_tokenizers import as_fast
+from builder.checkpoints.text_part import text_config
 from builder.checkpoints.tokenizer_limits import refuse_hostile_files, refuse_hostile_tokenizer
 from builder.common.errors import CheckpointError, first_line
 from builder.common.samples import TEXTS
@@ -77,7 +78,7 @@ def load_tokenizer(
 
 def _refuse_tokens(tokens: Sequence[int], config: PreTrainedConfig, model: str) -> None:
     """Raise CheckpointError for a token id that the model has no embedding for, or that no model has."""
-    rows = getattr(config, "vocab_size", None)
+    rows = getattr(text_config(config) or config, "vocab_size", None)
     highest = max(tokens, default=0)
     if rows is not None and highest >= rows:
         raise CheckpointError(

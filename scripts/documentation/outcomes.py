@@ -20,6 +20,7 @@ from scripts.interoperability import CLIENTS
 FOLDER = Path(__file__).parent.parent.parent / "docs"
 HEADS = {
     "CAUSAL_LM": "Text generation",
+    "MULTIMODAL_LM": "Text part of models that read more",
     "MASKED_LM": "Masked words",
     "SEQUENCE_CLASSIFICATION": "Text classification",
     "TOKEN_CLASSIFICATION": "Token classification",

@@ -25,6 +25,7 @@ from builder.checkpoints.generation_config import (
     max_tokens,
     option_defaults,
 )
+from builder.checkpoints.text_part import other_inputs
 from builder.checkpoints.tokenizer import cleans_up
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory, state_bytes
@@ -117,6 +118,16 @@ def limits_of_states(layers: Sequence[LayerShape]) -> str | None:
     return (
         f"{count} of {len(layers)} layers keep a state of fixed size ({kept / 1e6:.3g} MB a sequence), which cannot go "
         "back: no tokens are guessed by prompt lookup, and a prompt reuses the cache of another only if it continues it"
+    )
+
+
+def inputs_left_out(checkpoint: Checkpoint) -> str | None:
+    """Return a remark for a model that reads images or audio too, of which the part for text is served."""
+    names = other_inputs(checkpoint.config)
+    if not names:
+        return None
+    return (
+        f"the model's part for text is served: it also reads {', '.join(names)}, which is left out and refused in chats"
     )
 
 

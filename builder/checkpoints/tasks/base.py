@@ -61,6 +61,7 @@ class Task(ABC):
     longest: int | None = None  # tokens of one row, if neither the user nor the checkpoint sets a lower limit
     metric: str  # what `agreement` measures, as tables and errors name it
     threshold: float  # lowest mean agreement with PyTorch that is published
+    text_alone: ClassVar[bool] = False  # True if a model that reads images or audio too is served for its text alone
     samples: tuple[Sample, ...]
     min_ranking: ClassVar[Mapping[str, float]] = {}  # lowest measures of `ranking` that are published, by name
     labels: tuple[str, ...] = ()  # keys of a sample that contain the right answer; `score` reads them

@@ -18,7 +18,7 @@ Knows modules and their inputs; knows no architecture and no task.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from builder.graphs.export.failure import reason
 from builder.graphs.export.latent import absorbed_attention, latent_layers, latent_shape
 from builder.graphs.export.positions import looked_up, table_rows
 from builder.graphs.export.program import export_graph
-from builder.graphs.export.rotary import fused_rotary, settled_frequencies
+from builder.graphs.export.rotary import equal_positions, fused_rotary, settled_frequencies
 from builder.graphs.export.states import fused_states, state_shapes
 from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
@@ -112,8 +112,11 @@ def export_decoder(
     with refused_by_name(model):
         rows = table_rows(model)
         settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
-        attention = absorbed_attention(model)
-        with fused_attention(model), attention, fused_states(model), settled, experts, fused_rotary(model) as unfused:
+        attention = (fused_attention(model), absorbed_attention(model), fused_states(model))
+        with ExitStack() as replacing:
+            for hook in (*attention, settled, experts, equal_positions(model)):
+                replacing.enter_context(hook)
+            unfused = replacing.enter_context(fused_rotary(model))
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model, caches, rows), caches, path)
         attending = sum(cache.heads > 0 for cache in caches)

@@ -6,6 +6,7 @@ computes what the operator computes, on random tensors. Operator: com.microsoft 
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from builder.common.replaced import replaced
 from builder.graphs.export.caches import running_cache
 
 FUNCTION = "apply_rotary_pos_emb"
+COMBINED = "recomposition_frequencies"
+MOST_POSITIONS = 4  # rows of positions of a token, in the model that has most
 
 
 @contextmanager
@@ -38,6 +41,26 @@ def fused_rotary(model: PreTrainedModel) -> Iterator[tuple[str, ...]]:
             replacements.append((owner, FUNCTION, partial(_apply, interleaved)))
     with replaced(*replacements):
         yield tuple(sorted(unfused))
+
+
+@contextmanager
+def equal_positions(model: PreTrainedModel) -> Iterator[None]:
+    """Run with one row of positions where a model that reads images counts several (time, height and width).
+
+    They are equal in a text, so that combining their angles takes each from the first row. Source: arXiv:2409.12191,
+    multimodal rotary embedding; transformers' classes with `recomposition_frequencies`.
+    """
+    combining = {type(module): module for module in model.modules() if callable(getattr(module, COMBINED, None))}
+    replacements = []
+    for kind, module in combining.items():
+        original = getattr(kind, COMBINED)
+        if list(inspect.signature(original).parameters) != ["self", "freq"]:
+            continue  # it has frequencies for each kind of layer
+        places = torch.arange(len(module.inv_freq), dtype=torch.float32)
+        taken = original(module, places.repeat(MOST_POSITIONS, 1, 1, 1))[0, 0].long()
+        replacements.append((kind, COMBINED, lambda self, freq, taken=taken: freq[0][..., taken]))
+    with replaced(*replacements):
+        yield
 
 
 @contextmanager

@@ -33,6 +33,8 @@ from .options import (
     RequestOptions,
 )
 
+MEDIA = ("image", "audio", "video")  # in the types of parts of a message that are not text, such as input_audio
+
 
 def read_options(
     tensors: Tensors, parameters: Mapping[str, Any], defaults: Mapping[str, Any], inputs: "Sequence[str]"
@@ -125,11 +127,22 @@ def _read_prompt(options: "dict[str, Any]", requested: "set[str]") -> None:
         bad = [m for m in options["messages"] if not isinstance(m, dict) or "role" not in m]
         if bad or not options["messages"]:
             raise InputError('messages must be a JSON list such as [{"role": "user", "content": "..."}]')
+        _refuse_media(options["messages"])
     elif not options.get("text_input") and not options.get("input_ids"):
         raise InputError("text_input is missing or empty; send the prompt there, or a chat in messages")
     else:
         options.pop("messages", None)
     options["prompt"] = options.pop("text_input", "")
+
+
+def _refuse_media(messages: "Sequence[Mapping[str, Any]]") -> None:
+    """Raise InputError for a message with an image, sound or film, of which a template would write a placeholder."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for part in content if isinstance(content, list) else []:
+            kind = str(part.get("type")) if isinstance(part, dict) else ""
+            if any(medium in kind for medium in MEDIA):
+                raise InputError(f"messages[{number}] has a part of type {kind}; the model reads text alone")
 
 
 def _read_documents(options: "dict[str, Any]", requested: "set[str]") -> None:

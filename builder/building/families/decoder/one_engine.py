@@ -14,6 +14,7 @@ from builder.building.families.decoder.judging import FP32, DecoderJudge
 from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecoder, SelectedDecoder, VerifiedDecoder
 from builder.building.families.generating import (
     generation_serving,
+    inputs_left_out,
     larger_than_stored,
     limits_of_states,
     measured_pytorch,
@@ -173,6 +174,7 @@ class Decoder:
                 *filter(
                     None,
                     [
+                        inputs_left_out(checkpoint),
                         code_not_run(checkpoint),
                         cost_of_experts(checkpoint.model, operators),
                         larger_than_stored(self.spec.precision, checkpoint),

@@ -70,7 +70,8 @@ def _as_template(number: int, message: Message, part_roles: Sequence[str]) -> di
 def _text(number: int, part: Mapping[str, Any]) -> str:
     text = part.get("text")
     if part.get("type") != "text" or not isinstance(text, str):
-        raise bad_field("messages", f"messages[{number}] has a part that is not text; the models read text alone")
+        kind = part.get("type")
+        raise bad_field("messages", f"messages[{number}] has a part of type {kind}; the models read text alone")
     return text
 
 
