@@ -135,7 +135,7 @@ class BuildSpec(Choices):
     @property
     def weight_options(self) -> WeightOptions:
         """Storage options of int8-weights and int4-weights."""
-        return WeightOptions(self.block_size, not self.asymmetric)
+        return WeightOptions(self.block_size or 32, not self.asymmetric)
 
     @property
     def in_process(self) -> bool:

@@ -65,8 +65,9 @@ class Choices(Options):
     task's own threshold."""
     perplexity: float = Field(1.05, ge=1, json_schema_extra={"flag": True})
     """Highest acceptable perplexity on the samples, as a ratio to PyTorch's. Generating models only."""
-    block_size: int = Field(32, json_schema_extra={"flag": True})
-    """Weights that share one scale in int8-weights and int4-weights: 16, 32, 64, 128 or 256."""
+    block_size: int | None = Field(None, json_schema_extra={"flag": True})
+    """Weights that share one scale in int8-weights and int4-weights: 16, 32, 64, 128 or 256. Default: 32, but 128 for
+    encoders in int8-weights, which run faster so."""
     asymmetric: bool = Field(False, json_schema_extra={"flag": True})
     """Store a zero point with each block of int8-weights and int4-weights."""
     slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
@@ -168,7 +169,7 @@ class Choices(Options):
 
     @field_validator("block_size")
     @classmethod
-    def _power_of_two(cls, size: int) -> int:
-        if size not in (16, 32, 64, 128, 256):
+    def _power_of_two(cls, size: int | None) -> int | None:
+        if size not in (None, 16, 32, 64, 128, 256):
             raise ValueError("a block holds 16, 32, 64, 128 or 256 inputs")
         return size

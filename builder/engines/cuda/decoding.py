@@ -60,9 +60,10 @@ class CudaDecoding(OnnxRuntimeDecoding):
                 f"CUDA's attention over a cache has {' and '.join(HALVES)}, not {spec.precision}: use --precision "
                 f"fp16, or {' or '.join(BITS)} for smaller weights beside activations in fp16"
             )
-        if spec.precision in BITS and spec.block_size > CudaEightBit.largest_block:
+        block_size = spec.weight_options.block_size
+        if spec.precision in BITS and block_size > CudaEightBit.largest_block:
             raise SpecError(
-                f"--block-size {spec.block_size}: CUDA's kernel takes blocks of up to {CudaEightBit.largest_block}"
+                f"--block-size {block_size}: CUDA's kernel takes blocks of up to {CudaEightBit.largest_block}"
             )
         if spec.cache != "fp32":
             raise SpecError("on a GPU the cache is in the graph's own precision: leave --cache out")

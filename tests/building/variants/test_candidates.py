@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from builder.engines import infer_with
 from builder.engines.encoding import Variant, all_variants
 from builder.engines.openvino import arithmetic_on
 from builder.graphs.export.encoder import export
-from builder.graphs.onnx.graph import Graph, load_whole, save_graph
+from builder.graphs.onnx.graph import Graph, load_graph, load_whole, save_graph
 from builder.options import make_spec
 from tests.length_batches import Feed, batches, features
 from tests.models import minilm
@@ -92,6 +93,18 @@ def test_variant_answers_like_fp32_and_has_the_expected_size(
     assert graph.size <= share * maker.exported.size
     if variant.precision != "fp32":
         assert np.abs(actual - expected).max() > 1e-6, "it is not fp32 under another name"
+
+
+@pytest.mark.parametrize(("requested", "expected_size"), [(None, 128), (64, 64)])
+def test_int8_weights_have_the_requested_or_the_fastest_blocks(
+    requested: int | None, expected_size: int, maker: VariantMaker, tmp_path: Path
+) -> None:
+    spec = make_spec(model=str(minilm()), block_size=requested)
+    made = replace(maker, spec=spec, folder=tmp_path, verified=maker.fused)
+    graph = load_graph(made.make(Variant("int8-weights", "onnxruntime")).graph.path).graph
+    products = [node for node in graph.node if node.op_type == "MatMulNBits"]
+    sizes = {a.i for node in products for a in node.attribute if a.name == "block_size"}
+    assert sizes == {expected_size}
 
 
 def test_static_int8_answer_is_independent_of_its_batch(graph_of: Callable[[Variant], Graph]) -> None:
