@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from transformers import BertConfig, Qwen3Config
 
-from scripts.benchmarks.retrieval import _limits, _medians, _ratios
+from scripts.benchmarks.retrieval import BYTES, _cosine, _limits, _medians, _ratios, write_run
 from scripts.benchmarks.retrieval_models import RETRIEVAL_MODELS
 from scripts.benchmarks.retrieval_sides import PEERS, triton_door
+from scripts.documentation.retrieval import PRECISIONS, TITLES
 
 
 def rounds(*rates: float) -> list[dict[str, dict[str, float]]]:
@@ -18,15 +21,41 @@ def rounds(*rates: float) -> list[dict[str, dict[str, float]]]:
     ]
 
 
-def test_ratio_is_the_median_over_rounds_beside_the_fastest_peer_of_equal_bits() -> None:
+def test_ratio_is_the_median_over_rounds_beside_the_fastest_peer_of_a_run() -> None:
     measured = {
         "ours fp32": rounds(20, 30, 60),
-        "ours int8": rounds(90, 90, 90),
-        "FastEmbed fp32": rounds(10, 10, 20),
-        "vLLM fp32": rounds(5, 20, 10),
+        "ours fp32 OpenVINO": rounds(10, 40, 10),
+        "FastEmbed": rounds(10, 10, 20),
+        "vLLM": rounds(5, 20, 10),
     }
-    precisions = {side: side.split()[-1] for side in measured}
-    assert _ratios(measured, precisions) == {"fp32": {"1": 2.0, "8": 2.0, "32": 2.0}}
+    own = ["ours fp32", "ours fp32 OpenVINO"]
+    assert _ratios(measured, own) == {"1": 2.0, "8": 2.0, "32": 2.0}
+    assert _ratios({"ours fp32": rounds(1)}, own) == {}, "no peer ran"
+
+
+def test_run_replaces_the_earlier_run_of_its_model_and_precision(tmp_path: Path) -> None:
+    """A ratio compares sides of one run, so that no side of an earlier run may stay beside it."""
+    path = tmp_path / "figures.json"
+    write_run(path, {"cores": 2}, "minilm", "fp32", {"sides": {"ours fp32": {}, "FastEmbed": {}}})
+    write_run(path, {"cores": 2}, "minilm", "int8", {"sides": {"ours int8": {}}})
+    write_run(path, {"cores": 2}, "minilm", "fp32", {"sides": {"ours fp32": {}}})
+    assert json.loads(path.read_text()) == {
+        "cores": 2,
+        "models": {"minilm": {"fp32": {"sides": {"ours fp32": {}}}, "int8": {"sides": {"ours int8": {}}}}},
+    }
+
+
+def test_cosine_of_scores_is_their_correlation() -> None:
+    assert _cosine("embed", [3, 4], [6, 8]) == pytest.approx(1)
+    assert _cosine("embed", [1, 0], [1, 1]) == pytest.approx(0.5**0.5)
+    assert _cosine("rerank", [101, 102, 103], [5, 7, 9]) == pytest.approx(1)
+    assert _cosine("rerank", [1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+
+
+def test_door_of_triton_reads_the_numbers_behind_the_json() -> None:
+    head = {"outputs": [{"name": "embedding", "parameters": {"binary_data_size": 8}}]}
+    content = json.dumps(head).encode() + np.array([1.5, -2], np.float32).tobytes()
+    assert triton_door(1, "embed").numbers(content) == [1.5, -2]
 
 
 def test_medians_are_taken_by_clients() -> None:
@@ -40,11 +69,16 @@ def test_rerankers_get_a_query_and_as_many_documents_as_the_entry_says() -> None
     assert len(requests) == 25
     assert all(len(request["documents"]) == 20 == model.texts for request in requests)
     assert all(request["query"] not in request["documents"] for request in requests)
-    body = triton_door(1, "rerank").body(requests[3])
+    body = triton_door(1, model.kind).body(requests[3])
     assert [(tensor["name"], tensor["shape"]) for tensor in body["inputs"]] == [
         ("query", [1, 1]),
         ("documents", [1, 20]),
     ]
+
+
+def test_page_has_a_title_for_every_model_and_a_place_for_every_precision() -> None:
+    assert list(TITLES) == list(RETRIEVAL_MODELS)
+    assert list(PRECISIONS) == list(BYTES)
 
 
 def test_every_model_has_a_peer_of_its_kind() -> None:
@@ -61,7 +95,7 @@ def test_limit_counts_the_weights_of_the_layers(tmp_path: Path, kind: str) -> No
         config = Qwen3Config(**sizes, num_key_value_heads=1, head_dim=6)
         weights, wide = 3 * (8 * (2 * 12 + 2 * 6) + 3 * 8 * 16), 12
     config.save_pretrained(tmp_path)
-    limits = _limits(tmp_path, [2, 4], {"fp32": 2.0, "int8": 4.0, "bandwidth": 8.0})
+    limits = _limits(tmp_path, [2, 4], {"fp32": 2.0, "bf16": 3.0, "int8": 4.0, "bandwidth": 8.0})
     operations = 2 * weights * 3 + 4 * 3 * wide * (4 + 16) / 2
     assert limits["fp32"] == pytest.approx(2e9 / operations)
     assert limits["int8"] == pytest.approx(4e9 / operations)

@@ -28,18 +28,24 @@ INFINITY = {"torch": "infinity_peer", "optimum": "infinity_optimum_peer"}  # its
 
 @dataclass(frozen=True)
 class Door:
-    """Endpoint of a server that embeds a text, and the JSON that it expects."""
+    """Endpoint of a server that embeds a text, the JSON that it expects, and the numbers of its answer.
+
+    `numbers` is OpenAI's shape unless a server has another.
+    """
 
     port: int
     path: str
     body: Callable[[str], dict[str, Any]]
+    numbers: Callable[[bytes], list[float]] = lambda content: json.loads(content)["data"][0]["embedding"]
 
-    def ask(self, connection: http.client.HTTPConnection, text: str) -> None:
+    def ask(self, connection: http.client.HTTPConnection, text: str) -> bytes:
+        """Return the content of the answer. Raises RuntimeError if it is an error."""
         connection.request("POST", self.path, json.dumps(self.body(text)), {"Content-Type": "application/json"})
         response = connection.getresponse()
         content = response.read()
         if response.status != 200:
             raise RuntimeError(content.decode()[:200])
+        return content
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port)
@@ -129,11 +135,16 @@ def _answers(process: subprocess.Popen[bytes], door: Door) -> bool:
 
 
 def closed_loop(door: Door, texts: Sequence[str], concurrency: int, seconds: float) -> tuple[float, float, float]:
-    """Return the requests a second and the p50 and p99 in milliseconds, after one connection has warmed up."""
+    """Return the requests a second and the p50 and p99 in milliseconds, after one connection has warmed up.
+
+    The warm-up is 8 requests, or as many as `seconds` allow.
+    """
     times: list[list[float]] = [[] for _ in range(concurrency)]
-    warm = door.connect()
+    warm, end = door.connect(), time.perf_counter() + seconds
     for text in texts[:8]:
         door.ask(warm, text)
+        if time.perf_counter() > end:
+            break
     end = time.perf_counter() + seconds
 
     def loop(index: int) -> None:

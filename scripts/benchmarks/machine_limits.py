@@ -1,4 +1,4 @@
-"""The machine's limits, as plain measurements: multiplications a second in fp32 and int8, and bytes read a second."""
+"""The machine's limits, as plain measurements: multiplications a second by precision, and bytes read a second."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def machine_limits() -> dict[str, float]:
     rows, inputs, outputs = SIZES
     operations = 2 * rows * inputs * outputs / 1e9
     rates = {precision: operations / _seconds(_product(precision)) for precision in ("fp32", "int8")}
+    rates["bf16"] = operations / _seconds(_product_in_bf16())
     return {**rates, "bandwidth": BANDWIDTH_BYTES / 1e9 / _seconds(_read())}
 
 
@@ -58,6 +59,16 @@ def _product(precision: str) -> Callable[[], object]:
     settings.intra_op_num_threads = available_cores()
     session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, feeds)
+
+
+def _product_in_bf16() -> Callable[[], object]:
+    """Return a product of PyTorch, because ONNX Runtime has none in bf16 on a CPU."""
+    import torch
+
+    torch.set_num_threads(available_cores())
+    rows, inputs, outputs = SIZES
+    x, weights = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((rows, inputs), (outputs, inputs)))
+    return lambda: torch.nn.functional.linear(x, weights)
 
 
 def _read() -> Callable[[], object]:

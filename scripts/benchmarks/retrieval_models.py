@@ -25,13 +25,16 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class RetrievalModel:
-    """Model of a kind, embed or rerank. `spec`: options of its build; `seconds`: of a measurement, at least."""
+    """Model of a kind: embed, rerank, or late for late interaction.
+
+    `spec`: options of its build; `seconds`: of a measurement, at least.
+    """
 
     kind: str
     make: Callable[[Path], None]
     spec: Mapping[str, Any] = field(default_factory=dict)
     pooling: str = "mean"
-    documents: int = 0  # of a request to a reranker
+    documents: int = 0  # of a request to a ranker
     seconds: float = 3
 
     def requests(self, texts: Sequence[str]) -> list[Any]:
@@ -116,12 +119,18 @@ RETRIEVAL_MODELS: dict[str, RetrievalModel] = {
     "minilm": RetrievalModel("embed", _minilm),
     "bert-base": RetrievalModel("embed", _bert_base, {"quality": 0.0}),
     "bge-m3": RetrievalModel("embed", _bge_m3, {"quality": 0.0}, "cls", seconds=8),
-    "qwen3-embedding": RetrievalModel("embed", _qwen3_embedding, {"quality": 0.0}, "lasttoken", seconds=10),
+    "qwen3-embedding": RetrievalModel(
+        "embed", _qwen3_embedding, {"quality": 0.0, "max_length": 512}, "lasttoken", seconds=10
+    ),
     "qwen3-reranker": RetrievalModel(
-        "rerank", _qwen3_reranker, {"quality": 0.0, "task": "text-ranking"}, documents=20, seconds=20
+        "rerank",
+        _qwen3_reranker,
+        {"quality": 0.0, "task": "text-ranking", "max_length": 640},
+        documents=20,
+        seconds=20,
     ),
     "colbert": RetrievalModel(
-        "rerank",
+        "late",
         _colbert,
         {"quality": 0.0, "task": "multi-vector-embedding", "truncate": True},
         documents=100,

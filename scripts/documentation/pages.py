@@ -14,7 +14,7 @@ from pathlib import Path
 from builder.runtime.encoder import pipeline, request_queue
 from builder.runtime.generation import stats
 from builder.runtime.shared import host
-from scripts.documentation import code, figures, outcomes, reference, rules
+from scripts.documentation import code, figures, outcomes, reference, retrieval, rules
 
 ROOT = Path(__file__).parent.parent.parent
 POSTS = ("accelerated", "onnxruntime", "bert", "serving", "quantisation", "training", "arithmetic", "level", "seq2seq")
@@ -38,6 +38,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": reference.commands,
     "rules": rules.rules,
     "bench-encoders": figures.encoders,
+    "retrieval-sentence": retrieval.sentence,
+    "retrieval-summary": retrieval.summary,
+    "retrieval-models": retrieval.models,
+    "retrieval-left-out": retrieval.left_out,
+    "retrieval-versions": retrieval.versions,
     "bench-generation": figures.generation,
     "bench-fastest-peer": figures.fastest_peer,
     "bench-long-prompts": figures.long_prompts,

@@ -1,7 +1,7 @@
 """Serve a retrieval library with FastAPI and a dynamic batcher: PORT LIBRARY KIND FOLDER PRECISION THREADS.
 
 The batcher gives the model all requests that wait, at most MAX_REQUESTS, in one thread, so that the library's own
-threads do not compete. KIND is embed or rerank. It runs in the environment of the library.
+threads do not compete. KIND is embed, rerank or late. It runs in the environment of the library.
 """
 
 from __future__ import annotations

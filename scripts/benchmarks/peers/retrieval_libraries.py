@@ -1,7 +1,8 @@
 """Open a retrieval library on a folder of sentence-transformers; each returns a function from requests to answers.
 
-Requests are texts (embed) or {"query", "documents"} (rerank); answers are lists of floats. It runs in the environment
-of the library. Precisions: fp32, int8 (weights and activations) and int8-weights.
+Requests are texts (embed) or {"query", "documents"} (rerank, and late for late interaction); answers are lists of
+floats. It runs in the environment of the library.
+Precisions: fp32, bf16, int8 (weights and activations) and int8-weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from typing import Any
 Answers = Callable[[list[Any]], list[list[float]]]
 SAMPLES = 64  # texts that measure the ranges of activations
 ROWS = 32  # of a call, sentence-transformers' default
-ONNX = {"fp32": "model.onnx", "int8": "model_quint8_avx2.onnx"}
+ARCHITECTURES = {"avx512_vnni": "qint8_avx512_vnni", "avx2": "quint8_avx2"}  # of int8: sentence-transformers' files
+ARCHITECTURE = next(name for name in ARCHITECTURES if name in Path("/proc/cpuinfo").read_text())
+ONNX = {"fp32": "model.onnx", "int8": f"model_{ARCHITECTURES[ARCHITECTURE]}.onnx"}
+OPENVINO = {
+    "fp32": "openvino/openvino_model.xml",
+    "bf16": "openvino/openvino_model.xml",
+    "int8": "openvino/openvino_model_int8.xml",
+    "int8-weights": "openvino/openvino_model_int8_weights.xml",
+}
+GENAI = {"fp32": "genai-fp32", "bf16": "genai-fp32", "int8-weights": "genai-int8-weights"}
 
 
 def sentence_transformers_onnx(kind: str, folder: Path, precision: str, threads: int) -> Answers:
@@ -30,45 +40,49 @@ def sentence_transformers_onnx(kind: str, folder: Path, precision: str, threads:
 
 
 def convert_to_onnx(kind: str, folder: Path, precision: str) -> None:
-    """Export with sentence-transformers; int8 is its own dynamic quantisation for AVX2."""
+    """Export with sentence-transformers; int8 is its own dynamic quantisation for this processor."""
     from sentence_transformers import export_dynamic_quantized_onnx_model
 
     if not (folder / "onnx" / ONNX["fp32"]).exists():
         _open(kind, folder, "onnx", {"export": True}).save_pretrained(str(folder))
     if not (folder / "onnx" / ONNX[precision]).exists():
         plain = _open(kind, folder, "onnx", {"file_name": f"onnx/{ONNX['fp32']}"})
-        export_dynamic_quantized_onnx_model(plain, "avx2", str(folder))
+        export_dynamic_quantized_onnx_model(plain, ARCHITECTURE, str(folder))
 
 
 def sentence_transformers_openvino(kind: str, folder: Path, precision: str, threads: int) -> Answers:
     """Open sentence-transformers' OpenVINO backend on the files of `convert_to_openvino`."""
-    config = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    model = _open(kind, folder, "openvino", {"ov_config": config, "file_name": "openvino/openvino_model.xml"})
-    if precision != "fp32":
-        _reduce(model, folder, precision)
-    return _answers(kind, model)
+    options = {"ov_config": _openvino_options(precision, threads), "file_name": OPENVINO[precision]}
+    return _answers(kind, _open(kind, folder, "openvino", options))
+
+
+def _openvino_options(precision: str, threads: int) -> dict[str, Any]:
+    multiplied = "bf16" if precision == "bf16" else "f32"
+    return {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": multiplied}
 
 
 def convert_to_openvino(kind: str, folder: Path, precision: str) -> None:
-    """Export with sentence-transformers."""
-    if not (folder / "openvino").exists():
+    """Export with sentence-transformers, and quantise with NNCF.
+
+    int8: weights and activations by the ranges of samples; int8-weights: weights alone.
+    """
+    if not (folder / OPENVINO["fp32"]).exists():
         _open(kind, folder, "openvino", {"export": True}).save_pretrained(str(folder))
-
-
-def _reduce(model: Any, folder: Path, precision: str) -> None:
-    """Quantise with NNCF: weights and activations by the ranges of samples (int8), or weights alone."""
+    if (folder / OPENVINO[precision]).exists():
+        return
     import nncf
+    import openvino
 
-    inner = next(module for module in model.modules() if hasattr(module, "auto_model")).auto_model
+    model = _open(kind, folder, "openvino", {"file_name": OPENVINO["fp32"]})
+    graph = openvino.Core().read_model(str(folder / OPENVINO["fp32"]))
     if precision == "int8-weights":
-        inner.model = nncf.compress_weights(inner.model)
+        reduced = nncf.compress_weights(graph)
     else:
-        names = {port.get_any_name() for port in inner.model.inputs}
+        names = {port.get_any_name() for port in graph.inputs}
         rows = [dict(model.tokenizer(text, return_tensors="np")) for text in _work(folder)["texts"][:SAMPLES]]
         feeds = [{name: array for name, array in row.items() if name in names} for row in rows]
-        inner.model = nncf.quantize(inner.model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER)
-    inner.clear_requests()
-    inner.compile()
+        reduced = nncf.quantize(graph, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER)
+    openvino.save_model(reduced, str(folder / OPENVINO[precision]), compress_to_fp16=False)
 
 
 def _work(folder: Path) -> dict[str, Any]:
@@ -77,30 +91,25 @@ def _work(folder: Path) -> dict[str, Any]:
 
 
 def sentence_transformers_torch(kind: str, folder: Path, precision: str, threads: int) -> Answers:
-    """Open sentence-transformers on PyTorch in fp32; a folder with several vectors a text ranks by MaxSim."""
+    """Open sentence-transformers on PyTorch."""
     import torch
 
     torch.set_num_threads(threads)
-    return _answers(kind, _open(kind, folder, "torch", {}))
+    return _answers(kind, _open(kind, folder, "torch", {"dtype": "bfloat16" if precision == "bf16" else "float32"}))
 
 
 def _open(kind: str, folder: Path, backend: str, options: dict[str, Any]) -> Any:
     import sentence_transformers
 
-    if kind == "embed":
-        name = "SentenceTransformer"
-    elif (folder / "modules.json").exists() and "multi_vector" in (folder / "modules.json").read_text():
-        name = "MultiVectorEncoder"
-    else:
-        name = "CrossEncoder"
-    opened = getattr(sentence_transformers, name)
+    names = {"embed": "SentenceTransformer", "rerank": "CrossEncoder", "late": "MultiVectorEncoder"}
+    opened = getattr(sentence_transformers, names[kind])
     return opened(str(folder), device="cpu", backend=backend, model_kwargs=options)
 
 
 def _answers(kind: str, model: Any) -> Answers:
     if kind == "embed":
         return lambda texts: model.encode(texts, batch_size=ROWS, show_progress_bar=False).tolist()
-    if hasattr(model, "predict"):
+    if kind == "rerank":
         return lambda requests: _ranked(requests, lambda pairs: model.predict(pairs, show_progress_bar=False).tolist())
 
     def rank(requests: list[dict[str, Any]]) -> list[list[float]]:
@@ -141,12 +150,8 @@ def openvino_genai(kind: str, folder: Path, precision: str, threads: int) -> Ans
     """Open openvino-genai's pipelines on a folder that `convert_for_genai` wrote."""
     import openvino_genai as genai
 
-    options = {
-        "INFERENCE_NUM_THREADS": threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
-    }
-    converted = str(folder / f"genai-{precision}")
+    options = _openvino_options(precision, threads)
+    converted = str(folder / GENAI[precision])
     if kind == "rerank":
         config = genai.TextRerankPipeline.Config()
         config.top_n = 1000
@@ -167,11 +172,11 @@ def _in_order(ranked: list[tuple[int, float]]) -> list[float]:
 
 def convert_for_genai(kind: str, folder: Path, precision: str) -> None:
     """Convert a folder for openvino-genai, by Optimum's command line."""
-    target = folder / f"genai-{precision}"
+    target = folder / GENAI[precision]
     if target.exists():
         return
     task = "feature-extraction" if kind == "embed" else "text-generation"
-    bits = {"fp32": "fp32", "int8-weights": "int8"}[precision]
+    bits = "int8" if precision == "int8-weights" else "fp32"
     command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(folder)]
     subprocess.run([*command, "--task", task, "--weight-format", bits, str(target)], check=True, stdout=sys.stderr)
 

@@ -1,0 +1,148 @@
+"""Tables of docs/retrieval.json, which `scripts/bench retrieval` records run by run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from scripts.documentation.figures import FOLDER
+from scripts.documentation.markdown import table
+
+CLIENTS = ("1", "8", "32")
+PRECISIONS = ("fp32", "bf16", "int8", "int8-weights")
+TITLES = {
+    "minilm": "all-MiniLM-L6-v2, real weights",
+    "bert-base": "Embedder of BERT-base's sizes",
+    "bge-m3": "Embedder of BGE-M3's sizes",
+    "qwen3-embedding": "Embedder of Qwen3-Embedding-0.6B's sizes",
+    "qwen3-reranker": "Reranker of Qwen3-0.6B's sizes, 20 documents a request",
+    "colbert": "ColBERT of BERT-base's sizes, 100 documents a request",
+}
+
+
+def summary() -> str:
+    """Return the machine and, by model and precision, this project beside the fastest peer of the same run."""
+    figures = _figures()
+    limits = figures["limits"]
+    rows = [
+        (TITLES[name], precision, *(_ratio(run, count) for count in CLIENTS), _fastest(run))
+        for name, precision, run in _runs(figures)
+        if run["ratios"]
+    ]
+    days = sorted({run["date"] for _, _, run in _runs(figures)})
+    rounds = sorted({run["rounds"] for _, _, run in _runs(figures)})
+    heads = ("model", "precision", *(_clients(count) for count in CLIENTS), "fastest peer, most clients")
+    return (
+        f"Recorded by `scripts/bench retrieval --output docs/retrieval.json`, a run a model and precision, on "
+        f"{' and '.join(days)} on {figures['cores']} cores of an {figures['cpu']} ([figures](../retrieval.json)), in "
+        f"{' or '.join(map(str, rounds))} round{'s' * (rounds != [1])} a run. "
+        f"The machine multiplies at {limits['fp32']:.0f} GFLOP/s in fp32, {limits['bf16']:.0f} in bf16 and "
+        f"{limits['int8']:.0f} GOP/s in int8, and reads {limits['bandwidth']:.0f} GB/s. Times the fastest peer of as "
+        f"many bits:\n\n{table(heads, rows)}"
+    )
+
+
+def sentence() -> str:
+    """Return the range over runs of the ratios, by clients."""
+    figures = _figures()
+    ratios = [run["ratios"] for _, _, run in _runs(figures)]
+    ranges = []
+    for count in CLIENTS:
+        measured = [each[count] for each in ratios if count in each]
+        ranges.append(f"{min(measured):.2f} to {max(measured):.2f} times as many from {_clients(count)}")
+    runs = sum(map(bool, ratios))
+    return (
+        f"Retrieval models, on {figures['cores']} cores of an {figures['cpu']}: texts a second beside the fastest peer "
+        f"with as many bits, the lowest and the highest of {runs} runs: {', '.join(ranges)}."
+    )
+
+
+def models() -> str:
+    """Return a table a model: texts a second by side and clients, and the machine's limit."""
+    figures = _figures()
+    parts = []
+    for name, title in TITLES.items():
+        rows = [row for own, precision, run in _runs(figures) if own == name for row in _rows(precision, run)]
+        heads = ("precision", "side", "agreement", *(_clients(count) for count in CLIENTS))
+        parts.append(f"### {title}\n\n{table(heads, rows)}")
+    return "\n\n".join(parts)
+
+
+def left_out() -> str:
+    """Return the runs that were not made, and the sides that failed in a run, each with its reason."""
+    figures = _figures()
+    lines = []
+    for name, title in TITLES.items():
+        known = figures["models"].get(name, {})
+        missing = [precision for precision in PRECISIONS if precision not in known]
+        if missing:
+            lines.append(f"- {title}: no run in {', '.join(missing)}")
+    for name, precision, run in _runs(figures):
+        lines += [f"- {TITLES[name]}, {precision}: {side}: {_reason(why)}" for side, why in run["failed"].items()]
+    return "\n".join(lines)
+
+
+def versions() -> str:
+    """Return the packages of this project and of each peer that ran."""
+    figures = _figures()
+    ran = {side for _, _, run in _runs(figures) for side in run["sides"]}
+    peers = [
+        (name, ", ".join(f"`{package}`" for package in packages))
+        for name, packages in figures["peers"].items()
+        if name in ran
+    ]
+    own = ", ".join(f"`{name}=={version}`" for name, version in figures["versions"].items())
+    return table(("side", "packages"), [("this project", own), *peers])
+
+
+def _figures() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((FOLDER / "retrieval.json").read_text("utf-8"))
+    return document
+
+
+def _runs(figures: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the runs as (model, precision, run), in the order of the page."""
+    models = figures["models"]
+    return [(name, at, models[name][at]) for name in TITLES for at in PRECISIONS if at in models.get(name, {})]
+
+
+def _clients(count: str) -> str:
+    return f"{count} client{'s' * (count != '1')}"
+
+
+def _ratio(run: dict[str, Any], count: str) -> str:
+    return f"{run['ratios'][count]:.2f}x" if count in run["ratios"] else "-"
+
+
+def _fastest(run: dict[str, Any]) -> str:
+    """Return the fastest peer with the most clients of the run."""
+    count = list(run["ratios"])[-1]
+    there = {side: cells[count]["texts_per_s"] for side, cells in run["sides"].items() if not side.startswith("ours")}
+    return max(there, key=lambda side: there[side])
+
+
+def _rows(precision: str, run: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows = [
+        (
+            precision,
+            side.replace("ours", "this project"),
+            f"{cells['agreement']:.4f}",
+            *(_cell(cells, c) for c in CLIENTS),
+        )
+        for side, cells in run["sides"].items()
+    ]
+    alone, peak = (f"{run['limit_texts_per_s'][name]:.0f}" for name in (f"{precision} alone", precision))
+    return [*rows, (precision, "limit of the machine", "", min(alone, peak, key=int), peak, peak)]
+
+
+def _cell(cells: dict[str, Any], count: str) -> str:
+    if count not in cells:
+        return "-"
+    rate = cells[count]["texts_per_s"]
+    return f"{rate:.{0 if rate >= 20 else 1}f} ({cells[count]['p50_ms']:.0f}, {cells[count]['p99_ms']:.0f})"
+
+
+def _reason(text: str) -> str:
+    """Return the last line of an error, without folders."""
+    last = text.strip().splitlines()[-1]
+    return " ".join(word.rsplit("/", 1)[-1] for word in last.split())[:160]
