@@ -86,6 +86,7 @@ GENERATORS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"slots": 4, "max_length": 128, "engine": "openvino", "cache_gb": 0.00005},
     ),  # 6 blocks
+    "writes_states": ("granitemoehybrid", {"slots": 4, "max_length": 128}),
     "writes_one": (
         "qwen3",
         {

@@ -60,7 +60,7 @@ def streamed(client: Client, **sample: Any) -> tuple[str, list[dict[str, Any]]]:
     return "".join(text(answer) for answer in answers), answers
 
 
-@pytest.mark.parametrize("name", ["writes", "writes_bls", "writes_one", "writes_openvino"])
+@pytest.mark.parametrize("name", ["writes", "writes_bls", "writes_one", "writes_openvino", "writes_states"])
 def test_greedy_text_equals_transformers_streamed_and_whole(
     name: str, client: Connect, checkpoint: Callable[[str], Path]
 ) -> None:
@@ -111,7 +111,7 @@ def test_chat_messages_are_rendered_with_the_chat_template(client: Connect, chec
     assert text(echoed).startswith(prompt)
 
 
-@pytest.mark.parametrize("name", ["writes", "writes_bls"])
+@pytest.mark.parametrize("name", ["writes", "writes_bls", "writes_states"])
 def test_prompt_log_probabilities_equal_transformers(
     name: str, client: Connect, checkpoint: Callable[[str], Path]
 ) -> None:
