@@ -40,6 +40,11 @@ from tests.graphs.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 
 REFUSED = {"gemma2": "caps scores"}
+# layers that keep a state, which a build refuses before it exports
+STATEFUL = (
+    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h", "olmo_hybrid", "qwen3_5_text",
+    "qwen3_next", "zamba2",
+)  # fmt: skip
 # fused QKV, windows, ALiBi, partial rotation, sinks, latents
 CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox", "gpt_oss", "minicpm3")
 
@@ -75,7 +80,7 @@ def test_keys_larger_than_values_equal_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.every_architecture
-@pytest.mark.parametrize("model_type", [name for name in DECODERS if name not in (*CHECKED, *REFUSED)])
+@pytest.mark.parametrize("model_type", [name for name in DECODERS if name not in (*CHECKED, *REFUSED, *STATEFUL)])
 def test_greedy_text_equals_transformers_in_every_architecture(model_type: str, tmp_path: Path) -> None:
     check_text_against_transformers(model_type, tmp_path)
 

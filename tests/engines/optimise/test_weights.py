@@ -123,7 +123,7 @@ def test_weights_that_a_release_cannot_load_are_refused(fused: Callable[[str], F
         ("llama", "GroupQueryAttention on CPU", "24.12"),
         ("gemma2", "GroupQueryAttention with softcap", "24.12"),
         ("bloom", "GroupQueryAttention with attention_bias", "25.05"),
-        ("gpt_oss", "GroupQueryAttention with head_sink", "25.08"),
+        ("flint", "GroupQueryAttention with head_sink", "25.08"),
     ):
         graph, _, _ = fused(model_type)
         assert need in operator_needs(graph)
