@@ -22,8 +22,15 @@ from builder.graphs.export.decoder import export_decoder
 from builder.graphs.onnx.graph import Graph
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import LayerShape, Session, load_generation
+from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.onnxruntime import InProcess
+from builder.runtime.generation.options import RequestOptions
+from builder.runtime.generation.processors import Rules
+from builder.runtime.generation.sampling import Sampler
+from builder.runtime.generation.scheduler import SchedulerLimits
+from builder.runtime.generation.sequences import GeneratedSequence, Request
 from builder.runtime.generation.service import Service
+from builder.runtime.generation.text import StopStrings
 from builder.serving.plan.machine import plan
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.tiny_encoders import VOCABULARY
@@ -106,6 +113,47 @@ def test_copied_slot_continues_like_its_source(exported: Exported) -> None:
     append(executor, 1, tokens_of(9, 1), 0)
     executor.copy(0, 1, len(prompt))
     np.testing.assert_allclose(append(executor, 1, [7], 6), append(executor, 0, [7], 6), atol=1e-5)
+
+
+class NoText:
+    """Stand-in for a detokeniser where only tokens are needed."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def begin(loop: DecodeLoop, prompt: list[int], count: int) -> GeneratedSequence:
+    """Submit a greedy request to `loop`."""
+    rules = Rules(RequestOptions(temperature=0.0), max_tokens=count)
+    request = Request(prompt, rules.options, count, lambda piece: None, lambda error: None)
+    text: Any = NoText()
+    sequence = GeneratedSequence(request, Sampler(rules, 0, prompt), text, StopStrings(()), frozenset())
+    loop.submit([sequence])
+    return sequence
+
+
+def test_continued_prompt_answers_like_a_new_one(exported: Exported) -> None:
+    """The state goes on from the end of the answer before; a cancelled prompt leaves one that no other continues."""
+    loop = DecodeLoop(exported.executor(2), SchedulerLimits(queue=2, prefill_tokens=16))
+    first = tokens_of(9)
+    begin(loop, first, 12)
+    loop.run_until_idle()
+    prompt = [*first, *exported.generated(first, 12), 7, 8]
+    sequence = begin(loop, prompt, 12)
+    loop.run_until_idle()
+    assert loop.stats.reused_tokens == len(first) + 11, "all but the last token of the answer"
+    assert sequence.tokens[len(prompt) :] == exported.generated(prompt, 12)
+
+    long = tokens_of(60, 1)
+    cancelled = begin(loop, long, 12)
+    loop.step()
+    assert cancelled.request.cancel()
+    sequence = begin(loop, long[:40], 12)
+    loop.run_until_idle()
+    assert sequence.tokens[40:] == exported.generated(long[:40], 12)
 
 
 def test_states_do_not_let_the_loop_guess(exported: Exported) -> None:

@@ -131,6 +131,14 @@ def test_activation_of_experts_without_a_gate() -> None:
     assert activation_of(layer) is None
 
 
+def test_limit_of_an_activation_is_found_however_large() -> None:
+    """Regression: values up to 16 were compared, and a limit beyond was left out of the operator."""
+    layer = expert_layers(make_decoder("gpt_oss", swiglu_limit=40.0))[0]
+    attributes = activation_of(layer)
+    assert attributes is not None
+    assert attributes["swiglu_limit"] == 40.0
+
+
 def test_router_that_names_no_expert_adds_nothing() -> None:
     weights = expert_weights(torch.tensor([[0, 4], [2, 2]]), torch.tensor([[0.25, 0.75], [0.5, 0.5]]), 4)
     assert weights.tolist() == [[0.25, 0, 0, 0], [0, 0, 1.0, 0]]
@@ -139,10 +147,13 @@ def test_router_that_names_no_expert_adds_nothing() -> None:
 def test_experts_keep_their_input_until_they_have_run(tmp_path: Path) -> None:
     """Regression: ONNX Runtime wrote the result over hidden states that the operator had yet to read."""
     _, graph = layer_graph(make_decoder("mixtral", num_hidden_layers=1), tmp_path)
-    nodes = onnx.load(str(graph.path)).graph.node
-    places = {node.op_type: index for index, node in enumerate(nodes)}
-    assert nodes[places["MoE"]].input[0] in nodes[places["Where"]].input
-    assert places["Where"] > places["MoE"]
+    fused = fuse(graph, tmp_path / "fused")
+    quantised = quantise_weights(fused, "int4-weights", WeightOptions(32, symmetric=True), tmp_path).graph
+    for one, experts in ((graph, "MoE"), (fused, "MoE"), (quantised, "QMoE")):
+        nodes = onnx.load(str(one.path)).graph.node
+        places = {node.op_type: index for index, node in enumerate(nodes)}
+        assert nodes[places[experts]].input[0] in nodes[places["Where"]].input
+        assert places["Where"] > places[experts]
 
 
 def test_export_restores_the_experts_of_transformers() -> None:
@@ -187,7 +198,7 @@ def test_quantised_experts_agree_as_those_that_all_run(precision: str, symmetric
         assert quantised.graph.operators["MoE"] == 0
         assert quantised.graph.size < 0.4 * graph.size
         errors.append(measure(opened(quantised.graph, 1), result.caches, VOCABULARY, reference).error)
-    assert 1e-4 < errors[0] < 1.5 * errors[1]
+    assert 1e-4 < errors[0] < 2 * errors[1]
 
 
 def test_experts_of_no_whole_blocks_all_run(tmp_path: Path) -> None:

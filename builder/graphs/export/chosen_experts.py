@@ -25,7 +25,7 @@ from builder.graphs.onnx.experts import STORED, TRANSPOSED
 
 CHOSEN_EXPERTS = "chosen_experts"
 UNCHOSEN = 1e-37  # weight of an expert that was not chosen; its logarithm is finite
-PROBE = 16.0  # activations are compared from -PROBE to PROBE
+PROBE = 16.0  # activations are compared from -PROBE to PROBE at least, and past every number of the layer
 PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     "relu": torch.relu,
@@ -60,7 +60,8 @@ def activation_of(layer: Any) -> Attributes | None:
     """
     if layer.has_post_expert_norm:
         return None
-    numbers = torch.linspace(-PROBE, PROBE, 33)
+    reach = 2 * max([PROBE, *(abs(value) for value in _numbers(layer).values() if math.isfinite(value))])
+    numbers = torch.linspace(-reach, reach, 65)
     gate, up = numbers[:, None].expand(-1, len(numbers)), numbers.expand(len(numbers), -1)
     if not layer.has_gate:
         found = (name for name, function in PLAIN.items() if _equal(layer.act_fn(gate), function(gate)))
@@ -84,13 +85,21 @@ def activation_of(layer: Any) -> Attributes | None:
 
 def _settings(layer: Any) -> Iterator[tuple[float, float, float]]:
     """Yield alpha, beta and limit of SwiGLU as `layer` may mean them: its own numbers, and those of plain SiLU."""
-    numbers = {name: float(value) for name, value in vars(layer).items() if isinstance(value, int | float)}
-    alphas = [1.0, *(value for name, value in numbers.items() if "alpha" in name)]
-    limits = [math.inf, *(value for name, value in numbers.items() if "limit" in name)]
+    alphas = [1.0, *(value for name, value in _numbers(layer).items() if "alpha" in name)]
+    limits = [math.inf, *(value for name, value in _numbers(layer).items() if "limit" in name)]
     for alpha in alphas:
         for limit in limits:
             yield alpha, 0.0, limit
             yield alpha, 1.0, limit
+
+
+def _numbers(layer: Any) -> dict[str, float]:
+    """Return the numbers that an activation of `layer` may have, by their names: a limit or a factor."""
+    return {
+        name: float(value)
+        for name, value in vars(layer).items()
+        if isinstance(value, float) or (isinstance(value, int) and "limit" in name)
+    }
 
 
 def _equal(values: torch.Tensor, others: torch.Tensor) -> bool:
