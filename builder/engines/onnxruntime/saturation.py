@@ -6,7 +6,7 @@ bits: 2 * 255 * 64 is the most that fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,17 @@ from builder.common.machine import SEVEN_BITS
 from builder.graphs.onnx.graph import load_graph, nodes_of
 from builder.graphs.onnx.weights import values_of
 
-INTEGER_PRODUCTS = ("MatMulInteger", "MatMulIntegerToFloat")
+# Products of bytes, and the place of the weight among their inputs.
+INTEGER_PRODUCTS = {
+    "MatMulInteger": 1,
+    "MatMulIntegerToFloat": 1,
+    "DynamicQuantizeMatMul": 1,
+    "QAttention": 1,
+    "QLinearMatMul": 3,
+    "QGemm": 3,
+}
 REAL_PRODUCTS = ("MatMul", "Gemm")  # which become integer ones, if both factors were bytes
-REAL = "DequantizeLinear"
+REAL, PASSED = "DequantizeLinear", "Transpose"
 
 
 def overflows(path: Path) -> bool:
@@ -33,12 +41,19 @@ def overflows(path: Path) -> bool:
 
 
 def _factors(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names of the second factors of products of bytes, as they are stored."""
+    """Yield the names of the weights of products of bytes, as they are stored."""
     makers = {output: node for node in nodes_of(graph) for output in node.output}
     for node in nodes_of(graph):
-        both = [makers[name].op_type if name in makers else "" for name in node.input[:2]]
-        if node.op_type in INTEGER_PRODUCTS or (node.op_type in REAL_PRODUCTS and both == [REAL, REAL]):
-            name = node.input[1]
-            while name in makers and makers[name].op_type in (REAL, "Transpose"):
-                name = makers[name].input[0]
-            yield name
+        if node.op_type in INTEGER_PRODUCTS:
+            yield _stored(node.input[INTEGER_PRODUCTS[node.op_type]], makers, (REAL, PASSED))
+        elif node.op_type in REAL_PRODUCTS:
+            sources = [makers.get(_stored(name, makers, (PASSED,))) for name in node.input[:2]]
+            if all(source is not None and source.op_type == REAL for source in sources):
+                yield _stored(node.input[1], makers, (REAL, PASSED))
+
+
+def _stored(name: str, makers: Mapping[str, onnx.NodeProto], through: Sequence[str]) -> str:
+    """Return the tensor that `name` is made from by nodes of the types `through`."""
+    while name in makers and makers[name].op_type in through:
+        name = makers[name].input[0]
+    return name
