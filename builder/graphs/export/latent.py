@@ -35,15 +35,18 @@ def latent_shape(module: Any) -> LayerShape:
 
     The operators take keys and values of one size.
     """
-    latents = LayerShape(1, module.kv_lora_rank + module.qk_rope_head_dim)
     expanded = LayerShape(module.num_heads, max(module.qk_head_dim, module.v_head_dim))
-    return min(expanded, latents, key=lambda shape: shape.heads * shape.size)
+    return min(expanded, _latents(module), key=lambda shape: shape.heads * shape.size)
+
+
+def _latents(module: Any) -> LayerShape:
+    return LayerShape(1, module.kv_lora_rank + module.qk_rope_head_dim)
 
 
 @contextmanager
 def absorbed_attention(model: PreTrainedModel) -> Iterator[None]:
     """Run with attentions over latents, where those are kept."""
-    modules = [module for module in latent_layers(model).values() if latent_shape(module).heads == 1]
+    modules = [module for module in latent_layers(model).values() if latent_shape(module) == _latents(module)]
     try:
         for module in modules:
             _split_expansion(module)

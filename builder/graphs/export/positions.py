@@ -30,28 +30,25 @@ def table_rows(model: PreTrainedModel) -> dict[str, int] | None:
         _refuse_other_starts(model)
         return None
     rows: dict[str, int] = {}
+    unknown: list[str] = []
     tables = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in POSITION_TABLES]
 
     def hook(name: str) -> Hook:
         def compare(module: torch.nn.Module, arguments: tuple[object, ...], output: Any) -> None:
-            table = getattr(module, "weight", None)
-            if not isinstance(table, torch.Tensor) or not isinstance(output, torch.Tensor):
-                return
-            if table.shape[-1] == output.shape[-1] == model.config.hidden_size:
-                added = output.reshape(-1, table.shape[-1])[: PROBE.shape[1]]
-                windows = table.unfold(0, PROBE.shape[1], 1).transpose(1, 2)
-                equal = (windows == added).flatten(1).all(dim=1).nonzero()
-                if len(equal):
-                    rows[name] = int(equal[0])
+            first = _first_row(getattr(module, "weight", None), output, model.config.hidden_size)
+            if first is None:
+                unknown.append(name)
+            else:
+                rows[name] = first
 
         return compare
 
     with torch.no_grad(), _hooked(model, {name: hook(name) for name in tables}):
         model(input_ids=PROBE, use_cache=True)
-    if tables and not rows:
+    if unknown or (tables and not rows):
         raise ExportError(
-            f"it takes no position_ids, and its {tables[0]} counts by the length of the cache, in which the rows of a "
-            "batch differ"
+            f"it takes no position_ids, and its {(unknown or tables)[0]} counts by the length of the cache, in which "
+            "the rows of a batch differ"
         )
     return rows
 
@@ -68,6 +65,17 @@ def looked_up(model: PreTrainedModel, rows: Mapping[str, int], position_ids: tor
 
     with _hooked(model, {name: hook(first) for name, first in rows.items()}):
         yield
+
+
+def _first_row(table: Any, output: Any, hidden: int) -> int | None:
+    """Return the row of `table` from which on the output has its rows, as wide as the model; None if it has others."""
+    if not isinstance(table, torch.Tensor) or not isinstance(output, torch.Tensor):
+        return None
+    if not table.shape[-1] == output.shape[-1] == hidden:
+        return None
+    added = output.reshape(-1, hidden)[: PROBE.shape[1]]
+    equal = (table.unfold(0, PROBE.shape[1], 1).transpose(1, 2) == added).flatten(1).all(dim=1).nonzero()
+    return int(equal[0]) if len(equal) else None
 
 
 def _refuse_other_starts(model: PreTrainedModel) -> None:
