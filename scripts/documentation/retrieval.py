@@ -58,13 +58,14 @@ def sentence() -> str:
 
 
 def models() -> str:
-    """Return a table a model: texts a second by side and clients, and the machine's limit."""
+    """Return a table for each model that ran: texts a second by side and clients, and the machine's limit."""
     figures = _figures()
     parts = []
     for name, title in TITLES.items():
         rows = [row for own, precision, run in _runs(figures) if own == name for row in _rows(precision, run)]
         heads = ("precision", "side", "agreement", *(_clients(count) for count in CLIENTS))
-        parts.append(f"### {title}\n\n{table(heads, rows)}")
+        if rows:
+            parts.append(f"### {title}\n\n{table(heads, rows)}")
     return "\n\n".join(parts)
 
 

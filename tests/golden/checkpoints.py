@@ -14,15 +14,15 @@ from tests.tiny_encoders import SPECIAL, make_checkpoint
 QUESTION_ANSWERING = ("bert", "roberta", "xlm-roberta")
 
 
-def make(folder: Path) -> None:
-    """Create the checkpoints of each task in a folder of its own; an older transformers reads those of questions."""
-    for name, settings in GLINERS.items():
-        make_gliner(folder / "gliner" / name, **settings)
+def make_question_answering(folder: Path) -> None:
+    """Create the checkpoints that answer questions, with the tokeniser files that an older transformers reads."""
     for model_type in QUESTION_ANSWERING:
-        target = make_checkpoint(folder / "question-answering" / model_type, model_type, "question-answering")
+        target = make_checkpoint(folder / model_type, model_type, "question-answering")
         names = AutoTokenizer.from_pretrained(target).model_input_names
         (target / "golden.json").write_text(json.dumps({**SPECIAL, "model_input_names": names}))
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make_question_answering(Path(sys.argv[1]) / "question-answering")
+    for name, settings in GLINERS.items():
+        make_gliner(Path(sys.argv[1]) / "gliner" / name, **settings)

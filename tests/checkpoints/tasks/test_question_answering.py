@@ -27,7 +27,7 @@ GOLDEN = json.loads((Path(checkpoints.__file__).parent / "question_answering.jso
 @pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
 def test_question_answering_gives_the_pipelines_golden_answers(model_type: str, tmp_path: Path) -> None:
     """Cover windows, n-best answers, unanswerable questions, strides and Unicode offsets."""
-    checkpoints.make(tmp_path)
+    checkpoints.make_question_answering(tmp_path)
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
     checkpoint = resolve(spec)
     graph = export(checkpoint, tmp_path).graph
@@ -53,7 +53,7 @@ def test_question_answering_gives_the_pipelines_golden_answers(model_type: str, 
 @pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
 def test_build_reference_reads_long_contexts_in_windows(model_type: str, tmp_path: Path) -> None:
     """Regression: the reference read a long context without windows, and the build rejected the served answer."""
-    checkpoints.make(tmp_path)
+    checkpoints.make_question_answering(tmp_path)
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
     checkpoint = resolve(spec)
     cases = [case for case in GOLDEN["cases"] if case["checkpoint"] == model_type]
