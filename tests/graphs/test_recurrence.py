@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.checkpoints.gliner.layers import Recurrence
+from builder.checkpoints.recurrence import Recurrence
 from builder.engines import infer_with
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.recurrence import recurrent_operators

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from builder.checkpoints.gliner.layers import Recurrence
+from builder.checkpoints.recurrence import Recurrence
 
 PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
