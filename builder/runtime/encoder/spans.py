@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..fields import InputError
+
+MAX_SPANS = 200_000  # of one text, above its threshold
+
 
 @dataclass(frozen=True)
 class Spans:
@@ -46,14 +50,17 @@ def spans_above(scores: np.ndarray, threshold: float) -> Spans:
 def spans_of_words(scores: np.ndarray, threshold: float) -> Spans:
     """Return the spans whose words begin, end and are inside an entity: scores (words, labels, 3) above `threshold`.
 
-    The score of a span is the least of those.
+    The score of a span is the least of those. Raises InputError for too many spans.
     """
     found = []
+    count = 0
     begins, ends = scores[..., 0] > threshold, scores[..., 1] > threshold
     for label in range(scores.shape[1]):
         for first in np.flatnonzero(begins[:, label]):
             inside = np.minimum.accumulate(scores[first:, label, 2])
             reach = np.flatnonzero(ends[first:, label] & (inside >= threshold))
+            count += len(reach)
+            _refuse_many(count)
             if len(reach):
                 score = np.minimum(np.minimum(inside, scores[first:, label, 1]), scores[first, label, 0])[reach]
                 found.append((np.full(len(reach), first), first + reach, np.full(len(reach), label), score))
@@ -65,33 +72,39 @@ def spans_of_words(scores: np.ndarray, threshold: float) -> Spans:
 
 
 def without_overlaps(spans: Spans, flat: bool, several_labels: bool) -> Spans:
-    """Return the best spans that do not overlap, by their first word.
+    """Return the best spans that do not overlap, by their first word and then from the best on.
 
-    Unless `flat`, one may be inside another. With `several_labels`, one span may have several.
+    Unless `flat`, one may be inside another. With `several_labels`, one span may have several. Raises InputError for
+    too many spans.
     """
-    firsts, lasts = np.zeros(len(spans.first), np.int64), np.zeros(len(spans.first), np.int64)
-    kept: "list[int]" = []
-    labels: "dict[tuple[int, int], set[int]]" = {}
-    for place in np.argsort(-spans.score, kind="stable").tolist():
-        first, last, label = int(spans.first[place]), int(spans.last[place]), int(spans.label[place])
-        others = labels.get((first, last))
-        if others is not None:
-            if not several_labels or label in others:  # windows share words
-                continue
-        elif _overlaps(first, last, firsts[: len(labels)], lasts[: len(labels)], flat):
-            continue
-        else:
-            firsts[len(labels)], lasts[len(labels)] = first, last
-        labels.setdefault((first, last), set()).add(label)
-        kept.append(place)
-    best = spans.at(kept)
-    return best.at(np.argsort(best.first, kind="stable"))
+    _refuse_many(len(spans.score))
+    left = np.argsort(-spans.score, kind="stable")
+    kept = [left[:0]]
+    while len(left):
+        first, last = spans.first[left], spans.last[left]
+        same = (first == first[0]) & (last == last[0])
+        own = left[same] if several_labels else left[:1]
+        kept.append(own[np.unique(spans.label[own], return_index=True)[1]])  # windows that share words repeat a label
+        left = left[~(same | _overlaps(first, last, flat))]
+    places = np.concatenate(kept)
+    return spans.at(places[np.lexsort((places, -spans.score[places], spans.first[places]))])
 
 
-def _overlaps(first: int, last: int, firsts: np.ndarray, lasts: np.ndarray, flat: bool) -> bool:
-    """Return True if a span overlaps one of others; unless `flat`, one that is inside the other does not count."""
+def _overlaps(first: np.ndarray, last: np.ndarray, flat: bool) -> np.ndarray:
+    """Return which spans overlap the first of them; unless `flat`, one that is inside the other does not count."""
     if flat:
-        return bool(((firsts <= last) & (first <= lasts)).any())
-    begins_before = (firsts < first) & (first <= lasts) & (lasts < last)
-    ends_after = (first < firsts) & (firsts <= last) & (last < lasts)
-    return bool((begins_before | ends_after).any())
+        overlaps: np.ndarray = (first <= last[0]) & (first[0] <= last)
+        return overlaps
+    begins_before = (first < first[0]) & (first[0] <= last) & (last < last[0])
+    ends_after = (first[0] < first) & (first <= last[0]) & (last[0] < last)
+    crosses: np.ndarray = begins_before | ends_after
+    return crosses
+
+
+def _refuse_many(count: int) -> None:
+    """Raise InputError for more spans than are compared with each other."""
+    if count > MAX_SPANS:
+        raise InputError(
+            f"more than {MAX_SPANS} spans of a text score above threshold: raise threshold, or send fewer labels or a "
+            "shorter text"
+        )

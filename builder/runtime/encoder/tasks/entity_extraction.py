@@ -129,7 +129,7 @@ class Task(task.Task):
         return end
 
     def _overlap(self, words: int) -> int:
-        """Return how many words two windows share: enough for each span to be whole in one, if there is room."""
+        """Return how many words two windows share: enough for any span of `max_width` words, if there is room."""
         return min(max(self.parameters["max_width"] - 1, words // 8), words // 2)
 
     def _window(
@@ -151,12 +151,12 @@ class Task(task.Task):
     ) -> dict[str, np.ndarray]:
         found: list[list[Spans]] = [[] for _ in job.texts]
         decode = DECODERS[self.parameters["scores"]]
+        widths = () if decode is spans_of_words else (slice(None),)
         for row, output in zip(rows, outputs):
             assert isinstance(row, Window)
-            logits = output["logits"][: len(row.words), ..., : len(row.feeds["labels"])]
-            if self.parameters["scores"] == "token_level":
-                logits = output["logits"][: len(row.words), : len(row.feeds["labels"])]
-            found[row.source].append(decode(sigmoid(logits), job.options["threshold"]).placed(row.words))
+            places = (slice(len(row.words)), *widths, slice(len(row.feeds["labels"])))
+            scores = sigmoid(output["logits"][places])
+            found[row.source].append(decode(scores, job.options["threshold"]).placed(row.words))
         answers = [self._entities(job, source, join(spans)) for source, spans in enumerate(found)]
         return {"entities": as_bytes([[json.dumps(entities, ensure_ascii=False)] for entities in answers])}
 
