@@ -24,6 +24,7 @@ MAX_VALUES = {  # by field of a configuration; far beyond any known checkpoint
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "intermediate_size", "d_ff", "head_dim"), 10**7),
     **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "type_vocab_size"), 10**9),
     **dict.fromkeys(LABELS, 100_000),
+    **{"num_rnn_layers": 100, "max_width": 1000, "max_len": 10**6},
 }
 TEXTS = (".json", ".jinja", ".txt", ".model", ".spm", ".metadata")
 MAX_BYTES = {"tokenizer.json": 256 << 20}

@@ -27,10 +27,11 @@ def load_head(files: CheckpointFiles) -> GlinerHead:
     Raises CheckpointError for weights that are missing, left over, or of another shape.
     """
     assert files.gliner is not None
-    head = GlinerHead(files.gliner, files.config.hidden_size)
+    with torch.device("meta"):  # sizes of a file allocate nothing before its weights are found to have them
+        head = GlinerHead(files.gliner, files.config.hidden_size)
     weights = {name: values.float() for name, values in _read(files.weights, of_encoder=False).items()}
     try:
-        head.load_state_dict(weights)
+        head.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
         raise CheckpointError(
