@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -127,9 +128,15 @@ class EntityExtraction(EncoderTask):
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """Return the share of the entities of either answer that both have, of those that are answered by default.
 
-        A higher threshold leaves the others as they are: spans are chosen from the highest score on.
+        If none is expected by default, those count that score more than half of the best expected one. A higher
+        threshold leaves the others as they are: spans are chosen from the highest score on.
         """
-        first, second = ({key for key, score in _scores(one).items() if score > CERTAIN} for one in (expected, actual))
+        before, after = _scores(expected), _scores(actual)
+        if _has_nan(before, after):
+            return 0.0
+        best = max(before.values(), default=0.0)
+        least = CERTAIN if best > CERTAIN else best / 2
+        first, second = ({key for key, score in one.items() if score > least} for one in (before, after))
         return len(first & second) / len(first | second) if first | second else 1.0
 
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
@@ -140,6 +147,8 @@ class EntityExtraction(EncoderTask):
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Compare the scores; of an entity that only one answer has, see `_lone`."""
         first, second = _scores(expected), _scores(actual)
+        if _has_nan(first, second):
+            return math.inf, "an entity's score, which is not a number"
         errors = [(abs(score - second[key]), key) for key, score in first.items() if key in second]
         error, key = max(errors + _lone(first, second), default=(0.0, None))
         return error, f"the entity {key}"
@@ -156,19 +165,25 @@ def _scores(answer: Answer) -> dict[Span, float]:
     return {(e["start"], e["end"], e["label"]): e["score"] for e in json.loads(answer["entities"])}
 
 
+def _has_nan(first: Mapping[Span, float], second: Mapping[Span, float]) -> bool:
+    return any(math.isnan(score) for score in (*first.values(), *second.values()))
+
+
 def _lone(first: Mapping[Span, float], second: Mapping[Span, float]) -> list[tuple[float, Span]]:
     """Return entities that only one answer has, each with the least change of a score that makes it disappear.
 
-    That takes its score to a threshold, lets another score overtake it, or lets the other entity, which overlaps it in
-    the other answer, disappear from this one.
+    That takes its score to the threshold, lets another score overtake it, or lets the other entity, which overlaps it
+    in the other answer, disappear from this one. The threshold is the default one unless a score is below it; then it
+    is taken for 0, as in the build's samples.
     """
+    threshold = CERTAIN if min((*first.values(), *second.values()), default=0.0) >= CERTAIN else 0.0
     lone = [(score, key, 0) for key, score in first.items() if key not in second]
     lone += [(score, key, 1) for key, score in second.items() if key not in first]
     changes: list[tuple[float, Span, int, float]] = []  # score, entity, answer and change of those with higher scores
     for score, key, side in sorted(lone, reverse=True):
         rivals = [one for one in lone if one[2] != side and one[1][0] < key[1] and key[0] < one[1][1]]
         known = [change for _, rival, answer, change in changes if (rival, answer) in {one[1:] for one in rivals}]
-        change = min([score, abs(score - CERTAIN), *known, *(abs(score - rival) for rival, _, _ in rivals)])
+        change = min([score - threshold, *known, *(abs(score - rival) for rival, _, _ in rivals)])
         changes.append((score, key, side, change))
     return [(change, key) for _, key, _, change in changes]
 

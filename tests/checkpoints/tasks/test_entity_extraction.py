@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.gliner.settings import FILE
+from builder.checkpoints.gliner.weights import load_head
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task, one_pipeline
 from builder.checkpoints.tasks.entity_extraction import TASK
@@ -177,13 +179,61 @@ def test_other_checkpoints_are_refused(checkpoint: Callable[[str], Path], tmp_pa
         resolve(make_spec(model=str(checkpoint("names")), task="entity-extraction"))
 
 
-def test_difference_explains_entities_that_rounding_moves() -> None:
-    def answer(*entities: tuple[int, int, float]) -> dict[str, str]:
-        return {"entities": json.dumps([{"start": a, "end": b, "label": "x", "score": c} for a, b, c in entities])}
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("num_rnn_layers", 9_999_999), ("max_width", 1001), ("max_len", 10**6 + 1), ("hidden_size", 10**7 + 1)],
+)
+def test_huge_sizes_are_refused(setting: str, value: int, tmp_path: Path) -> None:
+    """Regression: PyTorch creates as many layers as the file says before it looks at their weights."""
+    folder = make_gliner(tmp_path / "model", "bert")
+    settings = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({**settings, setting: value}))
+    with pytest.raises(CheckpointError, match=f"{FILE} .* says {setting} {value}, more than any checkpoint has"):
+        resolve(make_spec(model=str(folder)))
 
+
+@pytest.mark.parametrize(("setting", "value"), [("hidden_size", 10**6), ("num_rnn_layers", 100)])
+def test_sizes_without_weights_allocate_nothing(setting: str, value: int, tmp_path: Path) -> None:
+    """Regression: a hidden_size of a million failed in PyTorch's allocator, with a traceback."""
+    folder = make_gliner(tmp_path / "model", "bert")
+    settings = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({**settings, setting: value}))
+    resolved = resolve(make_spec(model=str(folder)))
+    with pytest.raises(CheckpointError, match=f"are not those that its {FILE} describes"):
+        load_head(resolved)
+
+
+def _answer(*entities: tuple[int, int, float]) -> dict[str, str]:
+    return {"entities": json.dumps([{"start": a, "end": b, "label": "x", "score": c} for a, b, c in entities])}
+
+
+def test_agreement_compares_entities_below_the_default_threshold() -> None:
+    """Regression: of a checkpoint without scores above 0.5 every variant agreed, whatever it answered."""
+    agreement = encoder_task(TASK).agreement
+    timid = _answer((0, 4, 0.3), (5, 9, 0.2), (10, 12, 0.01))
+    assert agreement(timid, _answer((0, 4, 0.28), (5, 9, 0.21))) == 1
+    assert agreement(timid, _answer((0, 4, 0.3), (13, 15, 0.2))) == pytest.approx(1 / 3)
+    assert agreement(timid, _answer((2, 7, 0.3))) == 0
+    assert agreement(timid, _answer((0, 4, 1e-6), (5, 9, 1e-6))) == 0
+    assert agreement(timid, _answer()) == 0
+    assert agreement(_answer(), timid) == 0
+    assert agreement(_answer(), _answer()) == 1
+
+
+def test_scores_that_are_not_numbers_never_agree() -> None:
+    broken, whole = _answer((0, 4, math.nan)), _answer((0, 4, 0.9), (5, 6, 0.7))
+    for expected, actual in ((broken, broken), (whole, broken), (broken, whole)):
+        assert encoder_task(TASK).agreement(expected, actual) == 0
+        assert TASK.difference(expected, actual)[0] == math.inf
+
+
+def test_difference_explains_entities_that_rounding_moves() -> None:
+    answer = _answer
     assert TASK.difference(answer((0, 4, 0.9)), answer((0, 4, 0.8)))[0] == pytest.approx(0.1)
     assert TASK.difference(answer((0, 4, 0.9)), answer())[0] == pytest.approx(0.4)
     assert TASK.difference(answer((0, 4, 0.9)), answer((3, 8, 0.8999)))[0] == pytest.approx(1e-4)
     overtaken = TASK.difference(answer((0, 4, 0.9)), answer((3, 8, 0.8999), (0, 2, 0.2)))
     assert overtaken[0] == pytest.approx(1e-4)
+    lost = TASK.difference(answer((0, 4, 0.5001), (5, 9, 0.2)), answer((5, 9, 0.2)))
+    assert lost[0] == pytest.approx(0.5001), "a threshold of 0.5 does not explain it: 0.2 is answered"
     assert encoder_task(TASK).agreement(answer((0, 4, 0.9), (5, 6, 0.1)), answer((0, 4, 0.9))) == 1
