@@ -141,11 +141,34 @@ def test_documents_that_cannot_be_chunked_are_refused(front: Pipeline) -> None:
     assert f"the limit of this model is {LIMIT}" in str(long)
 
 
-def test_text_without_a_token_of_its_own_is_refused(module_folder: Callable[[str], Path]) -> None:
-    front = front_of(saved(module_folder("empty"), "bert", []), late_chunking=True)
-    empty = ask(front, ["a fox", "\u200b", "ran"], chunking="late")
+@pytest.fixture(scope="module")
+def unscaled(module_folder: Callable[[str], Path]) -> Path:
+    return saved(module_folder("empty"), "bert", [])
+
+
+@pytest.fixture(scope="module")
+def unscaled_front(unscaled: Path) -> Pipeline:
+    return front_of(unscaled, late_chunking=True)
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, {"prompt_name": "query"}])
+def test_text_without_a_token_of_its_own_is_refused(
+    options: dict[str, str], row: int, unscaled_front: Pipeline
+) -> None:
+    """Regression: the first text got the vector of [CLS] and the prompt, and the last one that of [SEP]."""
+    texts = ["a fox", "the soup", "ran"]
+    texts[row] = "\u200b"
+    empty = ask(unscaled_front, texts, chunking="late", **options)
     assert isinstance(empty, InputError)
-    assert "row 1, has no token of its own" in str(empty)
+    assert f"row {row}, has no token of its own" in str(empty)
+
+
+def test_document_of_one_empty_text_has_its_usual_embedding(unscaled: Path, unscaled_front: Pipeline) -> None:
+    library = SentenceTransformer(str(unscaled), device="cpu")
+    for options in ({}, {"prompt_name": "query"}):
+        answer = ask(unscaled_front, ["\u200b"], chunking="late", **options)
+        np.testing.assert_allclose(answer["embedding"], library.encode(["\u200b"], **options), atol=2e-6)
 
 
 def test_late_chunking_is_built_and_declared(module_folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -204,6 +227,19 @@ def test_pooling_without_the_prompt_equals_sentence_transformers(model_type: str
         for row, text in enumerate(texts):
             answer = encoder_task(checkpoint.task).reference(checkpoint, {"text_input": text, **options})
             np.testing.assert_allclose(answer["embedding"], expected[row], atol=2e-6)
+
+
+def test_prompt_that_fills_the_limit_is_refused_where_it_is_not_pooled(tmp_path: Path) -> None:
+    """Regression: with truncate, such a prompt left the mean of no token, which is zero, or that of [SEP] alone."""
+    folder = saved(tmp_path, "bert", [], include_prompt=False)
+    front, library = front_of(folder), SentenceTransformer(str(folder), device="cpu")
+    for words in (LIMIT - 2, LIMIT):
+        full = ask(front, ["a fox"], prompt="a " * words, truncate=True)
+        assert isinstance(full, InputError)
+        assert "the prompt alone fills the model's limit" in str(full)
+    prompt = "a " * (LIMIT - 3)  # beside [CLS] and [SEP], one token of the text is left
+    answer = ask(front, ["a fox"], prompt=prompt, truncate=True)
+    np.testing.assert_allclose(answer["embedding"], library.encode(["a fox"], prompt=prompt), atol=2e-6)
 
 
 def test_pooling_without_the_prompt_is_refused_for_other_poolings(tmp_path: Path) -> None:

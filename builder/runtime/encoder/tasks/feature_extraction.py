@@ -53,10 +53,18 @@ class Task(task.Task):
         return task.EncodingJob([document], options, truncate=False)
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """Return how many tokens of a row are its prompt's, special tokens before it included."""
+        """Return how many tokens of a row are its prompt's, special tokens before it included.
+
+        Raises InputError if they leave no token to a text.
+        """
         if not prompt:
             return 0
         (encoding,) = self.text([prompt])
+        if len(encoding) >= self.max_length:
+            raise InputError(
+                f"the prompt alone fills the model's limit ({len(encoding)} of {self.max_length} tokens), and this "
+                "model's embedding leaves the prompt out: send a shorter prompt"
+            )
         return len(encoding) - int(encoding.special_tokens_mask[-1])
 
     def _prompt(self, tensors: Tensors) -> str:
@@ -104,7 +112,11 @@ class Task(task.Task):
         return [task.Row(cast(Encoding, window), source) for window in windows]
 
     def _document(self, job: task.EncodingJob) -> task.Row:
-        """Return the one row of all texts, and note which text each of its tokens is of."""
+        """Return the one row of all texts, and note which text each of its tokens is of.
+
+        Raises InputError for too many tokens, and for a text among others of which all tokens are special or the
+        prompt's.
+        """
         whole, ends = self.text.with_offsets(job.texts[0]), job.options["ends"]
         if len(whole) > self.max_length:
             raise InputError(
@@ -112,8 +124,9 @@ class Task(task.Task):
                 f"{self.max_length}: send fewer of them at once"
             )
         job.options["chunks"] = chunks_of(whole, ends)
-        empty = np.flatnonzero(np.bincount(job.options["chunks"], minlength=len(ends)) == 0)
-        if len(empty):
+        first, last = frame(whole, job.options["prompt"])
+        empty = np.flatnonzero(np.bincount(job.options["chunks"][first:last], minlength=len(ends)) == 0)
+        if len(ends) > 1 and len(empty):
             raise InputError(f"text_input, row {empty[0]}, has no token of its own; join it with the text beside it")
         return task.Row(whole, 0)
 
