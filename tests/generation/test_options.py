@@ -63,6 +63,12 @@ def test_empty_tensor_is_an_absent_option() -> None:
             "messages[0] has a part of type image; the model reads text alone",
         ),
         ({"messages": '[{"role": "user", "content": [{"type": "input_audio"}]}]'}, {}, "a part of type input_audio"),
+        ({"messages": '[{"role": "user", "content": [{"image": "http://a/b"}]}]'}, {}, "a part of type image"),
+        (
+            {"messages": '[{"role": "user", "content": [{"type": "text", "text": "a", "video_url": null}]}]'},
+            {},
+            "a part of type video_url",
+        ),
         ({"text_input": b"\xff\xfe"}, {}, "byte 0 is not UTF-8"),
         ({"text_input": "a", "temperature": -1.0}, {}, "temperature is -1.0; expected 0 to 100"),
         ({"text_input": "a", "temperature": float("nan")}, {}, "temperature is nan"),

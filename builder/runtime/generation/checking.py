@@ -33,7 +33,7 @@ from .options import (
     RequestOptions,
 )
 
-MEDIA = ("image", "audio", "video")  # in the types of parts of a message that are not text, such as input_audio
+MEDIA = ("image", "audio", "video")  # in types and keys of parts of a message that are not text, such as input_audio
 
 
 def read_options(
@@ -136,13 +136,16 @@ def _read_prompt(options: "dict[str, Any]", requested: "set[str]") -> None:
 
 
 def _refuse_media(messages: "Sequence[Mapping[str, Any]]") -> None:
-    """Raise InputError for a message with an image, sound or film, of which a template would write a placeholder."""
+    """Raise InputError for a message with an image, sound or film, of which a template would write a placeholder.
+
+    Templates find it by the type of a part or, as Qwen-VL's do, by a key.
+    """
     for number, message in enumerate(messages):
         content = message.get("content")
         for part in content if isinstance(content, list) else []:
-            kind = str(part.get("type")) if isinstance(part, dict) else ""
-            if any(medium in kind for medium in MEDIA):
-                raise InputError(f"messages[{number}] has a part of type {kind}; the model reads text alone")
+            for kind in (str(part.get("type")), *part) if isinstance(part, dict) else ():
+                if any(medium in kind for medium in MEDIA):
+                    raise InputError(f"messages[{number}] has a part of type {kind}; the model reads text alone")
 
 
 def _read_documents(options: "dict[str, Any]", requested: "set[str]") -> None:
