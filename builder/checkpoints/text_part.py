@@ -7,7 +7,7 @@ answers decide which of the two it is. Knows modules and configurations; names n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from builder.common.errors import CheckpointError, first_line
 from builder.common.replaced import replaced
 
 TEXT = "text"
-PROBE = (5, 6, 7, 8, 9)  # token ids
+PROBES = 64  # token ids, about
 TOLERANCE = 1e-4  # of the largest logit
 ELSEWHERE = "vLLM may serve it: --engine vllm"
 
@@ -78,12 +78,13 @@ def text_part(model: PreTrainedModel) -> PreTrainedModel:
         part.generation_config = model.generation_config
     if next(model.parameters()).is_meta:
         return candidates[0]
+    probe = _probe(model.config)
     try:
-        expected = _logits(model)
+        expected = _logits(model, probe)
     except Exception as error:  # whatever the model's own code raises
         raise CheckpointError(f"{name} does not answer a text alone: {first_line(error)[:200]}. {ELSEWHERE}") from error
     for part in candidates:
-        if torch.allclose(_logits(part), expected, rtol=0, atol=TOLERANCE * float(expected.abs().max())):
+        if torch.allclose(_logits(part, probe), expected, rtol=0, atol=TOLERANCE * float(expected.abs().max())):
             return part
     raise CheckpointError(
         f"the part for text of {name} answers a text otherwise than the whole model, whose other parts must change "
@@ -132,7 +133,23 @@ def _class_with_head(base: PreTrainedModel) -> Any:
     return type(f"{type(base).__name__}ForCausalLM", (_WithHead, parent), {"__module__": type(base).__module__})
 
 
-def _logits(model: PreTrainedModel) -> torch.Tensor:
+def _probe(config: PreTrainedConfig) -> torch.Tensor:
+    """Return token ids spread over the vocabulary (1, tokens), none of which stands for an image or ends a text."""
+    vocabulary, special = config.get_text_config(decoder=True).vocab_size, set(_special_ids(config.to_dict()))
+    step = max(1, vocabulary // PROBES)
+    return torch.tensor([[token for token in range(step // 2, vocabulary, step) if token not in special]])
+
+
+def _special_ids(config: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the token ids that a configuration names, those of its parts included."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _special_ids(value)
+        elif str(name).endswith(("_token_id", "_token_index")):
+            yield from value if isinstance(value, list | tuple) else [value]
+
+
+def _logits(model: PreTrainedModel, probe: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=torch.tensor([PROBE]), use_cache=False).logits
+        logits: torch.Tensor = model(input_ids=probe, use_cache=False).logits
     return logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,31 @@ def test_text_part_has_the_output_layer_of_the_whole_model() -> None:
     with torch.no_grad():
         assert torch.allclose(part(input_ids=ids).logits, model(input_ids=ids).logits, atol=1e-6)
     assert part.config.logit_scale != 1
+
+
+def _answers_otherwise(model: PreTrainedModel, tokens: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let the whole model alone answer a text with some `tokens` otherwise than its part for text."""
+
+    def changed(module: torch.nn.Module, args: Any, options: dict[str, Any], output: Any) -> None:
+        output.logits = output.logits + tokens(options["input_ids"]).any().float()
+
+    model.register_forward_hook(changed, with_kwargs=True)
+
+
+def test_text_part_is_compared_over_the_whole_vocabulary() -> None:
+    """Regression: five small ids said nothing about the tokens after them."""
+    model = tiny_model(HEAD, "qwen3_vl")
+    _answers_otherwise(model, lambda ids: ids > VOCABULARY // 2)
+    with pytest.raises(CheckpointError, match="answers a text otherwise than the whole model"):
+        text_part(model)
+
+
+def test_text_part_is_compared_without_the_tokens_of_images() -> None:
+    model = tiny_model(HEAD, "qwen3_vl")
+    _answers_otherwise(model, lambda ids: ids == model.config.image_token_id)
+    for token in range(VOCABULARY // 2, VOCABULARY // 2 + 12):
+        model.config.image_token_id = token
+        assert text_part(model).config.model_type == "qwen3_vl_text"
 
 
 def test_model_that_needs_an_image_is_refused_by_name() -> None:
