@@ -72,8 +72,12 @@ def read_static_config(folder: Path, model: str) -> StaticConfig:
             f"{WEIGHTS} of {model} has {', '.join(sorted(shapes)) or 'nothing'}; expected {OF_LIBRARY} or "
             f"{OF_MODEL2VEC}, of two axes"
         )
-    rows = shapes[MAPPING][0] if MAPPING in shapes else table[0]
-    return StaticConfig(vocab_size=int(rows), hidden_size=int(table[1]))
+    rows = shapes.get(MAPPING, table[:1])
+    if MAPPING in shapes and (len(rows) != 1 or not rows[0]):
+        raise CheckpointError(
+            f"{MAPPING} of {model} has the shape {rows}; expected one axis, with a row for each token"
+        )
+    return StaticConfig(vocab_size=int(rows[0]), hidden_size=int(table[1]))
 
 
 def load_static(config: StaticConfig, folder: Path) -> StaticModel:
@@ -98,9 +102,12 @@ def _folded(tensors: dict[str, torch.Tensor], source: str) -> torch.Tensor:
     """Return the rows of a model2vec table, (tokens, size): those of its mapping, times its factors."""
     rows, mapping, factors = tensors[OF_MODEL2VEC], tensors.get(MAPPING), tensors.get(FACTORS)
     if mapping is not None:
-        if mapping.ndim != 1 or not 0 <= int(mapping.min()) <= int(mapping.max()) < len(rows):
+        if mapping.is_floating_point() or mapping.is_complex():
+            raise CheckpointError(f"{MAPPING} of {source} is {mapping.dtype}; expected integers, the row of each token")
+        mapping = mapping.long()
+        if not 0 <= int(mapping.min()) <= int(mapping.max()) < len(rows):
             raise CheckpointError(f"{MAPPING} of {source} does not name rows of its {OF_MODEL2VEC} ({len(rows)})")
-        rows = rows[mapping.long()]
+        rows = rows[mapping]
     if factors is None:
         return rows
     if factors.shape != rows.shape[:1]:

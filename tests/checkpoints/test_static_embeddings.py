@@ -168,6 +168,13 @@ def test_damaged_tables_are_refused(tmp_path: Path) -> None:
     tensors = load_file(weights)
     for wrong, message in (
         ({**tensors, "mapping": tensors["mapping"] + 1000}, "mapping of shared does not name rows"),
+        ({**tensors, "mapping": np.array(3)}, r"mapping of .*shared has the shape \[\]; expected one"),
+        ({**tensors, "mapping": tensors["mapping"][:, None]}, r"mapping of .*shared has the shape \[\d+, 1\]"),
+        ({**tensors, "mapping": tensors["mapping"][:0]}, r"mapping of .*shared has the shape \[0\]"),
+        (
+            {**tensors, "mapping": np.full(len(tensors["mapping"]), np.nan, np.float32)},
+            "mapping of shared is torch.float32",
+        ),
         ({**tensors, "weights": tensors["weights"][:5]}, "weights for a table of"),
         ({"mapping": tensors["mapping"]}, "has mapping; expected embedding.weight or embeddings"),
         ({**tensors, "embeddings": np.full((40, SIZE), np.nan, np.float32)}, "not finite"),
