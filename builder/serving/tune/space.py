@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from builder.common.memory import BYTES_PER_VALUE, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes, state_bytes
 from builder.repository.settings import Settings, read_settings
 from builder.runtime.contract import EncoderServing, GenerationServing, load
 
@@ -82,10 +82,10 @@ def _halves(cores: int) -> list[int]:
 
 
 def _slots(serving: GenerationServing, memory: float) -> list[int]:
-    """Return the numbers of slots whose cache fits, as the build would count it, and that suffice for a beam search."""
+    """Return the numbers of slots whose cache and states fit, as the build counts them, and suffice for a search."""
     arena, source = serving.arena, serving.source
     width = BYTES_PER_VALUE[arena.dtype]
-    each = cache_bytes(arena.layers, 1, arena.length, width)
+    each = cache_bytes(arena.layers, 1, arena.length, width) + state_bytes(arena.layers)
     each += 0 if source is None else cache_bytes(source.layers, 1, source.max_length, width)
     least = 1 if source is None and serving.beams == arena.slots else serving.beams
     return [slots for slots in SLOTS if slots >= least and slots * each <= memory]

@@ -20,7 +20,7 @@ from builder.common.errors import ServeError, SpecError
 from builder.options import load_specs
 from builder.repository.config.render import parse
 from builder.repository.versions import served_number
-from builder.runtime.contract import dump, load_generation
+from builder.runtime.contract import LayerShape, dump, load_generation
 from builder.serving.load.record import LoadMeasurement
 from builder.serving.load.traffic import Level
 from builder.serving.tune.search import Finding, search, verdict
@@ -65,6 +65,17 @@ def test_space_excludes_slots_that_do_not_fit_into_memory(tmp_path: Path) -> Non
     assert space["slots"] == [3, 4, 8, 16]
     assert space["threads"] == [1, 2, 4]
     assert 16 in space["serving.prefill_tokens"], "what it has"
+
+
+def test_space_counts_the_states_of_slots(tmp_path: Path) -> None:
+    """Regression: tune tried slots whose states did not fit into memory beside the cache."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "config.pbtxt").write_text('name: "writes"\n')
+    arena = replace(decoder_serving().arena, slots=3, layers=(LayerShape(2, 8), LayerShape(0, 0, ((16, 64),))))
+    (tmp_path / "1" / "serving.json").write_text(dump(decoder_serving(executor="in-process", arena=arena)))
+    cache, states = 64 * 2 * 2 * 8 * 4, 16 * 64 * 4
+    assert space_of(tmp_path / "1", 4, 16 * cache)["slots"] == [3, 4, 8]
+    assert space_of(tmp_path / "1", 4, 16 * (cache + states))["slots"] == [3, 4, 8, 16]
 
 
 def _search(
