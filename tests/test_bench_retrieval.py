@@ -12,6 +12,7 @@ from transformers import BertConfig, Qwen3Config
 from scripts.benchmarks.retrieval import BYTES, _cosine, _limits, _medians, _ratios, write_run
 from scripts.benchmarks.retrieval_models import RETRIEVAL_MODELS
 from scripts.benchmarks.retrieval_sides import PEERS, triton_door
+from scripts.documentation import retrieval
 from scripts.documentation.retrieval import PRECISIONS, TITLES
 
 
@@ -79,6 +80,13 @@ def test_rerankers_get_a_query_and_as_many_documents_as_the_entry_says() -> None
 def test_page_has_a_title_for_every_model_and_a_place_for_every_precision() -> None:
     assert list(TITLES) == list(RETRIEVAL_MODELS)
     assert list(PRECISIONS) == list(BYTES)
+
+
+def test_sentence_says_how_many_runs_there_are_and_of_which_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"ratios": {"1": 1.5, "8": 2.0, "32": 3.0}}
+    models = {"minilm": {"fp32": run, "int8": {"ratios": {}}}, "colbert": {"bf16": run}}
+    monkeypatch.setattr(retrieval, "_figures", lambda: {"cores": 2, "cpu": "CPU", "models": models})
+    assert "of 2 of 24 runs (embedders and ColBERT): 1.50 to 1.50 times" in retrieval.sentence()
 
 
 def test_every_model_has_a_peer_of_its_kind() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from scripts.benchmarks.retrieval_models import RETRIEVAL_MODELS
 from scripts.documentation.figures import FOLDER
 from scripts.documentation.markdown import table
 
 CLIENTS = ("1", "8", "32")
 PRECISIONS = ("fp32", "bf16", "int8", "int8-weights")
+KINDS = {"embed": "embedders", "rerank": "rerankers", "late": "ColBERT"}
 TITLES = {
     "minilm": "all-MiniLM-L6-v2, real weights",
     "bert-base": "Embedder of BERT-base's sizes",
@@ -43,17 +45,19 @@ def summary() -> str:
 
 
 def sentence() -> str:
-    """Return the range over runs of the ratios, by clients."""
+    """Return the range over runs of the ratios, by clients, and how many of all runs there are, of which kinds."""
     figures = _figures()
-    ratios = [run["ratios"] for _, _, run in _runs(figures)]
+    runs = [(name, run["ratios"]) for name, _, run in _runs(figures) if run["ratios"]]
     ranges = []
     for count in CLIENTS:
-        measured = [each[count] for each in ratios if count in each]
+        measured = [ratios[count] for _, ratios in runs if count in ratios]
         ranges.append(f"{min(measured):.2f} to {max(measured):.2f} times as many from {_clients(count)}")
-    runs = sum(map(bool, ratios))
+    ran = {RETRIEVAL_MODELS[name].kind for name, _ in runs}
+    kinds = " and ".join(noun for kind, noun in KINDS.items() if kind in ran)
     return (
         f"Retrieval models, on {figures['cores']} cores of an {figures['cpu']}: texts a second beside the fastest peer "
-        f"with as many bits, the lowest and the highest of {runs} runs: {', '.join(ranges)}."
+        f"with as many bits, the lowest and the highest of {len(runs)} of {len(TITLES) * len(PRECISIONS)} "
+        f"runs ({kinds}): {', '.join(ranges)}."
     )
 
 
