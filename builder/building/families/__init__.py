@@ -1,8 +1,8 @@
 """Families of graphs, one module each: how their checkpoints are exported, verified, measured and laid out.
 
 The folder is the registry: a checkpoint names its family, its task's in general, and `begin` in the family's module
-returns its stages. vLLM and
-TensorRT-LLM run the checkpoint as it is, whatever its task: whole_checkpoint.py returns their entry.
+returns its stages. vLLM and TensorRT-LLM run the checkpoint as it is, whatever its task: whole_checkpoint.py returns
+their entry.
 """
 
 from __future__ import annotations
