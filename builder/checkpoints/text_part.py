@@ -140,13 +140,13 @@ def _probe(config: PreTrainedConfig) -> torch.Tensor:
     return torch.tensor([[token for token in range(step // 2, vocabulary, step) if token not in special]])
 
 
-def _special_ids(config: Mapping[str, Any]) -> Iterator[Any]:
+def _special_ids(config: Mapping[str, Any]) -> Iterator[int]:
     """Yield the token ids that a configuration names, those of its parts included."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _special_ids(value)
         elif str(name).endswith(("_token_id", "_token_index")):
-            yield from value if isinstance(value, list | tuple) else [value]
+            yield from (token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int))
 
 
 def _logits(model: PreTrainedModel, probe: torch.Tensor) -> torch.Tensor:

@@ -121,6 +121,8 @@ def test_text_part_is_compared_without_the_tokens_of_images() -> None:
     for token in range(VOCABULARY // 2, VOCABULARY // 2 + 12):
         model.config.image_token_id = token
         assert text_part(model).config.model_type == "qwen3_vl_text"
+    model.config.other_token_id = [[5], None]  # a damaged configuration
+    assert text_part(model).config.model_type == "qwen3_vl_text"
 
 
 def test_model_that_needs_an_image_is_refused_by_name() -> None:
