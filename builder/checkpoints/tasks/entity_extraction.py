@@ -128,16 +128,22 @@ class EntityExtraction(EncoderTask):
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """Return the share of the entities of either answer that both have, of those that are answered by default.
 
-        If none is expected by default, those count that score more than half of the best expected one. A higher
-        threshold leaves the others as they are: spans are chosen from the highest score on.
+        A higher threshold leaves the others as they are: spans are chosen from the highest score on. If neither answer
+        has one, 1 less the mean change of the scores that are more than half of the best: which of many unlikely
+        entities is first changes with the last digits.
         """
-        before, after = _scores(expected), _scores(actual)
-        if _has_nan(before, after):
+        first, second = _scores(expected), _scores(actual)
+        if _has_nan(first, second):
             return 0.0
-        best = max(before.values(), default=0.0)
+        best = max((*first.values(), *second.values()), default=0.0)
         least = CERTAIN if best > CERTAIN else best / 2
-        first, second = ({key for key, score in one.items() if score > least} for one in (before, after))
-        return len(first & second) / len(first | second) if first | second else 1.0
+        of_either = {key for one in (first, second) for key, score in one.items() if score > least}
+        pairs = [(first.get(key, 0.0), second.get(key, 0.0)) for key in of_either]
+        if not pairs:
+            return 1.0
+        if best > CERTAIN:
+            return sum(min(pair) > CERTAIN for pair in pairs) / len(pairs)
+        return 1 - sum(abs(one - other) for one, other in pairs) / len(pairs)
 
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
         first, second = _scores(expected), _scores(actual)

@@ -211,13 +211,18 @@ def test_agreement_compares_entities_below_the_default_threshold() -> None:
     """Regression: of a checkpoint without scores above 0.5 every variant agreed, whatever it answered."""
     agreement = encoder_task(TASK).agreement
     timid = _answer((0, 4, 0.3), (5, 9, 0.2), (10, 12, 0.01))
-    assert agreement(timid, _answer((0, 4, 0.28), (5, 9, 0.21))) == 1
-    assert agreement(timid, _answer((0, 4, 0.3), (13, 15, 0.2))) == pytest.approx(1 / 3)
-    assert agreement(timid, _answer((2, 7, 0.3))) == 0
-    assert agreement(timid, _answer((0, 4, 1e-6), (5, 9, 1e-6))) == 0
-    assert agreement(timid, _answer()) == 0
-    assert agreement(_answer(), timid) == 0
-    assert agreement(_answer(), _answer()) == 1
+    assert agreement(timid, timid) == agreement(_answer(), _answer()) == 1
+    assert agreement(timid, _answer((0, 4, 0.299), (5, 9, 0.201))) == pytest.approx(0.999)
+    for ruined in (
+        _answer((0, 4, 0.3), (13, 15, 0.2)),
+        _answer((2, 7, 0.3)),
+        _answer((0, 4, 1e-6), (5, 9, 1e-6)),
+        _answer((0, 4, 0.45), (5, 9, 0.4)),
+        _answer(),
+    ):
+        assert agreement(timid, ruined) < 0.9 < TASK.threshold
+        assert agreement(ruined, timid) < 0.9
+    assert agreement(timid, _answer((0, 4, 0.6))) == agreement(_answer((0, 4, 0.6)), timid) == 0
 
 
 def test_scores_that_are_not_numbers_never_agree() -> None:
