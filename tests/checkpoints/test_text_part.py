@@ -125,9 +125,17 @@ def test_text_part_is_compared_without_the_tokens_of_images() -> None:
     assert text_part(model).config.model_type == "qwen3_vl_text"
 
 
-def test_model_that_needs_an_image_is_refused_by_name() -> None:
-    with pytest.raises(CheckpointError, match="Blip2ForConditionalGeneration does not answer a text alone"):
-        text_part(tiny_model(HEAD, "blip-2"))
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("blip-2", "Blip2ForConditionalGeneration does not answer a text alone"),
+        ("kosmos-2.5", "the part for text of Kosmos2_5ForConditionalGeneration answers a text otherwise"),
+    ],
+)
+def test_model_without_a_part_of_its_own_is_refused_by_name(model_type: str, message: str) -> None:
+    """Regression: a part of Kosmos-2.5, which has an output layer already, ended in a traceback."""
+    with pytest.raises(CheckpointError, match=message):
+        text_part(tiny_model(HEAD, model_type))
 
 
 def test_model_of_text_alone_reads_nothing_else() -> None:
