@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from builder.building.pipeline import build
+from builder.checkpoints.text_part import text_part
 from builder.common.errors import CheckpointError, ExportError
 from builder.graphs.export.decoder import cache_shapes, export_decoder
 from builder.graphs.export.failure import reason
@@ -75,6 +76,13 @@ def test_caches_with_other_states_are_refused(model_type: str, message: str) -> 
     with pytest.raises(ExportError, match=message) as refused:
         cache_shapes(tiny_model("CAUSAL_LM", model_type))
     assert not re.search("NoneType|DummyLayer|MiniMaxCache|LinearAttention", str(refused.value))
+
+
+def test_decoder_whose_tokens_see_later_ones_is_refused_by_name(tmp_path: Path) -> None:
+    """Regression: the text part of PaliGemma failed verification as "a bug worth reporting"."""
+    model = text_part(tiny_model("MULTIMODAL_LM", "paligemma"))
+    with pytest.raises(ExportError, match="gemma cannot be served for generation: its tokens see those after them"):
+        export_decoder(model, tmp_path, 64)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def export_decoder(
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
         rows = table_rows(model)
+        _refuse_later_tokens(model)
         settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
         attention = (fused_attention(model), absorbed_attention(model), fused_states(model))
         with ExitStack() as replacing:
@@ -170,6 +171,15 @@ def _only_computes(config: PreTrainedConfig, layer: int) -> bool:
     """Return True if a layer is a block of units alone, which keeps nothing of a text."""
     types = getattr(config.get_text_config(), "layer_types", None)
     return types is not None and types[layer] in ("mlp", "moe")
+
+
+def _refuse_later_tokens(model: PreTrainedModel) -> None:
+    """Raise ExportError if a token of `model` sees those after it, as in a model of prefixes (PaliGemma)."""
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        alone, followed = (model(input_ids=ids[:, :count], use_cache=True).logits[0, 0] for count in (1, 3))
+    if not torch.allclose(alone, followed, rtol=1e-3, atol=1e-3 * float(followed.abs().max())):
+        raise ExportError("its tokens see those after them; the fused attention over a cache is causal")
 
 
 @contextmanager
