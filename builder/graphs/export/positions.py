@@ -78,12 +78,17 @@ def _first_row(table: Any, output: Any, hidden: int) -> int | None:
     return int(equal[0]) if len(equal) else None
 
 
+def are_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return True if `logits` equal those `expected`, but for rounding."""
+    return torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
 def _refuse_other_starts(model: PreTrainedModel) -> None:
     """Raise ExportError if `model` by itself does not count as transformers' `generate` makes it count, from 0."""
     with torch.no_grad():
         alone = model(input_ids=PROBE, use_cache=True).logits
         counted = model(input_ids=PROBE, position_ids=torch.arange(PROBE.shape[1])[None], use_cache=True).logits
-    if not torch.allclose(counted, alone, rtol=1e-3, atol=1e-3 * float(alone.abs().max())):
+    if not are_close(counted, alone):
         raise ExportError(
             "it does not count positions from 0 unless transformers' generate makes it, whose texts are not its most "
             "probable ones"
