@@ -78,8 +78,8 @@ class Grids:
         codes = np.rint(padded.reshape(len(rows), -1, size) / steps) + zeros[..., None]
         if codes.min() < 0 or codes.max() >= 2**self.bits or zeros.max() >= 2**self.bits:
             return None
-        packed = _pack(codes.astype(np.uint8), self.bits)
-        return QuantizedBlocks(self.bits, size, inputs, packed, scales.astype(np.float32), _pack(zeros, self.bits))
+        packed = pack(codes.astype(np.uint8), self.bits)
+        return QuantizedBlocks(self.bits, size, inputs, packed, scales.astype(np.float32), pack(zeros, self.bits))
 
 
 def _block(group: int, inputs: int, size: int) -> int | None:
@@ -94,7 +94,7 @@ def _block(group: int, inputs: int, size: int) -> int | None:
     return None
 
 
-def _pack(values: np.ndarray, bits: int) -> np.ndarray:
+def pack(values: np.ndarray, bits: int) -> np.ndarray:
     """Pack along the last axis, two of 4 bits in a byte, the first in the low half."""
     if bits == 8:
         return np.ascontiguousarray(values)

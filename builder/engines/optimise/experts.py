@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from builder.checkpoints.grids import SMALLEST_BLOCK
+from builder.checkpoints.grids import SMALLEST_BLOCK, pack
 from builder.graphs.onnx.experts import INTO, INTO_BIAS, OUT_OF, OUT_OF_BIAS
 from builder.graphs.onnx.nodes import add_constant
 from builder.graphs.onnx.operators import DOMAIN, EXPERTS, QUANTISED_EXPERTS
@@ -89,15 +89,6 @@ def _rounded(
         scale = np.where(scale == 0, np.float32(1), scale)
         zero = np.full_like(scale, middle) if options.symmetric else np.round(-low / scale)
         code = np.clip(np.round(values / scale[..., None]) + zero[..., None], 0, step_count).astype(np.uint8)
-        codes[expert] = _packed(code.reshape(outputs, inputs), bits)
+        codes[expert] = pack(code.reshape(outputs, inputs), bits)
         scales[expert], middles[expert] = scale, zero
-    return codes, scales, None if options.symmetric else _packed(middles, bits)
-
-
-def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Return codes of the last axis in bytes, the low bits first; 0 fills the last byte."""
-    if bits == 8:
-        return codes
-    if codes.shape[-1] % 2:
-        codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], axis=-1)
-    return codes[..., 0::2] | codes[..., 1::2] << 4
+    return codes, scales, None if options.symmetric else pack(middles, bits)
