@@ -1,27 +1,41 @@
 """Find the entities of a text, with character offsets, by the aggregation strategies of the reference pipeline.
 
-The rules are those of transformers' TokenClassificationPipeline: none, simple, first, average, max.
+The rules are those of transformers' TokenClassificationPipeline: none, simple, first, average, max. Where labels are
+tags that say where an entity ends (BIOES, BILOU), groups are entities, which the pipeline takes apart, and the strategy
+viterbi finds the likeliest tags of the whole text.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
+from ...contract import EncoderServing
 from ...fields import Field, Tensors, as_bytes, choice, one_each, strings
 from .. import task
-from ..scores import softmax
+from ..scores import log_softmax, softmax
+from ..tags import Tag, TagDecoder, entities_of, spans_of, tags_of
+from ..text import TextEncoder
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
+VITERBI = "viterbi"
 Entity = dict[str, Any]
 
 
 class Task(task.Task):
     offsets = True
+
+    def __init__(self, serving: EncoderServing, text: TextEncoder, folder: Path) -> None:
+        super().__init__(serving, text, folder)
+        labels = self.parameters["labels"]
+        self.tags = tags_of(labels)
+        self.tag = dict(zip(labels, self.tags or map(_tag, labels)))
+        self.decode = None if self.tags is None else TagDecoder(self.tags, self.parameters["transition_biases"])
 
     @staticmethod
     def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -39,19 +53,26 @@ class Task(task.Task):
         texts = one_each(tensors, "text_input")
         ignored = strings(tensors, "ignore_labels") if "ignore_labels" in tensors else [["O"]]
         options = {
-            "strategy": choice(tensors, "aggregation_strategy", "none", STRATEGIES),
+            "strategy": choice(tensors, "aggregation_strategy", "none", self._strategies),
             "ignored": {label for row in ignored for label in row},
         }
         return task.EncodingJob(list(texts), options, self.wants_truncation(tensors))
+
+    @property
+    def _strategies(self) -> tuple[str, ...]:
+        return STRATEGIES if self.tags is None else (*STRATEGIES, VITERBI)
 
     def answer(
         self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
     ) -> dict[str, np.ndarray]:
         answers = []
         for row, output in zip(rows, outputs):
-            scores = softmax(output["logits"][: len(row.encoding)])
-            tokens = self._tokens(str(job.texts[row.source]), row.encoding, scores)
-            entities = self._aggregate(tokens, job.options["strategy"])
+            text, logits = str(job.texts[row.source]), output["logits"][: len(row.encoding)]
+            if job.options["strategy"] == VITERBI:
+                entities = self._likeliest(text, row.encoding, logits)
+            else:
+                tokens = self._tokens(text, row.encoding, softmax(logits))
+                entities = self._aggregate(tokens, job.options["strategy"])
             reported = [e for e in entities if e.get("entity", e.get("entity_group")) not in job.options["ignored"]]
             answers.append([json.dumps(reported, ensure_ascii=False)])
         return {"entities": as_bytes(answers)}
@@ -105,14 +126,8 @@ class Task(task.Task):
         return self._labelled({"word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}, scores)
 
     def _groups(self, entities: list[Entity]) -> list[Entity]:
-        """Join neighbours with the same label; a B- label starts a new group."""
-        groups: list[list[Entity]] = []
-        for entity in entities:
-            begins, tag = _tag(entity["entity"])
-            if groups and not begins and tag == _tag(groups[-1][-1]["entity"])[1]:
-                groups[-1].append(entity)
-            else:
-                groups.append([entity])
+        """Join neighbours of one entity, and those outside of entities."""
+        groups = [entities[part] for part in entities_of([self.tag[entity["entity"]] for entity in entities])]
         return [
             {
                 "entity_group": group[0]["entity"].split("-", 1)[-1],
@@ -122,6 +137,25 @@ class Task(task.Task):
                 "end": group[-1]["end"],
             }
             for group in groups
+        ]
+
+    def _likeliest(self, text: str, encoding: Encoding, logits: np.ndarray) -> list[Entity]:
+        """Return the entities of the likeliest tags, each with the mean probability of its tags."""
+        assert self.tags is not None
+        assert self.decode is not None
+        own = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
+        scores, offsets = log_softmax(logits[own]), [encoding.offsets[index] for index in own]
+        path = self.decode(scores)
+        likely = np.exp(scores[np.arange(len(path)), path])
+        return [
+            {
+                "entity_group": span.type,
+                "score": float(likely[span.tokens].mean()),
+                "word": text[span.start : span.end],
+                "start": span.start,
+                "end": span.end,
+            }
+            for span in spans_of(text, [self.tags[tag] for tag in path], offsets)
         ]
 
 
@@ -135,6 +169,6 @@ def _words(tokens: list[Entity]) -> list[list[Entity]]:
     return words
 
 
-def _tag(label: str) -> tuple[bool, str]:
-    """Return (True if the label begins an entity, its name without B- or I-)."""
-    return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
+def _tag(label: str) -> Tag:
+    """Return the tag that the reference pipeline sees in a label: what does not begin with B- is inside an entity."""
+    return Tag(label[0], label[2:]) if label.startswith(("B-", "I-")) else Tag("I", label)
