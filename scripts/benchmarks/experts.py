@@ -67,13 +67,13 @@ def main() -> None:
 
 
 def forms(exported: DecoderExport, precision: str, folder: Path) -> dict[str, Graph]:
-    """Return the graphs in `precision`: chosen experts and all of them on ONNX Runtime, all of them on OpenVINO."""
-    chosen = fuse(exported.graph, folder)
-    every = fuse(run_all_experts(exported.graph, folder), folder / "all")
+    """Return the graphs in `precision`: chosen experts and all of them, on ONNX Runtime and on OpenVINO."""
+    every = run_all_experts(exported.graph, folder)
     graphs = {
-        "chosen, ONNX Runtime": chosen,
-        "all, ONNX Runtime": every,
-        "all, OpenVINO": page_attention(exported.graph, folder / "openvino"),
+        "chosen, ONNX Runtime": fuse(exported.graph, folder),
+        "all, ONNX Runtime": fuse(every, folder / "all"),
+        "chosen, OpenVINO": page_attention(exported.graph, folder / "openvino"),
+        "all, OpenVINO": page_attention(every, folder / "openvino-all"),
     }
     if precision == "fp32":
         return graphs

@@ -31,7 +31,6 @@ from onnx.reference import ReferenceEvaluator
 
 from builder.common.errors import ExportError
 from builder.graphs.onnx.cleanup import drop_unused
-from builder.graphs.onnx.experts import run_all_experts
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
 from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_SINKS
@@ -47,7 +46,6 @@ BIAS_KEYS = 64  # keys over which a bias is looked at
 
 def page_attention(graph: Graph, folder: Path) -> Graph:
     """Write `graph` with its attention over a paged cache into `folder`. Raises ExportError for others."""
-    graph = run_all_experts(graph, folder)  # OpenVINO reads no MoE
     model = load_graph(graph.path)
     slopes = _slopes(model)
     past = {value.name: value for value in model.graph.input if value.name.startswith("past_")}

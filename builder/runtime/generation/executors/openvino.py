@@ -19,6 +19,7 @@ import numpy as np
 from ...contract import GenerationServing, Session
 from ...open_vino import ConversionExtension, openvino
 from .base import Geometry
+from .openvino_experts import expert_extensions
 from .openvino_graph import BLOCK, DOMAIN, TABLES
 from .paged import OPERATOR, Paged, PagedRows
 
@@ -112,7 +113,7 @@ def _allocate(compiled: Any, request: Any, blocks: int) -> "Sequence[np.ndarray]
 def compile_paged(model: Path, session: Session) -> openvino.CompiledModel:
     """Open `model` with the threads and properties of `session`."""
     core = openvino.Core()
-    core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _translate))
+    core.add_extension([ConversionExtension(OPERATOR, DOMAIN, _translate), *expert_extensions()])
     read = core.read_model(str(model))
     for parameter in read.get_parameters():
         if "_cache." in parameter.get_friendly_name():  # the plugin determines its type and layout
