@@ -109,6 +109,18 @@ PECULIAR: dict[str, Architecture] = {  # served with special handling, or refuse
     "big_bird": Architecture("unigram", {"block_size": 8, "num_random_blocks": 1}),
     "fnet": Architecture("unigram"),
     "longformer": Architecture("bpe", {"attention_window": 8}),
+    "openai_privacy_filter": Architecture(
+        "bpe",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "eos_token_id": 3,
+        },
+        note="sinks, a band of tokens on each side; experts",
+    ),
     "reformer": Architecture(
         "unigram",
         {

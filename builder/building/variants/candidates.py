@@ -15,15 +15,19 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from builder.common.errors import SpecError
+from builder.common.releases import runtime_has
 from builder.engines.encoding import Variant, all_variants, encoding_engine
 from builder.engines.optimise import Quantised
 from builder.engines.optimise.activations import Feeds
+from builder.engines.optimise.experts import quantise_experts
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.half_precision import HALVES, to_half
 from builder.engines.optimise.quantisation import candidates, quantise, sensitivity
 from builder.engines.optimise.weights import BITS, quantise_weights
 from builder.engines.plain_attention import spell_out_attention
+from builder.graphs.onnx.experts import run_all_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph, check_release, load_whole, read_graph, remove_graph, save_graph
+from builder.graphs.onnx.operators import EXPERTS, QUANTISED_EXPERTS_NEED
 from builder.options import BuildSpec, WeightOptions
 
 STATIC = ("int8-static", "fp8")
@@ -95,12 +99,27 @@ class VariantMaker:
 
     @cached_property
     def plain(self) -> Graph:
-        """Graph for engines that fuse attention themselves."""
-        return spell_out_attention(self.exported, self.folder)
+        """Graph for engines that fuse attention themselves, and run every expert."""
+        return spell_out_attention(run_all_experts(self.exported, self.folder), self.folder)
 
     @cached_property
-    def _sources(self) -> dict[tuple[str, str], Graph]:
-        """Graphs that engines read, by their names and targets, where they were built already."""
+    def eight_bit_experts(self) -> Graph:
+        """Graph fused for ONNX Runtime, its experts in 8 bits: by their own operator, or as any product."""
+        if not self.fused.operators[EXPERTS]:
+            return self.fused
+        graph = None
+        if self._has_quantised_experts:
+            options = replace(self.spec.weight_options, block_size=EIGHT_BIT_BLOCK)
+            graph = quantise_experts(self.fused, options, self.folder)
+        return graph or run_all_experts(self.fused, self.folder)
+
+    @property
+    def _has_quantised_experts(self) -> bool:
+        return runtime_has(QUANTISED_EXPERTS_NEED, self.spec.triton, self.spec.in_process)
+
+    @cached_property
+    def _sources(self) -> dict[tuple[str, str, bool], Graph]:
+        """Graphs that engines read, where they were built already: by engine, target, and True for 8-bit variants."""
         return {}
 
     @cached_property
@@ -140,6 +159,7 @@ class VariantMaker:
         elif variant.precision in STATIC:
             quantised = self._static(variant, source, path, left_alone)
         elif variant.precision in BITS:
+            source = source if self._has_quantised_experts else run_all_experts(source, self.folder)
             quantised = quantise_weights(source, variant.precision, self._weight_options(variant), self.folder)
             check_release(quantised.graph, spec.triton, spec.in_process)
         elif variant.precision in HALVES and not engine.converts_to_half:
@@ -182,9 +202,11 @@ class VariantMaker:
     def _source(self, variant: Variant) -> Graph:
         if variant.precision == GIVEN:
             return self.own_graph
-        key = (variant.engine, variant.target)
+        eight_bit = variant.precision in SENSITIVE
+        key = (variant.engine, variant.target, eight_bit)
         if key not in self._sources:
             engine = encoding_engine(variant.engine)
-            graph = self.fused if engine.reads_fused(variant.target) else self.plain
+            fused = self.eight_bit_experts if eight_bit else self.fused
+            graph = fused if engine.reads_fused(variant.target) else self.plain
             self._sources[key] = engine.source(graph, variant.target, self.folder)
         return self._sources[key]

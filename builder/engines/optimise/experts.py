@@ -7,13 +7,18 @@ activations to 8 bits. Knows nodes; knows nothing about quality.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import onnx
 from onnx import helper
 
 from builder.checkpoints.grids import SMALLEST_BLOCK, pack
+from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.experts import INTO, INTO_BIAS, OUT_OF, OUT_OF_BIAS
-from builder.graphs.onnx.nodes import add_constant
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
+from builder.graphs.onnx.nodes import add_constant, replace_nodes
 from builder.graphs.onnx.operators import DOMAIN, EXPERTS, QUANTISED_EXPERTS
 from builder.graphs.onnx.weights import values_of
 from builder.options import WeightOptions
@@ -32,6 +37,24 @@ def block_of(graph: onnx.GraphProto, largest: int) -> int | None:
             return size
         size //= 2
     return None
+
+
+def quantise_experts(graph: Graph, options: WeightOptions, folder: Path) -> Graph | None:
+    """Write `graph` into `folder` with its experts in blocks of 8 bits; None if no block divides their inputs.
+
+    `options.block_size`: the largest block.
+    """
+    model = load_graph(graph.path)
+    block = block_of(model.graph, options.block_size)
+    if block is None:
+        return None
+    nodes = [
+        quantised_experts(model.graph, node, 8, replace(options, block_size=block)) if node.op_type == EXPERTS else node
+        for node in model.graph.node
+    ]
+    replace_nodes(model.graph, nodes)
+    drop_unused(model.graph)
+    return save_graph(model, folder / "eight-bit-experts" / graph.path.name)
 
 
 def quantised_experts(

@@ -19,11 +19,12 @@ from builder.common.errors import ExportError
 from builder.common.workplace import find_disk_full_error
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.attention import ONNXRUNTIME, UNFUSED
-from builder.graphs.export.experts import every_expert
+from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.recurrence import recurrent_operators
 from builder.graphs.export.rows import TASK_INPUTS, TOKENIZER_INPUTS, Rows, rows_of
+from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
 
@@ -80,7 +81,7 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph
     model: PreTrainedModel = module.model
     before = model.config._attn_implementation
     try:
-        with fused_attention(model) if fused else nullcontext(), every_expert(model), recurrent_operators(module):
+        with fused_attention(model) if fused else nullcontext(), chosen_experts(model), recurrent_operators(module):
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
             return export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
@@ -98,4 +99,4 @@ def export_module(module: TaskGraph, rows: Rows, path: Path) -> Graph:
     tensors = [torch.from_numpy(example[name]) for name in module.inputs]
     own = {name: torch.export.Dim(axis) for name, axis in TASK_INPUTS.items()}
     axes = [{0: batch, 1: own.get(name, sequence)} for name in module.inputs]
-    return export_graph(path, module, tensors, axes, module.inputs, module.outputs)
+    return export_graph(path, module, tensors, axes, module.inputs, module.outputs, order_experts)

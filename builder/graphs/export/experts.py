@@ -2,7 +2,7 @@
 
 The experts stand side by side as one matrix, (experts * units, hidden), as quantisation wants them too, and those that
 a token was not routed to count 0. It costs experts / chosen experts as many products, and reads all weights at each
-step. Encoders are exported so, and the layers of a decoder that chosen_experts.py cannot express.
+step. The layers are exported so that chosen_experts.py cannot express.
 
 transformers looks these functions up by name (ExpertsInterface), as it does attention. Knows tensors; knows no
 architecture.

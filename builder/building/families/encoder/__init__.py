@@ -30,6 +30,7 @@ from builder.common.errors import CheckpointError, SpecError, VerificationError
 from builder.common.machine import cpu
 from builder.common.memory import weights_bytes
 from builder.common.progress import Stage
+from builder.common.releases import runtime_has
 from builder.common.workplace import require_disk_space
 from builder.engines import graph_engine, stays_in_file
 from builder.engines.encoding import Variant, encoding_engine
@@ -40,7 +41,9 @@ from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.pruning import prune
 from builder.graphs.export.encoder import export, task_graph
 from builder.graphs.export.rows import rows_of
+from builder.graphs.onnx.experts import run_all_experts
 from builder.graphs.onnx.graph import Graph
+from builder.graphs.onnx.operators import EXPERTS_NEED
 from builder.options import BuildSpec
 from builder.repository.layout.encoder import lay_out
 from builder.repository.report.record import MeasuredVariant, package_versions
@@ -118,8 +121,13 @@ class Encoder:
         return MeasuredVariant("PyTorch fp32", weights_bytes(checkpoint.model), latency, 0.0, 1.0, 1.0, 1.0)
 
     def fuse(self, exported: ExportedEncoder) -> FusedEncoder:
-        """Compact the graph, then fuse it at the highest level that leaves every value as it is."""
+        """Compact the graph, then fuse it at the highest level that leaves every value as it is.
+
+        Engines without the operator that reads the chosen experts alone run all of them.
+        """
         graph, empty = compact(exported.export.graph, self.folder)
+        if not (self.spec.target == "cpu" and runtime_has(EXPERTS_NEED, self.spec.triton, self.spec.in_process)):
+            graph = run_all_experts(graph, self.folder)
         return FusedEncoder(exported, graph, fuse(graph, self.folder, min(self.spec.level, EXACT_LEVEL)), empty)
 
     def verify(self, fused: FusedEncoder, reference: MeasuredVariant) -> VerifiedEncoder:
