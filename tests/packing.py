@@ -1,6 +1,7 @@
-"""Matrices and checkpoints packed in the formats of GPTQ and AWQ, after the packing code of these projects.
+"""Matrices and checkpoints packed in the formats of GPTQ, AWQ and mxfp4.
 
-`pack` of AutoGPTQ's qlinear_cuda_old.py (commit 179776b) and the order of AutoAWQ's packing_utils.py (commit 7ee2873).
+After `pack` of AutoGPTQ's qlinear_cuda_old.py (commit 179776b), the order of AutoAWQ's packing_utils.py (commit
+7ee2873) and OCP Microscaling Formats, version 1.0.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file as save_tensors
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output at each position of a word
 
@@ -87,12 +91,22 @@ def awq(codes: Codes) -> dict[str, np.ndarray]:
 
 
 def pack_checkpoint(
-    folder: Path, method: str, bits: int, size: int, symmetric: bool = True, version: int = 1, shuffled: bool = False
+    folder: Path,
+    method: str,
+    bits: int,
+    size: int,
+    symmetric: bool = True,
+    version: int = 1,
+    shuffled: bool = False,
+    skipped: str = "no module",
 ) -> dict[str, Codes]:
-    """Pack the linear layers of the decoder in `folder` in place; return the packed parts of each by its name."""
+    """Pack the linear layers of the decoder in `folder` in place; return the packed parts of each by its name.
+
+    `skipped`: a part of the names of modules that stay in real numbers.
+    """
     path = folder / "model.safetensors"
     tensors, by_name = load_file(path), {}
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    for name in [name for name in tensors if name.endswith("_proj.weight") and skipped not in name]:
         module = name.removesuffix(".weight")
         by_name[module] = codes = rounded(tensors.pop(name), bits, size, symmetric, shuffled)
         parts = gptq(codes, bits, version) if method == "gptq" else awq(codes)
@@ -106,3 +120,23 @@ def pack_checkpoint(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
     return by_name
+
+
+def pack_mxfp4(folder: Path) -> None:
+    """Pack the experts of the gpt-oss in `folder` in place, as it is published: all else is in bf16."""
+    path = folder / "model.safetensors"
+    tensors = load_tensors(path)
+    for name in [name for name in tensors if name.endswith("_proj")]:  # (experts, inputs, outputs)
+        blocks = tensors.pop(name).transpose(1, 2).unflatten(2, (-1, 32))
+        exponents = torch.floor(torch.log2(blocks.abs().amax(-1))) - 2  # 4 is 2 ** 2
+        sizes = (blocks / 2 ** exponents[..., None]).abs()
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        codes = (sizes[..., None] - values).abs().argmin(-1) + 8 * (blocks < 0)
+        tensors[f"{name}_blocks"] = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
+        tensors[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+    tensors = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    save_tensors(tensors, path, metadata={"format": "pt"})
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    stated = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16", "quantization_config": stated}))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from builder.checkpoints.gliner.settings import GlinerSettings
-from builder.checkpoints.grids import Grids
+from builder.checkpoints.grids import StoredWeights
 from builder.checkpoints.sentence_transformers import SentenceModules
 
 if TYPE_CHECKING:
@@ -66,5 +66,5 @@ class Checkpoint(CheckpointFiles):
     max_length: int
     pooling: str | None = None
     late_chunking: bool = False
-    grids: Grids | None = None
+    grids: StoredWeights | None = None
     late_interaction: MultiVectorEncoder | None = None

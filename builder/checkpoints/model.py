@@ -14,9 +14,9 @@ from transformers.integrations.heterogeneity.configuration_utils import Ambiguou
 from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.checkpoints.generation_config import FILE, generation_file
 from builder.checkpoints.gliner.weights import encoder_weights
-from builder.checkpoints.grids import Grids
+from builder.checkpoints.grids import StoredWeights
 from builder.checkpoints.mapped import widened
-from builder.checkpoints.packed import packed_format, unpack, without_quantisation
+from builder.checkpoints.packed import packed_format, unpacked, without_quantisation
 from builder.checkpoints.static_embedding import StaticConfig, StaticModel, load_static
 from builder.checkpoints.tasks import Task
 from builder.checkpoints.text_part import text_config, text_part, without_missing_libraries
@@ -73,7 +73,7 @@ def _forget_implementations(config: PreTrainedConfig) -> None:
             _forget_implementations(value)
 
 
-def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
+def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, StoredWeights | None]:
     """Load the task's model class in fp32, every weight of it from the checkpoint, and the grids of its matrices.
 
     If the task has use for text alone, load the part for text of a model that reads images or audio too. Raises
@@ -106,23 +106,19 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
     return model.eval(), grids
 
 
-def _loaded(kind: Any, files: CheckpointFiles) -> tuple[PreTrainedModel, dict[str, Any], Grids | None]:
+def _loaded(kind: Any, files: CheckpointFiles) -> tuple[PreTrainedModel, dict[str, Any], StoredWeights | None]:
     """Load the weights of `files` into a model of `kind`, a class or an auto class; return what was missing too."""
     config = files.config
     packed = packed_format(config, files.source)
     if files.gliner is not None:
-        own, weights, grids = _on_meta(kind, config).__class__, encoder_weights(files.weights), None
-    elif packed is None:
+        own, weights = _on_meta(kind, config).__class__, encoder_weights(files.weights)
+        return *own.from_pretrained(None, **_loading(config), state_dict=weights), None
+    if packed is None:
         with widened(files.folder, files.weights) as folder:
             return *kind.from_pretrained(folder, **_loading(config), use_safetensors=True), None
-    else:
-        config = without_quantisation(config)
-        shapes = _on_meta(kind, config)
-        own, (weights, grids) = shapes.__class__, unpack(packed, files.weights, shapes)
-    model, info = own.from_pretrained(None, **_loading(config), state_dict=weights)
-    if packed is not None:
-        _read_generation_config(model, files.folder)
-    return model, info, grids
+    config = without_quantisation(config)
+    with unpacked(packed, files.folder, files.weights, _on_meta(kind, config)) as (folder, stored):
+        return *kind.from_pretrained(folder, **_loading(config), use_safetensors=True), stored
 
 
 def model_without_weights(files: CheckpointFiles) -> PreTrainedModel:

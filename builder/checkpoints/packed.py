@@ -1,4 +1,4 @@
-"""Checkpoints with matrices in 4 or 8 bits, by GPTQ or AWQ: their format, and their weights unpacked.
+"""Checkpoints with matrices in 4 or 8 bits, by GPTQ, AWQ or mxfp4: their format, and their weights unpacked to a file.
 
 GPTQ packs along the inputs and stores a zero point less one, unless its format is gptq_v2 (AutoGPTQ, commit 179776b,
 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py). AWQ packs along the outputs, eight of them in an order of its own
@@ -9,8 +9,8 @@ a zero point for each output and each group of inputs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,14 @@ from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from builder.checkpoints.grids import Grids
+from builder.checkpoints.grids import Grids, SharedExponents, StoredWeights
+from builder.checkpoints.mapped import WrittenTensor, as_fp32, rewritten, write_tensors
+from builder.checkpoints.mxfp4 import BLOCKS, MXFP4, SCALES, unpacked_experts
 from builder.common.errors import CheckpointError, SpecError
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word of 32 bits are in it
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
+EXCLUDED = "-:"  # begins a rule of `dynamic` that leaves modules in real numbers (vLLM, gptq_utils.py)
 INSTEAD = (
     "Use the checkpoint in fp32, fp16 or bf16 and quantise it with --precision, or run this one with --engine vllm"
 )
@@ -53,16 +56,18 @@ def packed_format(config: PreTrainedConfig, model: str) -> PackedFormat | None:
     settings = settings if isinstance(settings, dict) else settings.to_dict()
     method = str(settings.get("quant_method", settings.get("method", "none")))
     form = str(settings.get("checkpoint_format", settings.get("format", settings.get("version", method)))).lower()
-    formats = {"gptq": {"gptq": 1, "gptq_v2": 0}, "awq": {"awq": 0, "gemm": 0}}
+    formats = {"gptq": {"gptq": 1, "gptq_v2": 0}, "awq": {"awq": 0, "gemm": 0}, MXFP4: {MXFP4: 0}}
     if form not in formats.get(method, {}):
         raise CheckpointError(
-            f"{model} is stored as {method} in the format {form}; expected gptq, gptq_v2, or awq of version gemm. "
-            + INSTEAD
+            f"{model} is stored as {method} in the format {form}; expected gptq, gptq_v2, awq of version gemm, or "
+            f"mxfp4. {INSTEAD}"
         )
+    if method == MXFP4:
+        return PackedFormat(method, 4, 0)
     bits = settings.get("bits", settings.get("w_bit"))
     if bits not in ((4, 8) if method == "gptq" else (4,)):
         raise CheckpointError(f"{model} has {method} weights of {bits} bits; expected 4 (or 8 of gptq). {INSTEAD}")
-    if settings.get("dynamic"):
+    if any(not rule.startswith(EXCLUDED) for rule in settings.get("dynamic") or ()):
         raise CheckpointError(f"{model} quantises some modules by other rules (gptq's `dynamic`). {INSTEAD}")
     return PackedFormat(method, bits, formats[method][form])
 
@@ -76,10 +81,10 @@ def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:
     return plain
 
 
-def refuse_packed(precision: str, options: Collection[str], grids: Grids) -> None:
+def refuse_packed(precision: str, options: Collection[str], grids: StoredWeights) -> None:
     """Raise SpecError if the user's `options`, or groups of inputs, rule out serving `grids` as they are."""
     flags = {"--block-size": "block_size", "--asymmetric": "asymmetric"}
-    if precision != f"int{grids.bits}-weights":
+    if precision not in grids.precisions or isinstance(grids, SharedExponents):
         return
     for flag, name in flags.items():
         if name in options:
@@ -91,16 +96,16 @@ def refuse_packed(precision: str, options: Collection[str], grids: Grids) -> Non
         )
 
 
-def unpack(
-    packed: PackedFormat, files: Sequence[Path], model: PreTrainedModel
-) -> tuple[dict[str, torch.Tensor], Grids]:
-    """Return every weight in fp32 by its name, as `model` (on the meta device) has them; and the matrices' grids.
+@contextmanager
+def unpacked(
+    packed: PackedFormat, folder: Path, files: Sequence[Path], model: PreTrainedModel
+) -> Iterator[tuple[Path, StoredWeights]]:
+    """Yield a folder like `folder` with every weight of `files` in fp32, and the codes of those that were packed.
 
-    Raises CheckpointError if a matrix lacks a part or its parts do not fit.
+    `model`, on the meta device, has the types of the modules. A model that was loaded from it within the `with` keeps
+    its weights mapped after it. Raises CheckpointError if a matrix lacks a part or its parts do not fit, and
+    RepositoryError if the disk is too full.
     """
-    transposed = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
-    weights: dict[str, torch.Tensor] = {}
-    grids = Grids(packed.bits)
     with ExitStack() as opened:
         tensors = {
             name: file
@@ -108,22 +113,49 @@ def unpack(
             for file in [opened.enter_context(safe_open(path, framework="pt"))]
             for name in file.keys()  # noqa: SIM118  # not a mapping
         }
-        for name, file in tensors.items():
-            module, _, part = name.rpartition(".")
-            if part == "qweight":
-                names = {part: f"{module}.{part}" for part in SUFFIXES}
-                parts = {part: tensors[name].get_tensor(name) for part, name in names.items() if name in tensors}
-                dense = _unpack_matrix(packed, module, parts, grids)
-                dense = dense.T if module in transposed else dense
-                weights[f"{module}.weight"] = torch.from_numpy(np.ascontiguousarray(dense))
-            elif part not in SUFFIXES:
-                tensor = file.get_tensor(name)
-                weights[name] = tensor.float() if tensor.is_floating_point() else tensor
-    if not grids:
-        raise CheckpointError(
-            f"config.json says {packed.method}, but no weight is stored in that form: there is no qweight"
-        )
-    return weights, grids
+        stored: StoredWeights
+        parts: tuple[str, ...]
+        if packed.method == MXFP4:
+            stored, parts = SharedExponents(), (BLOCKS, SCALES)
+            dense = unpacked_experts(tensors)
+        else:
+            stored, parts = Grids(packed.bits), tuple(f".{part}" for part in SUFFIXES)
+            dense = _matrices(packed, tensors, model, stored)
+        if not dense:
+            raise CheckpointError(
+                f"config.json says {packed.method}, but no weight is stored in that form: there is no {parts[0][1:]}"
+            )
+        written = {name: as_fp32(file, name) for name, file in tensors.items() if not name.endswith(parts)} | dense
+        names = {path.name for path in files} | {path.name for path in folder.glob("*.index.json")}
+        with rewritten(folder, names, sum(tensor.size for tensor in written.values())) as wide:
+            write_tensors(wide / "model.safetensors", written, {"format": "pt"})
+            yield wide, stored
+
+
+def _matrices(
+    packed: PackedFormat, tensors: Mapping[str, Any], model: PreTrainedModel, grids: Grids
+) -> dict[str, WrittenTensor]:
+    """Return the weights of packed matrices by name; those that are written are added to `grids`."""
+    transposed = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+
+    def written(module: str) -> WrittenTensor:
+        inputs, outputs = tensors[f"{module}.qweight"].get_slice(f"{module}.qweight").get_shape()
+        if packed.method == "gptq":
+            inputs *= packed.per_word
+        else:
+            outputs *= packed.per_word
+        turned = module in transposed
+
+        def pieces() -> Iterator[torch.Tensor]:
+            names = {part: f"{module}.{part}" for part in SUFFIXES}
+            parts = {part: tensors[name].get_tensor(name) for part, name in names.items() if name in tensors}
+            dense = _unpack_matrix(packed, module, parts, grids)
+            yield torch.from_numpy(np.ascontiguousarray(dense.T if turned else dense))
+
+        return WrittenTensor((inputs, outputs) if turned else (outputs, inputs), pieces)
+
+    modules = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    return {f"{module}.weight": written(module) for module in modules}
 
 
 def _unpack_matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor], grids: Grids) -> np.ndarray:

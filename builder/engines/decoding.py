@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from builder.checkpoints.grids import Grids
+from builder.checkpoints.grids import StoredWeights
 from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory
@@ -113,7 +113,7 @@ class DecodingEngine(ABC):
         """Return the name of the variant in `precision`."""
         return precision
 
-    def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:
+    def lower(self, fused: Graph, precision: str, folder: Path, grids: StoredWeights | None) -> Lowered:
         """Return `fused` in another precision than fp32. Raises SpecError and VerificationError.
 
         `grids`: those that the checkpoint has its matrices on.

@@ -17,8 +17,6 @@ from builder.checkpoints.grids import LARGEST_BLOCK, QuantizedBlocks
 from builder.graphs.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, store_eight_bit
 from builder.graphs.onnx.operators import DOMAIN
 
-SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
-
 
 class EightBitProducts(ABC):
     """Products of one graph, which gains their constants. A matrix with several readers is stored once."""
@@ -62,7 +60,7 @@ class EightBitProducts(ABC):
     def store_blocks(self, name: str, blocks: QuantizedBlocks) -> list[str]:
         """Store `blocks` once as constants: codes, scales and, where they are not in the middle, zeros."""
         parts = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
-        if (blocks.zeros == SYMMETRIC[blocks.bits]).all():  # the default of an absent zero point
+        if blocks.is_symmetric:
             del parts["zeros"]
         if name not in self.stored:
             self.stored.add(name)

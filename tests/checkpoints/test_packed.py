@@ -12,14 +12,20 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from builder.building.families.generating import rounded_experts
 from builder.building.pipeline import build
 from builder.checkpoints.grids import Grids
 from builder.checkpoints.resolve import resolve
 from builder.common.errors import CheckpointError, SpecError
-from builder.options import make_spec
+from builder.engines.optimise.fusion import fuse
+from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.decoder import export_decoder
+from builder.graphs.onnx.nodes import attributes_of
+from builder.options import WeightOptions, make_spec
 from builder.repository.report.record import BuildReport
 from tests.decoders import make_decoder_checkpoint
 from tests.packing import pack_checkpoint
+from tests.quantised_experts import weights_of
 
 BITS = ("bits", 4)
 FORMS: dict[str, dict[str, Any]] = {
@@ -47,6 +53,70 @@ def test_packed_weights_are_unpacked_to_the_original(form: dict[str, Any], tmp_p
         np.testing.assert_array_equal(weights[f"{name}.weight"].detach().numpy(), codes.weights)
     assert checkpoint.grids is not None
     assert checkpoint.grids.scattered == bool(form.get("shuffled"))
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "gptq of 8 bits": {"method": "gptq", "bits": 8, "size": 32, "symmetric": False},
+    "gptq, a scale an output": {"method": "gptq", "bits": 4, "size": 64},
+    "awq": {"method": "awq", "bits": 4, "size": 16, "symmetric": False},
+}
+
+
+@pytest.mark.parametrize("form", EXPERTS.values(), ids=EXPERTS)
+def test_packed_experts_are_served_with_their_own_codes(form: dict[str, Any], tmp_path: Path) -> None:
+    """QMoE's codes, scales and zero points are the checkpoint's: they give its weights to the last bit."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "moe_intermediate_size": 64}
+    folder = make_decoder_checkpoint(tmp_path / "checkpoint", "qwen3_moe", num_hidden_layers=1, **sizes)
+    written = pack_checkpoint(folder, **form)
+    assert len(written) == 4 + 3 * 4, "attention, and four experts of three matrices"
+    checkpoint = resolve(make_spec(model=str(folder), task="text-generation"))
+    graph = fuse(export_decoder(checkpoint.model, tmp_path, 64).graph, tmp_path)
+    precision, options = f"int{form['bits']}-weights", WeightOptions(32, symmetric=True)
+    quantised = quantise_weights(graph, precision, options, tmp_path, checkpoint.grids)
+    assert quantised.graph.operators["QMoE"] == 1
+    assert rounded_experts([quantised]) is None
+    assert quantised.as_stored == quantised.graph.operators["MatMulNBits"] + 1 - (2 if form["bits"] == 8 else 0)
+    before, after = weights_of(graph), weights_of(quantised.graph)
+    assert len(after) == 2
+    for name, weights in after.items():
+        np.testing.assert_array_equal(weights, before[name])
+    (node,) = [node for node in onnx.load(str(quantised.graph.path)).graph.node if node.op_type == "QMoE"]
+    attributes = attributes_of(node)
+    assert (attributes["expert_weight_bits"], attributes["block_size"]) == (form["bits"], form["size"])
+    assert (len(node.input) > 11) != form.get("symmetric", True), "no zero points where all are in the middle"
+
+
+def test_expert_without_packed_codes_is_rounded_to_8_bits(tmp_path: Path) -> None:
+    folder = make_decoder_checkpoint(tmp_path / "checkpoint", "qwen3_moe", moe_intermediate_size=32)
+    pack_checkpoint(folder, "gptq", 4, 16, skipped="layers.1.mlp.experts.2.down_proj")
+    checkpoint = resolve(make_spec(model=str(folder), task="text-generation"))
+    graph = fuse(export_decoder(checkpoint.model, tmp_path, 64).graph, tmp_path)
+    quantised = quantise_weights(graph, "int4-weights", WeightOptions(32, True), tmp_path, checkpoint.grids)
+    nodes = [node for node in onnx.load(str(quantised.graph.path)).graph.node if node.op_type == "QMoE"]
+    assert [attributes_of(node)["expert_weight_bits"] for node in nodes] == [4, 8]
+    before, after = weights_of(graph), weights_of(quantised.graph)
+    exact = [np.array_equal(before[name], weights) for name, weights in after.items()]
+    assert exact == [True, True, False, False]
+    assert quantised.rounded_experts == 1
+    remark = rounded_experts([quantised])
+    assert remark is not None
+    assert "1 mixtures of experts were rounded to 8 bits" in remark
+    for name, weights in after.items():
+        np.testing.assert_allclose(weights, before[name], atol=0.02 * np.abs(before[name]).max())
+
+
+def test_packed_experts_answer_as_pytorch(tmp_path: Path) -> None:
+    """A build compares greedy texts in fp32, and serves the codes of experts and of other matrices."""
+    folder = make_decoder_checkpoint(tmp_path / "checkpoint", "qwen3_moe", moe_intermediate_size=32)
+    pack_checkpoint(folder, **FORMS["gptq"])
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["dynamic"] = {"-:.*mlp.gate": {}}  # as GPTQModel says that routers are left alone
+    (folder / "config.json").write_text(json.dumps(config))
+    output = tmp_path / "repository"
+    spec = make_spec(model=str(folder), name="m", output=output, precision="int4-weights", quality=0.0, perplexity=9.0)
+    report = build(spec)
+    assert report.quantised is not None
+    assert report.quantised["as_stored"] == 2 * 3, "queries, keys and values together, the output of attention, experts"
 
 
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
@@ -121,7 +191,10 @@ def test_options_that_contradict_a_packed_checkpoint_are_refused(tmp_path: Path)
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "stored as bitsandbytes .* or run this one with"),
         ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits; expected 4"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq in the format gemv; expected"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "quantises some modules by other rules"),
+        (
+            {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*gate": {}, "+:.*": {"bits": 8}}},
+            "quantises some modules by other rules",
+        ),
         ({"quant_method": "gptq", "bits": 4}, "no weight is stored in that form: there is no qweight"),
     ],
 )

@@ -19,6 +19,7 @@ from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import export_decoder
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.nodes import attributes_of
+from builder.graphs.onnx.weights import computing, take_in
 from builder.options import WeightOptions
 from builder.runtime.generation.executors.openvino_experts import expert_extensions
 from builder.runtime.open_vino import openvino
@@ -126,7 +127,9 @@ def test_translated_qmoe_multiplies_by_the_codes(bits: int, symmetric: bool, tmp
     exact = moe("swiglu", True)
     rounded = ModelProto()
     rounded.CopyFrom(exact)
-    node = quantised_experts(rounded.graph, exact.graph.node[0], bits, WeightOptions(16, symmetric))
+    with computing():
+        node = quantised_experts(rounded.graph, exact.graph.node[0], bits, WeightOptions(16, symmetric)).node
+        take_in(rounded.graph)
     del rounded.graph.node[:]
     rounded.graph.node.append(node)
     save(rounded, tmp_path / "q.onnx")

@@ -100,13 +100,24 @@ def measured_pytorch(memory: ReservedMemory, latency: Latencies, perplexity: flo
     return MeasuredVariant("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
 
-def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
-    """Return a remark for a checkpoint with 4 or 8-bit weights that is served in fp32; None for others."""
-    grids = checkpoint.grids
-    if grids is None or grids.scattered or precision != "fp32":
+def not_as_stored(precision: str, checkpoint: Checkpoint) -> str | None:
+    """Return a remark for weights of a few bits that are served in more, or rounded again; None for others."""
+    stored = checkpoint.grids
+    if stored is None or stored.scattered or precision in ("auto", *stored.precisions):
+        return None
+    if precision == "int8" and stored.bits == 4:
+        return None  # chosen for its activations
+    return f"{stored.described}: --precision {' or '.join(stored.precisions)} serves them as they are"
+
+
+def rounded_experts(parts: Sequence[Quantised]) -> str | None:
+    """Return a remark for mixtures of experts without the checkpoint's codes, where those are served."""
+    count = sum(part.rounded_experts for part in parts)
+    if not count:
         return None
     return (
-        f"the checkpoint's weights have {grids.bits} bits: --precision int{grids.bits}-weights serves them as they are"
+        f"{count} mixtures of experts were rounded to 8 bits: the checkpoint has some of their experts in real "
+        "numbers, or in groups or with zero points that the operator does not take"
     )
 
 
@@ -192,6 +203,7 @@ def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any
         "precision": precision,
         "matmuls": sum(part.matmuls for part in parts),
         "embeddings": sum(part.embeddings for part in parts),
+        "as_stored": sum(part.as_stored for part in parts),
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from builder.checkpoints.grids import Grids
+from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory, blocks_that_fit, cache_bytes
 from builder.engines import graph_engine
@@ -132,7 +132,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
     def variant_name(self, precision: str) -> str:
         return f"{precision} CUDA"
 
-    def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:
+    def lower(self, fused: Graph, precision: str, folder: Path, grids: StoredWeights | None) -> Lowered:
         refuse_windows(self.spec.gpu.card, fused)
         if precision in HALVES:
             half, judged = decoder_for_cuda(fused, precision, self.spec.triton, folder)

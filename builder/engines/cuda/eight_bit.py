@@ -19,10 +19,11 @@ from onnx import TensorProto, helper
 
 from builder.checkpoints.grids import QuantizedBlocks
 from builder.common.errors import SpecError
-from builder.engines.eight_bit import SYMMETRIC, EightBitProducts
+from builder.engines.eight_bit import EightBitProducts
 from builder.graphs.onnx.nodes import add_constant, eight_bit_scales, eight_bits
 
 SIZES = (128, 64, 32, 16)  # of a block, the fewest scales first
+MIDDLE = 128  # zero point of codes in 8 bits
 
 
 class CudaEightBit(EightBitProducts):
@@ -46,7 +47,7 @@ class CudaEightBit(EightBitProducts):
         (name, rows), output = node.input, node.output[0]
         codes, scales = self.store_blocks(name, rounded_to_bytes(table))
         middle, last, shape = (f"{output}.{part}" for part in ("middle", "last", "shape"))
-        add_constant(self.graph, middle, np.array(SYMMETRIC[8], np.float32))
+        add_constant(self.graph, middle, np.array(MIDDLE, np.float32))
         add_constant(self.graph, last, np.array([-1], np.int64))
         add_constant(self.graph, shape, np.array([0, 0, -1], np.int64))
         yield helper.make_node("Gather", [codes, rows], [f"{output}.codes"])
@@ -72,8 +73,8 @@ def rounded_to_bytes(rows: np.ndarray) -> QuantizedBlocks:
         )
     blocks = rows.reshape(outputs, -1, size)
     scales = eight_bit_scales(blocks, axis=2)
-    codes = eight_bits(blocks, scales).view(np.uint8) ^ np.uint8(SYMMETRIC[8])  # of two's complement: 128 more
-    return QuantizedBlocks(8, size, inputs, codes, scales[..., 0], np.full(scales.shape[:2], SYMMETRIC[8], np.uint8))
+    codes = eight_bits(blocks, scales).view(np.uint8) ^ np.uint8(MIDDLE)  # of two's complement: 128 more
+    return QuantizedBlocks(8, size, inputs, codes, scales[..., 0], np.full(scales.shape[:2], MIDDLE, np.uint8))
 
 
 EIGHT_BIT = CudaEightBit

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from builder.checkpoints.grids import Grids
+from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots, state_bytes
 from builder.common.releases import runtime_has, runtime_of
@@ -88,7 +88,7 @@ class OnnxRuntimeDecoding(DecodingEngine):
         check_release(graph, self.spec.triton, self._in_process)
         return graph
 
-    def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:
+    def lower(self, fused: Graph, precision: str, folder: Path, grids: StoredWeights | None) -> Lowered:
         if not runtime_has(QUANTISED_EXPERTS_NEED, self.spec.triton, self._in_process):
             fused = run_all_experts(fused, folder)
         return super().lower(fused, precision, folder, grids)

@@ -20,7 +20,7 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from builder.checkpoints.grids import Grids
+from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import VerificationError
 from builder.engines import graph_engine
 from builder.engines.optimise import Quantised
@@ -31,7 +31,7 @@ from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import constant_products, replace_nodes
 from builder.graphs.onnx.operators import DOMAIN, EXPERTS, QUANTISED_EXPERTS
 from builder.graphs.onnx.projections import spell_out_gemms
-from builder.graphs.onnx.weights import values_of
+from builder.graphs.onnx.weights import computing, values_of
 from builder.options import WeightOptions
 
 BITS = {"int8-weights": 8, "int4-weights": 4}
@@ -43,15 +43,27 @@ def quantise_weights(
     precision: str,
     options: WeightOptions,
     folder: Path,
-    grids: Grids | None = None,
+    stored: StoredWeights | None = None,
     products_of: str | None = None,
 ) -> Quantised:
     """Write `graph` at `precision` into `folder`. Raises VerificationError if a product was missed.
 
     `products_of`: the engine whose products it gets, if that is not the graph's own.
-    `grids`: of the checkpoint's matrices, if it stores them in as many bits. Such a matrix is stored as it is, and one
-    that the checkpoint has in real numbers, usually its output matrix, in 8 bits.
+    `stored`: the checkpoint's own codes. A matrix that has some for `precision` is stored as it is, and one that the
+    checkpoint has in real numbers, usually its output matrix, in 8 bits.
     """
+    with computing():
+        return _quantise_weights(graph, precision, options, folder, stored, products_of)
+
+
+def _quantise_weights(
+    graph: Graph,
+    precision: str,
+    options: WeightOptions,
+    folder: Path,
+    stored: StoredWeights | None,
+    products_of: str | None,
+) -> Quantised:
     bits = BITS.get(precision, 8)
     model = load_graph(graph.path)
     block = block_of(model.graph, options.block_size if precision in BITS else LARGEST_EXPERTS_BLOCK)
@@ -63,26 +75,35 @@ def quantise_weights(
     products = {node.output[0] for node in constant_products(model.graph)}
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     small = graph_engine(products_of or graph.engine).eight_bit(model.graph)
-    stored = grids if grids is not None and not grids.scattered and BITS.get(precision) == grids.bits else None
+    if stored is not None and (stored.scattered or precision not in stored.precisions):
+        stored = None
+    in_blocks = precision in BITS and (stored is None or stored.bits == bits == 8)  # what is not stored
     nodes: list[onnx.NodeProto] = []
-    embeddings = experts = 0
+    embeddings = experts = as_stored = rounded_experts = 0
     for node in model.graph.node:
         if node.output[0] in heads:
             nodes.extend(small.by_rows(node, values_of(tensors[node.input[1]])))
-        elif node.output[0] in products and (stored is not None or precision not in BITS):
+        elif node.output[0] in products and (stored is not None or not in_blocks):
             matrix = values_of(tensors[node.input[1]])
             blocks = stored.blocks(matrix, small.largest_block) if stored is not None else None
-            nodes.extend(small.by_columns(node, matrix) if blocks is None else [small.in_blocks(node, blocks)])
+            as_stored += blocks is not None
+            if blocks is not None:
+                nodes.append(small.in_blocks(node, blocks))
+            else:
+                nodes.extend([node] if in_blocks else small.by_columns(node, matrix))
         elif node.op_type == EXPERTS and block is not None:
-            nodes.append(quantised_experts(model.graph, node, bits, replace(options, block_size=block)))
+            replaced = quantised_experts(model.graph, node, bits, replace(options, block_size=block), stored)
+            nodes.append(replaced.node)
             experts += 1
+            as_stored += replaced.as_stored
+            rounded_experts += stored is not None and not replaced.as_stored
         elif node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in tensors:
             nodes.extend(small.lookup(node, values_of(tensors[node.input[0]])))
             embeddings += 1
         else:
             nodes.append(node)
     replace_nodes(model.graph, nodes)
-    if precision in BITS and stored is None:
+    if in_blocks:
         model = blockwise(model, BITS[precision], options, small.accuracy)
     drop_unused(model.graph)
     if not any(entry.domain == DOMAIN for entry in model.opset_import):
@@ -90,7 +111,7 @@ def quantise_weights(
     result = replace(save_graph(model, folder / precision / graph.path.name), engine=graph.engine)
     done = sum(result.operators[name] for name in {small.operator, "MatMulNBits", QUANTISED_EXPERTS})
     refuse_missed(len(heads) + len(products) + experts, done, model.graph)
-    return Quantised(result, done, embeddings)
+    return Quantised(result, done, embeddings, as_stored=as_stored, rounded_experts=rounded_experts)
 
 
 def refuse_missed(expected: int, done: int, graph: onnx.GraphProto) -> None:

@@ -15,14 +15,15 @@ from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecod
 from builder.building.families.generating import (
     generation_serving,
     inputs_left_out,
-    larger_than_stored,
     limits_of_states,
     measured_pytorch,
     needing_cpus,
+    not_as_stored,
     parity_bounds,
     precisions,
     quantised_parts,
     report_of,
+    rounded_experts,
     vocabulary_of,
 )
 from builder.building.variants import timing
@@ -177,7 +178,8 @@ class Decoder:
                         inputs_left_out(checkpoint),
                         code_not_run(checkpoint),
                         cost_of_experts(checkpoint.model, operators),
-                        larger_than_stored(self.spec.precision, checkpoint),
+                        not_as_stored(self.spec.precision, checkpoint),
+                        rounded_experts(choice.quantised),
                         limits_of_states(exported.caches),
                     ],
                 ),
