@@ -16,6 +16,7 @@ from pathlib import Path
 from builder.building.keys import build_key
 from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
 from builder.common.errors import BuilderError, RepositoryError
+from builder.common.hashing import digest_of
 from builder.common.machine import sharing_cores
 from builder.options import BuildSpec
 from builder.repository.report.record import REPORT, BuildReport, parse_report, read_report
@@ -54,7 +55,7 @@ def find_published(job: BuildJob) -> BuildReport | None:
 
 
 def newest_report(spec: BuildSpec) -> BuildReport | None:
-    """Return the report of the newest version, whose files must all be there; None if there is none.
+    """Return the report of the newest version, whose files must be as they were built; None if there is none.
 
     The newest counts, whichever is served: building the same again does not undo a rollback. Raises RepositoryError.
     """
@@ -76,10 +77,14 @@ def _newest_in_folder(output: Path, name: str) -> BuildReport | None:
     if not versions:
         return None
     report = read_report(folder, str(versions[-1]))
-    files = [output / entry / path for entry in report.files for path in report.files[entry]]
-    missing = next((file for file in files if not file.is_file()), None)
-    if missing is not None:
-        raise RepositoryError(f"{missing} is missing")
+    for entry, files in report.files.items():
+        for path, digest in files.items():
+            file = output / entry / path
+            if not file.is_file():
+                raise RepositoryError(f"{file} is missing")
+            # Those beside the version folders are of the served version, which may be another one.
+            if path.startswith(f"{versions[-1]}/") and digest_of([file]) != digest:
+                raise RepositoryError(f"{file} is not the file that was built")
     return report
 
 

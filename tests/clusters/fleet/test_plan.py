@@ -87,6 +87,26 @@ def test_plan_rebuilds_a_version_that_lacks_a_file(make: Make, tmp_path: Path) -
     assert model.reason.endswith("topics/1/model.onnx is missing")
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json"])
+def test_plan_rebuilds_a_version_with_a_damaged_file(make: Make, tmp_path: Path, name: str) -> None:
+    """Regression: only missing files counted, so that `check` asked for a build which the next run left out."""
+    shutil.copytree(make().output, tmp_path / "copy")
+    damaged = tmp_path / "copy" / "topics" / "1" / name
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    (model,) = _plan(make(output=tmp_path / "copy")).models
+    assert model.status == "changed"
+    assert model.reason.endswith(f"topics/1/{name} is not the file that was built")
+
+
+def test_plan_leaves_a_version_whose_configuration_was_edited(make: Make, tmp_path: Path) -> None:
+    shutil.copytree(make().output, tmp_path / "copy")
+    with (tmp_path / "copy" / "topics" / "config.pbtxt").open("a") as config:
+        config.write("# reviewed\n")
+    assert [model.status for model in _plan(make(output=tmp_path / "copy")).models] == ["unchanged"]
+
+
 def test_worker_skips_a_build_published_by_another_run(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: overlapping runs built every model twice, and two equal versions replaced the two before."""
     monkeypatch.setattr(pipeline, "build", None)
