@@ -23,6 +23,7 @@ build-repo unshare MODELS --name N  give encoders of a shared front their own fr
 build-repo cache [prune]          what builds keep between runs, and how it is made smaller
 build-repo push NAME --to URL     a version of a model to an object store
 build-repo pull NAME --from URL   a version of a model from an object store
+build-repo store check URL        the files of an object store, compared with their hashes
 build-repo deploy --to kubernetes  a repository as the manifests of an orchestrator
 build-repo help [VERB]            this text, or the options of a verb
 """
@@ -69,6 +70,7 @@ VERBS = (
     "cache",
     "push",
     "pull",
+    "store",
     "gateway",
     "deploy",
 )

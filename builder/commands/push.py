@@ -19,12 +19,17 @@ def parser() -> argparse.ArgumentParser:
     add("name", help="name of the model")
     add("--to", required=True, metavar="URL", help=STORE_HELP)
     add("--version", type=int, metavar="N", help="default: the version that is served")
+    add(
+        "--verify",
+        action="store_true",
+        help="read what the store has of the version, compare it with its hashes, and send what is damaged",
+    )
     add("--repository", **REPOSITORY)
     return arguments
 
 
 def run(options: argparse.Namespace) -> int:
-    pushed = push(options.repository, options.name, open_store(options.to), options.version)
+    pushed = push(options.repository, options.name, open_store(options.to), options.version, options.verify)
     sizes = sum(blob.size for blob in pushed.manifest.files.values())
     screen.print(
         f"[green]✓[/] version {pushed.manifest.version} of {options.name} is in {options.to}: "

@@ -9,7 +9,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -160,16 +160,22 @@ class Store:
                 f"{self.url} has a version {manifest.version} of {manifest.name} already; nothing of it was changed"
             ) from error
 
-    def put(self, source: Path, blob: Blob) -> bool:
-        """Upload the content of `source` unless it is there. Returns True if it was sent."""
+    def put(self, source: Path, blob: Blob, verify: bool = False) -> bool:
+        """Upload the content of `source` unless it is there. Returns True if it was sent.
+
+        `verify`: read a blob that is there, and the one that was sent, and compare its hash. Raises RepositoryError if
+        the store changes what is sent.
+        """
         path = self._blob(blob)
-        if self._size(path) == blob.size:
+        if (self.problem(blob) if verify else self._size_problem(blob)) is None:
             return False
         with self._writing():
             if self._is_local:
                 self._link(path, source.read_bytes(), replace=True)
             else:
                 self.files.put_file(str(source), path)
+        if verify and (problem := self.problem(blob)):
+            raise RepositoryError(f"{self.url}: the blob {path} {problem}, just after it was sent; check the store")
         return True
 
     def read(self, blob: Blob) -> bytes:
@@ -186,9 +192,8 @@ class Store:
     def get(self, blob: Blob, target: Path) -> None:
         """Download a blob to `target`, continuing where an earlier attempt ended. Raises RepositoryError."""
         path, unfinished = self._blob(blob), target.with_name(f"{target.name}.part")
-        size = self._size(path)
-        if size != blob.size:
-            problem = "is not there" if size is None else f"has {size} bytes instead of {blob.size}"
+        problem = self._size_problem(blob)
+        if problem is not None:
             raise RepositoryError(f"{self.url}: the blob {path} {problem}; push the version again")
         unfinished.touch()
         if unfinished.stat().st_size > blob.size:
@@ -202,6 +207,41 @@ class Store:
                 f"{self.url}: the blob {path} is not what its name says; remove it there and push the version again"
             )
         os.replace(unfinished, target)
+
+    def problem(self, blob: Blob) -> str | None:
+        """Read a blob, and return what is wrong with it: the end of a sentence; None if it is what its name says."""
+        problem = self._size_problem(blob)
+        if problem is not None:
+            return problem
+        digest, position = hashlib.sha256(), 0
+        while position < blob.size:
+            content = self._chunk(self._blob(blob), position, blob.size)
+            digest.update(content)
+            position += len(content)
+        return None if digest.hexdigest() == blob.sha256 else "is not what its name says"
+
+    def blobs(self) -> list[Blob]:
+        """Return all blobs, those that no manifest names too, in the order of their names."""
+        listing = partial(self.files.find, f"{self.root}/blobs/sha256", detail=True)
+        found: Mapping[str, Any] = self._listed(listing)
+        named = {PurePosixPath(path).name: facts for path, facts in found.items()}
+        return [Blob(name, int(named[name]["size"])) for name in sorted(named) if DIGEST.fullmatch(name)]
+
+    def age(self, blob: Blob) -> float:
+        """Return the seconds since a blob was written."""
+        with one_line_errors(self.url, "read"):
+            return time.time() - float(self.files.modified(self._blob(blob)).timestamp())
+
+    def remove(self, blob: Blob) -> None:
+        """Remove a blob, which no manifest may name."""
+        with one_line_errors(self.url, "written"):
+            self.files.rm_file(self._blob(blob))
+
+    def _size_problem(self, blob: Blob) -> str | None:
+        size = self._size(self._blob(blob))
+        if size == blob.size:
+            return None
+        return "is not there" if size is None else f"has {size} bytes instead of {blob.size}"
 
     def _chunk(self, path: str, begin: int, size: int) -> bytes:
         """Return bytes of a blob from `begin` on, at least one. Raises RepositoryError after ATTEMPTS failures."""
@@ -244,14 +284,14 @@ class Store:
                     self._require_bucket()
                 raise
 
-    def _listed(self, listing: Callable[[], Sequence[str]]) -> list[str]:
-        """Return the paths of a listing; empty if its folder does not exist."""
+    def _listed(self, listing: Callable[[], Any]) -> Any:
+        """Return the paths of a listing, or its facts by path; empty if its folder does not exist."""
         self.files.invalidate_cache()
         with one_line_errors(self.url, "read"):
             try:
-                found = list(listing())
+                found = listing()
             except FileNotFoundError:
-                found = []
+                found = {}
             if not found:
                 self._require_bucket()
             return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from builder.common.errors import RepositoryError
@@ -54,10 +55,11 @@ class Pulled:
     fetched: int
 
 
-def push(repository: Path, name: str, store: Store, version: int | None = None) -> Pushed:
+def push(repository: Path, name: str, store: Store, version: int | None = None, verify: bool = False) -> Pushed:
     """Push a version of a model, by default the served one. Raises RepositoryError.
 
-    An interrupted push leaves blobs that no manifest names, and the next push continues from them.
+    An interrupted push leaves blobs that no manifest names, and the next push continues from them. `verify`: read the
+    blobs of the version that the store has, and send those that are damaged.
     """
     require_front(repository, name)
     number = served_number(repository / name) if version is None else version
@@ -70,7 +72,7 @@ def push(repository: Path, name: str, store: Store, version: int | None = None) 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         blobs = dict(zip(files, pool.map(_blob_of, files.values()), strict=True))
         sources = {blob: files[path] for path, blob in blobs.items()}
-        was_sent = pool.map(store.put, sources.values(), sources)
+        was_sent = pool.map(partial(store.put, verify=verify), sources.values(), sources)
         sent = sum(blob.size for blob, new in zip(sources, was_sent, strict=True) if new)
     manifest = Manifest(name, number, checkpoint_source(repository / name / str(number) / REPORT), blobs)
     store.publish(manifest)

@@ -247,6 +247,37 @@ def test_push_replaces_a_blob_of_another_size(
     assert raw(key) == CONTENT
 
 
+def test_push_with_verify_replaces_a_blob_of_other_contents(
+    store: Store, bucket: str, raw: Callable[[str], bytes | None], tmp_path: Path
+) -> None:
+    """Regression: a damaged blob of the right size was confirmed with "0.0 MB sent"."""
+    blob = _blob(CONTENT)
+    key = f"fleet/blobs/sha256/{blob.sha256[:2]}/{blob.sha256}"
+    boto3.client("s3").put_object(Bucket=bucket, Key=key, Body=bytes(len(CONTENT)))
+    assert store.put(_file(tmp_path, CONTENT), blob) is False
+    assert store.put(_file(tmp_path, CONTENT), blob, verify=True) is True
+    assert raw(key) == CONTENT
+    assert store.put(_file(tmp_path, CONTENT), blob, verify=True) is False
+
+
+def test_push_with_verify_names_a_store_that_changes_what_is_sent(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match=r"is not what its name says, just after it was sent"):
+        store.put(_file(tmp_path, bytes(len(CONTENT))), _blob(CONTENT), verify=True)
+
+
+def test_store_lists_and_removes_blobs(any_store: Store, tmp_path: Path) -> None:
+    assert any_store.blobs() == []
+    blobs = sorted([_blob(content) for content in (CONTENT, b"", b"x")], key=lambda blob: blob.sha256)
+    for content in (CONTENT, b"", b"x"):
+        any_store.put(_file(tmp_path, content), _blob(content))
+    assert any_store.blobs() == blobs
+    assert [any_store.problem(blob) for blob in blobs] == [None] * 3
+    assert all(0 <= any_store.age(blob) + 2 < 600 for blob in blobs), "clocks may differ a little"
+    any_store.remove(_blob(b"x"))
+    assert any_store.problem(_blob(b"x")) == "is not there"
+    assert _blob(b"x") not in any_store.blobs()
+
+
 @pytest.mark.parametrize("url", ["s3://", "http://a/b", "model_repository", "ftp://x/y", "S3://a/b"])
 def test_store_refuses_an_invalid_address(url: str) -> None:
     assert not is_store(url)

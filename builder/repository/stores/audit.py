@@ -1,0 +1,69 @@
+"""Audit an object store: blobs that are damaged or missing, and those that no version needs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from builder.common.errors import RepositoryError
+from builder.repository.stores.store import Blob, Manifest, Store
+from builder.repository.stores.transfer import AT_ONCE
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Result of an audit.
+
+    `problems`: a sentence for each damaged manifest or blob; `versions`: how many were audited; `unnamed`: blobs that
+    no manifest names.
+    """
+
+    problems: tuple[str, ...]
+    versions: int
+    unnamed: tuple[Blob, ...]
+
+
+def audit(store: Store) -> Audit:
+    """Read every manifest of `store`, and every blob that one names, and compare the blobs with their hashes."""
+    manifests, problems = _manifests(store)
+    users: dict[Blob, list[str]] = {}
+    for manifest in manifests:
+        for blob in set(manifest.files.values()):
+            users.setdefault(blob, []).append(f"{manifest.name}@{manifest.version}")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for blob, problem in zip(users, pool.map(store.problem, users), strict=True):
+            if problem is not None:
+                problems.append(f"the blob {blob.sha256} {problem}; push again with --verify: {', '.join(users[blob])}")
+    return Audit(tuple(problems), len(manifests), _unnamed(store, manifests))
+
+
+def collect(store: Store, min_age_s: float) -> list[Blob]:
+    """Remove blobs that no manifest names and that are `min_age_s` seconds old; return them.
+
+    A push that runs meanwhile may count on such a blob, and one that was interrupted continues from it. Raises
+    RepositoryError if a manifest cannot be read, because its blobs are then unknown.
+    """
+    manifests, problems = _manifests(store)
+    if problems:
+        raise RepositoryError(f"nothing was removed, because a manifest cannot be read: {problems[0]}")
+    removed = [blob for blob in _unnamed(store, manifests) if store.age(blob) >= min_age_s]
+    for blob in removed:
+        store.remove(blob)
+    return removed
+
+
+def _manifests(store: Store) -> tuple[list[Manifest], list[str]]:
+    """Return the manifests of all versions, and why others cannot be read."""
+    manifests, problems = [], []
+    for name in store.models():
+        for version in store.versions(name):
+            try:
+                manifests.append(store.manifest(name, version))
+            except RepositoryError as error:
+                problems.append(str(error))
+    return manifests, problems
+
+
+def _unnamed(store: Store, manifests: list[Manifest]) -> tuple[Blob, ...]:
+    named = {blob.sha256 for manifest in manifests for blob in manifest.files.values()}
+    return tuple(blob for blob in store.blobs() if blob.sha256 not in named)
