@@ -63,7 +63,13 @@ NAMED: tuple[tuple[str, Any], ...] = (  # the first pattern that matches a field
 )
 HYBRID = ["linear_attention", "full_attention"]
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
-TALL = {"per_layer_config": {"01": {"head_dim": 16}}}  # Gemma 4's full-attention layers have larger heads
+SHARING = {  # the last layers share keys and values with earlier ones
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+}
+# Gemma 4's full-attention layers have larger heads
+TALL = {**SHARING, "per_layer_config": {"01": {"head_dim": 16}, "03": {"head_dim": 16}}}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}  # halves of heads of 8
 LOCAL: dict[str, Any] = {
     "hidden_size": HIDDEN,
@@ -107,12 +113,12 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 4, "token_dropout": False},
     "gemma3n_text": {
-        "num_kv_shared_layers": 0,
+        **SHARING,
         "vocab_size_per_layer_input": ROWS,
         "hidden_size_per_layer_input": 8,
         "laurel_rank": 8,
-        "intermediate_size": [64, 64],
-        "activation_sparsity_pattern": [0.5, 0.0],
+        "intermediate_size": [64] * 4,
+        "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
     },
     "gemma4_text": {**TALL, "vocab_size_per_layer_input": ROWS, "hidden_size_per_layer_input": 8},
     "gemma4_unified_text": TALL,

@@ -29,6 +29,16 @@ SIZES: dict[str, float] = {
 GROUPED = {"num_key_value_heads": 2}
 WINDOW = {**GROUPED, "sliding_window": 16}
 ALTERNATING = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+SHARING = {  # the third layer shares keys and values with the first, the fourth with the second
+    **WINDOW,
+    "head_dim": 8,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+    "final_logit_softcapping": 30.0,
+}
 DELTA = {
     **GROUPED,
     "head_dim": 8,
@@ -108,6 +118,14 @@ DECODERS: dict[str, Decoder] = {
     ),
     "gemma3_text": Decoder(
         {**WINDOW, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2}, note="alternating windows"
+    ),
+    "gemma3n_text": Decoder(
+        {**SHARING, "laurel_rank": 8, "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
+        note="alternating windows, layers that share keys and values",
+    ),
+    "gemma4_text": Decoder(
+        {**SHARING, "num_key_value_heads": 1, "global_head_dim": 16, "use_double_wide_mlp": True},
+        note="alternating windows, layers that share keys and values",
     ),
     "glm": Decoder({**GROUPED, "head_dim": 8}),
     "glm4": Decoder({**GROUPED, "head_dim": 8}),

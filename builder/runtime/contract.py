@@ -100,7 +100,7 @@ class EncoderServing:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Keys, and values, of one layer's attention: `heads` of `size` numbers a token; no heads without attention.
+    """Keys, and values, that one layer caches: `heads` of `size` numbers a token; none if it caches nothing.
 
     `states`: the shapes of what the layer keeps besides, in float32, whatever the length of a sequence.
     """

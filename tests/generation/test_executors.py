@@ -25,7 +25,7 @@ from tests.graphs.test_decoders import prompts
 from tests.tiny_encoders import VOCABULARY
 
 
-@pytest.mark.parametrize("model_type", ["llama", "bloom", "gemma2"])
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "gemma2", "gemma4_text"])
 def test_executors_give_the_same_answers(model_type: str, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     graph = fuse(exported.graph, tmp_path)

@@ -203,7 +203,7 @@ def test_prompt_lookup_grows_after_accepted_proposals() -> None:
     assert lookup.propose(2) == tokens[position : position + 2]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "starcoder2"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "gemma4_text", "starcoder2"])
 def test_prompt_lookup_does_not_change_text_of_real_graphs(model_type: str, tmp_path: Path) -> None:
     """Text from random weights soon repeats itself, long after windows of 16 tokens are exceeded."""
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)

@@ -28,6 +28,7 @@ from builder.engines.optimise.half_precision import HALVES, to_half
 from builder.engines.optimise.weights import BITS, quantise_weights
 from builder.graphs.onnx.candidates import with_candidates
 from builder.graphs.onnx.graph import MODEL_FILE, Graph, check_release, load_whole, operator_needs, save_graph
+from builder.graphs.onnx.operators import SHARED_CACHE_NEED
 from builder.graphs.onnx.rounding import rounded
 from builder.graphs.onnx.slots import FILE as COPIER
 from builder.graphs.onnx.slots import choose_rows, slot_copier
@@ -188,6 +189,11 @@ def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) ->
         raise SpecError(
             "its attention has sinks, with which ONNX Runtime's CUDA kernel was never compared here; build it for the "
             "CPU, or with --engine vllm"
+        )
+    if SHARED_CACHE_NEED in needs:
+        raise SpecError(
+            "its layers share keys and values, with which ONNX Runtime's CUDA kernel was never compared here; build it "
+            "for the CPU, or with --engine vllm"
         )
     if "GroupQueryAttention with attention_bias" in needs:
         raise SpecError(

@@ -54,10 +54,15 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
         _, kind, layer = name.split("_")
         renamed[name] = f"{kind}_cache.{layer}"
     nodes: list[onnx.NodeProto] = []
+    written: dict[str, list[str]] = {}  # by present keys: keys, values and cache of the layer
     for node in model.graph.node:
         if node.op_type == CACHED_ATTENTION:
+            if node.input[3] in written:  # the operator cannot read without writing: it writes the same once more
+                node.input[1:5] = written[node.input[3]]
             size = past[node.input[3]].type.tensor_type.shape.dim[3].dim_value
             nodes.extend(_unpacked(model.graph, node, size))
+            if len(node.output) > 1:
+                written[node.output[1]] = node.input[1:5]
             _make_paged(node, renamed, slopes, size)
         elif node.op_type == "Shape" and node.input[0] in renamed:
             count_one_row(node, ADVICE)

@@ -12,17 +12,26 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper
 
-from builder.common.errors import VerificationError
-from builder.graphs.onnx.graph import MODEL_FILE, Graph, load_graph, save_graph
+from builder.common.errors import SpecError, VerificationError
+from builder.graphs.onnx.graph import MODEL_FILE, Graph, load_graph, operator_needs, save_graph
 from builder.graphs.onnx.nodes import add_constant
-from builder.graphs.onnx.operators import CACHED_ATTENTION
+from builder.graphs.onnx.operators import CACHED_ATTENTION, SHARED_CACHE_NEED
 
 MARGIN = 1.25  # over the largest value seen: larger values are clipped
 SCALE_INPUTS = 12  # k_scale is the operator's thirteenth input, v_scale the one after it
 
 
 def quantise_cache(graph: Graph, largest: Mapping[str, np.ndarray], folder: Path) -> Graph:
-    """Write `graph` with an int8 cache. `largest`: the largest of each cache tensor (key_0, ...), (heads, size)."""
+    """Write `graph` with an int8 cache. `largest`: the largest of each cache tensor (key_0, ...), (heads, size).
+
+    Raises SpecError for layers that share a cache: a quantised one is read only where it is written
+    (onnxruntime/contrib_ops/cpu/bert/gqa_attention_base.h, ApplyAttentionQuantized).
+    """
+    if SHARED_CACHE_NEED in operator_needs(graph):
+        raise SpecError(
+            "its layers share keys and values, which ONNX Runtime does not do in an int8 cache: leave --cache out, or "
+            "use --engine openvino"
+        )
     model = load_graph(graph.path)
     changed = 0
     for node in model.graph.node:

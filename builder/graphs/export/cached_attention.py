@@ -39,17 +39,20 @@ def group_query_attention(
     sequence, value size); new tokens only. The operator takes one size: the smaller ones get zeros at their end.
     `window`: how many of the last keys count, the query's own included; attention_bias: (batch or 1, heads or 1,
     sequence, total length), added to the scores; sinks: (heads,), a score of each head's softmax that goes to no value.
+    A layer that attends to another's keys and values reads what is present in that one's cache, and appends nothing.
     Returns (batch, sequence, heads, value size).
     """
     cache = running_cache()
-    if cache.layer is None:
+    is_owner = cache.layer is not None
+    layer = cache.layer if is_owner else cache.owner_of(key, value)
+    if layer is None:
         raise ExportError("this attention does not update the cache before it runs")
+    past = cache.past[2 * layer : 2 * layer + 2] if is_owner else cache.present[layer]
     batch, heads, sequence, _ = query.shape
-    past_key, past_value = cache.past[2 * cache.layer : 2 * cache.layer + 2]
-    size, value_size = int(past_key.shape[3]), int(value.shape[-1])
-    if int(key.shape[1]) != int(past_key.shape[1]):
+    size, value_size = int(past[0].shape[3]), int(value.shape[-1])
+    if int(key.shape[1]) != int(past[0].shape[1]):
         raise ExportError(
-            f"its attention has {key.shape[1]} key heads where its cache has {past_key.shape[1]}: what it repeats by "
+            f"its attention has {key.shape[1]} key heads where its cache has {past[0].shape[1]}: what it repeats by "
             "itself has no fused operator"
         )
     attributes: dict[str, Any] = {"num_heads": int(heads), "kv_num_heads": int(key.shape[1]), "scale": float(scale)}
@@ -60,22 +63,27 @@ def group_query_attention(
     optional = [None, None, None, attention_bias, sinks]  # rotary inputs come first
     while optional and optional[-1] is None:
         optional.pop()
-    output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+    appended = [query.new_zeros((batch, 0, int(key.shape[1]) * size))] * 2
+    if is_owner:
+        appended = [merge_heads(_widened(tensor, size)) for tensor in (key, value)]
+    updated = past if is_owner else ()
+    output, *present = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         [
-            *(merge_heads(_widened(tensor, size)) for tensor in (query, key, value)),
-            past_key,
-            past_value,
+            merge_heads(_widened(query, size)),
+            *appended,
+            *past,
             cache.seqlens_k,
             cache.total,
             *optional,
         ],
         attrs=attributes,
-        dtypes=[query.dtype, past_key.dtype, past_value.dtype],
-        shapes=[(batch, sequence, heads * size), past_key.shape, past_value.shape],
+        dtypes=[query.dtype, *(tensor.dtype for tensor in updated)],
+        shapes=[(batch, sequence, heads * size), *(tensor.shape for tensor in updated)],
         version=1,
     )
-    cache.present[cache.layer] = (present_key, present_value)
+    if is_owner:
+        cache.present[layer] = (present[0], present[1])
     cache.layer = None
     output = output.reshape(batch, sequence, heads, size)
     return output if value_size == size else output[..., :value_size]

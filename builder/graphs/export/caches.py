@@ -76,6 +76,7 @@ class ExportCache(Cache):  # type: ignore[misc]
         self.seqlens_k = seqlens_k
         self.total = total
         self.layer: int | None = None
+        self.updated: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # layers, with the keys and values they append
         self.bias: torch.Tensor | None = None
         self.rotations: dict[int, tuple[torch.Tensor, ...]] = {}
         self.positions: torch.Tensor | None = None  # (batch, sequence), for decoders that take them from the cache
@@ -85,7 +86,12 @@ class ExportCache(Cache):  # type: ignore[misc]
         self, key: torch.Tensor, value: torch.Tensor, layer: int, *rest: Any, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.layer = layer
+        self.updated.append((layer, key, value))
         return key, value
+
+    def owner_of(self, key: torch.Tensor, value: torch.Tensor) -> int | None:
+        """Return the layer that appends these very tensors to its cache; None if none does."""
+        return next((layer for layer, *tensors in self.updated if tensors[0] is key and tensors[1] is value), None)
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return present_key_0, present_value_0, present_key_1, ..., then the states."""

@@ -6,7 +6,7 @@ Inputs, for `batch` rows of `sequence` new tokens each:
   total_sequence_length        (1,) int32, the most tokens of any row after this call
   logits_positions             (positions,) int64, the tokens whose logits are computed: places in
                                input_ids, counted through all rows
-  past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer with attention
+  past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer with a cache of its own
   past_state_i_n               (batch, ...) float32, of each layer with states: its n-th
   appended_rows                (batch,) bool, the rows whose states advance; with states
 Outputs: logits (positions, vocabulary) and present_key_i, present_value_i and present_state_i_n, to be bound to the
@@ -52,8 +52,11 @@ ELSEWHERE = "the decode loop keeps nothing else between tokens. vLLM may serve i
 
 @dataclass(frozen=True)
 class DecoderExport:
+    """`caches`: of each layer; `attentions`: layers with attention, those that share keys and values among them."""
+
     graph: Graph
     caches: tuple[LayerShape, ...]
+    attentions: int
     rotary_left: tuple[str, ...] = ()  # functions that rotate and run as separate operators
 
 
@@ -120,13 +123,13 @@ def export_decoder(
             unfused = replacing.enter_context(fused_rotary(model))
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model, caches, rows), caches, path)
-        attending = sum(cache.heads > 0 for cache in caches)
+        attending = sum(cache.heads > 0 or _shares(model.config, layer) for layer, cache in enumerate(caches))
         if graph.operators[CACHED_ATTENTION] != attending:
             raise ExportError(f"{graph.operators[CACHED_ATTENTION]} of its {attending} layers use the fused attention")
         states, fused = sum(len(cache.states) for cache in caches), sum(graph.operators[name] for name in STATEFUL)
         if fused != states:
             raise ExportError(f"{fused} of the {states} states of its layers use a fused operator")
-    return DecoderExport(graph, caches, unfused)
+    return DecoderExport(graph, caches, attending, unfused)
 
 
 def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
@@ -148,7 +151,7 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         for index, layer in enumerate(past.layers):
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
             states = state_shapes(model, layer)
-            if keys is None and (states or _only_computes(model.config, index)):
+            if keys is None and (states or _shares(model.config, index) or _only_computes(model.config, index)):
                 shapes.append(LayerShape(0, 0, states))
                 continue
             if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
@@ -164,6 +167,12 @@ def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
         if not any(shape.heads for shape in shapes):
             raise ExportError("it has no attention layers")
     return tuple(shapes)
+
+
+def _shares(config: PreTrainedConfig, layer: int) -> bool:
+    """Return True if a layer attends to the keys and values of an earlier one."""
+    modes = getattr(config.get_text_config(), "kv_sharing_modes", None)
+    return modes is not None and modes[layer] == "reuse"
 
 
 def _only_computes(config: PreTrainedConfig, layer: int) -> bool:

@@ -27,6 +27,7 @@ from builder.graphs.onnx.operators import (
     EXPERTS_NEED,
     QUANTISED_EXPERTS,
     QUANTISED_EXPERTS_NEED,
+    SHARED_CACHE_NEED,
     STANDARD,
 )
 from builder.graphs.onnx.weights import beside, point_to, size_of, take_in
@@ -208,6 +209,8 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
         yield "GroupQueryAttention with softcap"
     if attributes.get("kv_cache_bit_width"):
         yield "GroupQueryAttention with an int8 cache"
+    if _has_past(node) and len(node.output) == 1:
+        yield SHARED_CACHE_NEED
     if len(node.input) > CACHED_BIAS and node.input[CACHED_BIAS]:
         yield "GroupQueryAttention with attention_bias"
     if len(node.input) > CACHED_SINKS and node.input[CACHED_SINKS]:

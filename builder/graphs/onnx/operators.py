@@ -12,6 +12,7 @@ CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in plac
 CACHED_PAST = 3  # the place of past_key among its inputs; empty without a cache
 CACHED_BIAS = 10  # the place of attention_bias among its inputs
 CACHED_SINKS = 11  # the place of head_sink
+SHARED_CACHE_NEED = "GroupQueryAttention over another layer's cache"  # its name in OPERATOR_NEEDS
 STATEFUL = ("CausalConvWithState", "LinearAttention")  # over a state that is updated in place
 EXPERTS = "MoE"  # a mixture of experts that reads the chosen ones
 EXPERTS_NEED = "MoE on CPU"  # its name in OPERATOR_NEEDS

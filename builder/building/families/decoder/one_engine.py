@@ -162,7 +162,7 @@ class Decoder:
             entries,
             attention={
                 "fused": operators[self.engine.attention],
-                "layers": sum(cache.heads > 0 for cache in exported.caches),
+                "layers": exported.attentions,
             },
             quantised=quantised_parts(selection.chosen.option, choice.quantised),
             variants=choice.variants,
