@@ -39,6 +39,7 @@ TRACED = (
     "complex_rotary",
     "experts",
     "latent",
+    "lora",
     "masks",
     "rotary",
     "states",

@@ -9,6 +9,8 @@ Inputs, for `batch` rows of `sequence` new tokens each:
   past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer with a cache of its own
   past_state_i_n               (batch, ...) float32, of each layer with states: its n-th
   appended_rows                (batch,) bool, the rows whose states advance; with states
+  lora_rows                    (batch,) int64, each row's adapter: a row of the stacks; with room for adapters
+  lora_a.LAYER, lora_b.LAYER   (adapters + 1, ...) float32, the stacks of a linear layer (lora.py)
 Outputs: logits (positions, vocabulary) and present_key_i, present_value_i and present_state_i_n, to be bound to the
 buffers of the past.
 
@@ -35,6 +37,7 @@ from builder.graphs.export.caches import ExportCache, ExportStates, exporting
 from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.latent import absorbed_attention, latent_layers, latent_shape
+from builder.graphs.export.lora import AdapterRoom, adaptable_layers, adding_lora, drop_unread_stacks
 from builder.graphs.export.positions import PROBE, are_close, looked_up, table_rows
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import equal_positions, fused_rotary, settled_frequencies
@@ -44,6 +47,7 @@ from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import CACHED_ATTENTION, STATEFUL
 from builder.graphs.onnx.projections import merge_projections
 from builder.runtime.contract import LayerShape
+from builder.runtime.generation.executors.lora import LORA_A, LORA_ROWS
 from builder.runtime.generation.executors.states import APPENDED_ROWS
 
 STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
@@ -63,14 +67,21 @@ class DecoderExport:
 class DecoderGraph(torch.nn.Module):
     """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out.
 
-    rows: the model's `table_rows`, None if it takes position_ids.
+    rows: the model's `table_rows`, None if it takes position_ids. adapted: layers with places for adapters.
     """
 
-    def __init__(self, model: PreTrainedModel, caches: Sequence[LayerShape], rows: Mapping[str, int] | None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        caches: Sequence[LayerShape],
+        rows: Mapping[str, int] | None,
+        adapted: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.model = model
         self.caches = tuple(caches)
         self.rows = rows
+        self.adapted = tuple(adapted)
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
         input_ids, position_ids, seqlens_k, total, positions, *rest = tensors
@@ -83,7 +94,8 @@ class DecoderGraph(torch.nn.Module):
         cache = ExportCache(past, seqlens_k, total, states)
         explicit = {"position_ids": position_ids} if self.rows is None else {}
         tables = looked_up(self.model, self.rows or {}, position_ids)
-        with exporting(cache), tables, logits_at(self.model, positions):
+        lora = adding_lora(self.model, self.adapted, tuple(remaining))
+        with exporting(cache), tables, lora, logits_at(self.model, positions):
             result = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, **explicit)
         return result.logits, *cache.outputs()
 
@@ -104,16 +116,22 @@ def logits_at(model: PreTrainedModel, positions: torch.Tensor) -> Iterator[None]
 
 
 def export_decoder(
-    model: PreTrainedModel, folder: Path, max_length: int, caches: tuple[LayerShape, ...] = ()
+    model: PreTrainedModel,
+    folder: Path,
+    max_length: int,
+    caches: tuple[LayerShape, ...] = (),
+    room: AdapterRoom | None = None,
 ) -> DecoderExport:
     """Export `model` for rows of up to `max_length` tokens. `caches`: its `cache_shapes`, where they are known.
 
+    `room`: for adapters, None for none.
     Raises ExportError if none is correct.
     """
     path = folder / "exported" / MODEL_FILE
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
         rows = table_rows(model)
+        stacks = {} if room is None else room.shapes(adaptable_layers(model))
         _refuse_later_tokens(model)
         settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
         attention = (fused_attention(model), absorbed_attention(model), fused_states(model))
@@ -122,7 +140,7 @@ def export_decoder(
                 replacing.enter_context(hook)
             unfused = replacing.enter_context(fused_rotary(model))
             model.set_attn_implementation(CACHED)
-            graph = _export(DecoderGraph(model, caches, rows), caches, path)
+            graph = _export(model, caches, rows, stacks, path)
         attending = sum(cache.heads > 0 or _shares(model.config, layer) for layer, cache in enumerate(caches))
         if graph.operators[CACHED_ATTENTION] != attending:
             raise ExportError(f"{graph.operators[CACHED_ATTENTION]} of its {attending} layers use the fused attention")
@@ -231,7 +249,13 @@ def _names(kind: str, caches: Sequence[LayerShape]) -> list[str]:
     return [*(f"{kind}_{part}_{index}" for index in attending for part in ("key", "value")), *states]
 
 
-def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> Graph:
+def _export(
+    model: PreTrainedModel,
+    caches: Sequence[LayerShape],
+    rows: Mapping[str, int] | None,
+    stacks: Mapping[str, tuple[int, ...]],
+    path: Path,
+) -> Graph:
     names = ("batch", "sequence", "max_length", "positions")
     batch, sequence, length, positions = (torch.export.Dim(name) for name in names)
     shapes: list[dict[int, Any]] = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch}, {}, {0: positions}]
@@ -252,6 +276,12 @@ def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> G
         tensors += [*states, torch.ones(2, dtype=torch.bool)]
         shapes += [{0: batch}] * (len(states) + 1)
         past.append(APPENDED_ROWS)
+    if stacks:
+        tensors += [torch.zeros(2, dtype=torch.int64), *(torch.zeros(shape) for shape in stacks.values())]
+        shapes += [{0: batch}, *({} for _ in stacks)]
+        past += [LORA_ROWS, *stacks]
+    adapted = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
+    module = DecoderGraph(model, caches, rows, adapted)
     outputs = ["logits", *_names("present", caches)]
     return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *past], outputs, _rewrite)
 
@@ -259,4 +289,5 @@ def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> G
 def _rewrite(model: onnx.ModelProto) -> None:
     """Rewrite in place what operators take in another form than torch exports it."""
     merge_projections(model)
+    drop_unread_stacks(model.graph)
     order_experts(model)

@@ -15,6 +15,7 @@ import numpy as np
 from ..fields import JSON_TYPES, Field, InputError, Tensors
 from .dialects import translated
 from .options import (
+    ADAPTER,
     CHAT_OPTIONS,
     COMMON,
     COUNT,
@@ -43,7 +44,7 @@ def read_options(
 
     `inputs`: the names of the fields that this model has.
     """
-    known = {f.name: f for f in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES) if f.name in inputs}
+    known = {f.name: f for f in (*COMMON, *PROMPT, ADAPTER, *SOURCE, *LANGUAGES) if f.name in inputs}
     allowed = {**known, COUNT.name: COUNT}
     requested: "dict[str, Any]" = {}
     for name, array in tensors.items():

@@ -61,7 +61,7 @@ class DecodeLoop:
             geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks, executor.has_states
         )
         able = executor.can_speculate, executor.joins_prefills
-        self.scheduler = Scheduler(self.cache, limits, self.stats, self.encoder_cache, *able, drafter)
+        self.scheduler = Scheduler(self.cache, limits, self.stats, self.encoder_cache, *able, drafter, executor.lora)
         self.failure: BaseException | None = None
         self._stopping = False
         self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]

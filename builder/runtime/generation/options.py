@@ -63,6 +63,7 @@ class RequestOptions:
     return_logprobs: bool = False  # also in the form of vLLM's backend
     return_perf_metrics: bool = False
     tokenize: bool = False
+    lora_name: str = ""
     stream: bool = False
     priority: int = 0
     timeout_ms: int = 0
@@ -112,6 +113,7 @@ PROMPT = (  # of a decoder, which continues its input
     TOKENIZE,
     *FOREIGN,
 )
+ADAPTER = Field("lora_name", TEXT, optional=True)  # of a model with room for adapters
 SOURCE = (Field("encoder_no_repeat_ngram_size", WHOLE, optional=True),)
 LANGUAGES = (Field("source_language", TEXT, optional=True), Field("target_language", TEXT, optional=True))
 OUTPUTS = (

@@ -35,6 +35,7 @@ from .stats import Stats
 
 if TYPE_CHECKING:
     from .encoder_cache import EncoderCache
+    from .executors.lora import LoraStacks
 
 # With 16, speculation took longer than it saved (GPT-2 on OpenVINO, two cores).
 MAX_DECODE_TOKENS = 8  # maximum of a step that speculates
@@ -69,10 +70,12 @@ class Scheduler:
         can_speculate: bool = False,
         joins_prefills: bool = False,
         drafter: Drafter | None = None,
+        lora: LoraStacks | None = None,
     ) -> None:
-        """Create an empty queue. `can_speculate`, `joins_prefills`: see Executor."""
+        """Create an empty queue. `can_speculate`, `joins_prefills`, `lora`: see Executor."""
         self.can_speculate, self.joins_prefills, self.drafter = can_speculate, joins_prefills, drafter
         self.cache, self.limits, self.stats, self.encoder_cache = cache, limits, stats, encoder_cache
+        self.lora = lora
         self.waiting: list[tuple[int, int, RunningSequence]] = []  # a heap: priority, then arrival
         self.running: list[RunningSequence] = []
         self.changed = threading.Condition()
@@ -193,7 +196,7 @@ class Scheduler:
                 if sequence.width > min(self.cache.free_slots, spare):
                     skipped.append(entry)
                     spare = min(spare, self._slots_left_by(sequence))
-                elif not self.cache.can_allocate(sequence.tokens, sequence.width):
+                elif not self._has_memory_for(sequence):
                     skipped.append(entry)  # memory that becomes free is reserved for it
                     break
                 elif self._is_ready(sequence) and not self._has_prefilling_sibling(sequence):
@@ -211,13 +214,27 @@ class Scheduler:
         later = sum(running.width for running in self.running if _queue_order(running) > _queue_order(waiting))
         return max(0, len(self.cache.allocated) - waiting.width - later)
 
+    def _has_memory_for(self, sequence: RunningSequence) -> bool:
+        """Return True if there is memory for the sequence's tokens and a place for its adapter."""
+        key = sequence.request.cache_key
+        return self.cache.can_allocate(sequence.tokens, sequence.width, key) and self._adapter_row(sequence) is not None
+
+    def _adapter_row(self, sequence: RunningSequence) -> int | None:
+        """Return the row of the stacks with the sequence's adapter; None while others need all rows."""
+        if self.lora is None:
+            return 0
+        return self.lora.place(sequence.request.adapter, {running.request.cache_key for running in self.running})
+
     def _has_prefilling_sibling(self, sequence: RunningSequence) -> bool:
         return any(other.request is sequence.request for other in self._active(SequenceStatus.PREFILLING))
 
     def _start(self, sequence: RunningSequence) -> None:
         request = sequence.request
-        placement = self.cache.allocate(sequence.tokens, request.reusable)
-        sequence.slots = [placement.slot, *(self.cache.allocate_empty() for _ in range(sequence.width - 1))]
+        row, key = self._adapter_row(sequence), request.cache_key
+        placement = self.cache.allocate(sequence.tokens, request.reusable, key)
+        sequence.slots = [placement.slot, *(self.cache.allocate_empty(key) for _ in range(sequence.width - 1))]
+        if self.lora is not None:
+            self.lora.rows[sequence.slots] = row
         if not sequence.was_preempted:
             self.stats.reused_tokens += placement.reused
             self.stats.prompt_tokens += len(request.source or request.prompt)

@@ -16,6 +16,7 @@ from typing import Any, Union
 import numpy as np
 
 from .beams import BeamSearch
+from .executors.lora import Adapter
 from .options import RequestOptions
 from .sampling import Sampler, TokenChoice, scored_choice
 from .speculation import DraftLength, PromptLookup
@@ -65,9 +66,9 @@ class AnswerPiece:
 class Request:
     """Request in progress: its prompt, and the callbacks for its pieces (`emit`) and its only error (`fail`).
 
-    `source`: tokens that an encoder reads; `prompt` is then the one token that the decoder starts from. `encoded`: the
-    keys and values of the source. `defer` runs the delivery of pieces, now or in another thread; after a piece that
-    could not be delivered (`undeliverable`), no further ones are.
+    `adapter`: its LoRA adapter; None: the model as it is. `source`: tokens that an encoder reads; `prompt` is then the
+    one token that the decoder starts from. `encoded`: the keys and values of the source. `defer` runs the delivery of
+    pieces, now or in another thread; after a piece that could not be delivered (`undeliverable`), no further ones are.
     """
 
     prompt: "list[int]"
@@ -77,6 +78,7 @@ class Request:
     fail: "Callable[[Exception], None]"
     deadline: "float | None" = None  # time.monotonic()
     source: "tuple[int, ...]" = ()
+    adapter: "Adapter | None" = None
     arrived: float = field(default_factory=time.monotonic)
     first_token: "float | None" = None
     cached_tokens: int = 0  # tokens of its prompt that were in the cache when its first sequence got a slot
@@ -104,6 +106,11 @@ class Request:
     def reusable(self) -> int:
         """Number of prompt tokens that need not run if they are cached."""
         return len(self.prompt) - 1 if self.scores is None else len(self.scores)
+
+    @property
+    def cache_key(self) -> str:
+        """Identity of the weights that compute its keys and values: those of other weights are not reused."""
+        return "" if self.adapter is None else self.adapter.digest
 
     def score(self, start: int, logits: np.ndarray) -> None:
         """Record log-probabilities: `logits`, (positions, vocabulary), follow the prompt's tokens from `start` on."""

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from ..contract import DRAFT, FILE, ContractError, GenerationServing, load_generation
 from ..cpus import refuse_cpu
 from ..fields import InputError, Tensors, refuse_large, refuse_long
+from .adapter_files import FOLDER, Adapters
 from .beams import BeamSearch
 from .checking import read_options
 from .decode_loop import DecodeLoop
@@ -54,6 +55,7 @@ class Service:
         assert token_budget is not None
         limits = SchedulerLimits(serving.queue, token_budget, serving.queue_timeout_ms / 1000)
         executor, draft = make_executor(folder, serving, infer), make_draft(folder, serving)
+        self.adapters = None if executor.lora is None else Adapters(folder.parent / FOLDER, executor.lora)
         self.loop = DecodeLoop(executor, limits, serving.prefix_cache, draft)
 
     def submit(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> Request:
@@ -86,6 +88,7 @@ class Service:
             texts = {name: np.array([text.encode("utf-8")], np.object_) for name, text in answer.items()}
             defer(partial(respond, texts, True))
             return []
+        adapter = self.adapters.find(options.lora_name) if self.adapters is not None and options.lora_name else None
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
         scores: "list[TokenChoice] | None" = [] if options.prompt_logprobs >= 0 else None
@@ -96,7 +99,9 @@ class Service:
         def fail(error: Exception) -> None:
             defer(partial(respond, error, True))
 
-        request = Request(tokens, options, maximum, answers.add, fail, deadline, source, scores=scores, defer=defer)
+        request = Request(
+            tokens, options, maximum, answers.add, fail, deadline, source, adapter, scores=scores, defer=defer
+        )
         return self._sequences(request, prompt.first)
 
     def _max_tokens(self, options: RequestOptions, prompt: Prompt) -> int:

@@ -42,6 +42,7 @@ class SlotCache:
         has_states: bool = False,
     ) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(slots)]
+        self.keys = [""] * slots
         self.allocated = [False] * slots
         self.last_used = [0] * slots
         self.max_length = max_length
@@ -74,14 +75,15 @@ class SlotCache:
         slots = self.allocated_slots
         return (slots[0], slots[-1] + 1) if slots else (0, 0)
 
-    def allocate(self, prompt: Sequence[int], reusable: int | None = None) -> Allocation:
+    def allocate(self, prompt: Sequence[int], reusable: int | None = None, key: str = "") -> Allocation:
         """Allocate a slot for `prompt`: near the others, then with the longest cached prefix, then least recently used.
 
-        A longer prefix in another slot is copied. At most `reusable` tokens of the prompt are reused, and never its
-        last, whose logits are needed.
+        A longer prefix in another slot is copied. Prefixes with another `key`, which names the weights that computed
+        them, are not reused. At most `reusable` tokens of the prompt are reused, and never its last, whose logits are
+        needed.
         """
         limit = len(prompt) - 1 if reusable is None else min(reusable, len(prompt) - 1)
-        common = [min(common_length(prompt, tokens), limit) if self.reuse else 0 for tokens in self.tokens]
+        common = [min(length, limit) for length in self._common_lengths(prompt, key)]
         if self.has_states:
             common = [length if length == len(tokens) else 0 for length, tokens in zip(common, self.tokens)]
         slot = self._allocate_nearest(common)
@@ -90,20 +92,23 @@ class SlotCache:
         if source != slot and reused:
             self.copy(source, slot, reused)
         self._truncate(slot, prompt[:reused])
+        self.keys[slot] = key
         return Allocation(slot, reused)
 
-    def allocate_empty(self) -> int:
+    def allocate_empty(self, key: str = "") -> int:
         """Allocate the free slot nearest to the others, for a beam that will be copied there."""
         slot = self._allocate_nearest([0] * len(self.allocated))
         self._truncate(slot, ())
+        self.keys[slot] = key
         return slot
 
-    def can_allocate(self, prompt: Sequence[int], width: int) -> bool:
+    def can_allocate(self, prompt: Sequence[int], width: int, key: str = "") -> bool:
         """Return True if there are blocks for `prompt` and `width` beams, and one more for each running slot."""
         if self.blocks is None or not any(self.allocated):
             return True
         slots = self.allocated_slots
-        common = max(common_length(prompt, self.tokens[slot]) for slot in slots) if self.reuse else 0
+        lengths = self._common_lengths(prompt, key)
+        common = max(lengths[slot] for slot in slots)
         needed = self.blocks.count_for(len(prompt) + 1) - common // self.blocks.block_size + width - 1 + len(slots)
         return self.blocks.count_used(slots) + needed <= self.blocks.num_blocks
 
@@ -121,6 +126,11 @@ class SlotCache:
                 return False
             self._truncate(min(cached, key=self.last_used.__getitem__), ())
         return True
+
+    def _common_lengths(self, prompt: Sequence[int], key: str) -> list[int]:
+        """Return how many tokens of `prompt` each slot has, computed by the weights `key`."""
+        own = [self.reuse and slot_key == key for slot_key in self.keys]
+        return [common_length(prompt, tokens) if usable else 0 for usable, tokens in zip(own, self.tokens)]
 
     def _truncate(self, slot: int, tokens: Sequence[int]) -> None:
         """Truncate `slot` to `tokens`, its prefix."""
@@ -162,6 +172,7 @@ class SlotCache:
         source, target = last - 1, gaps[0]
         self.copy(source, target, len(self.tokens[source]))
         self.tokens[target], self.tokens[source] = self.tokens[source], []
+        self.keys[target] = self.keys[source]
         self.allocated[source], self.allocated[target] = False, True
         self.last_used[target] = self.last_used[source]
         return source, target

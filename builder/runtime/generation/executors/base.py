@@ -14,6 +14,7 @@ from ..block_manager import BlockManager
 
 if TYPE_CHECKING:
     from ..encoder_cache import EncoderCache
+    from .lora import LoraStacks
 
 # above the usual top_k of requests, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
 MAX_CANDIDATES = 128
@@ -123,6 +124,7 @@ class Executor(ABC):
     `joins_prefills`: True if prompts that start in adjacent slots run as one call, which reads the weights once.
     `has_states`: True if a slot keeps states besides keys and values: those after all of its tokens, and no earlier
     ones.
+    `lora`: the adapters of the slots; None: the graph has no room for any.
     """
 
     blocks: "BlockManager | None" = None
@@ -131,6 +133,7 @@ class Executor(ABC):
     has_likeliest = False
     joins_prefills = False
     has_states = False
+    lora: "LoraStacks | None" = None
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry

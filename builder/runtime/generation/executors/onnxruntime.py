@@ -27,6 +27,7 @@ from .base import (
     TokenCandidates,
     copy_slot,
 )
+from .lora import LORA_ROWS, LoraStacks
 from .states import APPENDED_ROWS, SlotStates
 
 Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache
@@ -103,12 +104,13 @@ class BoundExecutor(Executor):
 
 
 class InPlace(BoundExecutor):
-    """Runs an open session with a cache and states of its own, bound in place."""
+    """Runs an open session with a cache, states and adapters of its own, bound in place."""
 
     def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
         super().__init__(geometry, session)
         self.arena, self.states = geometry.allocate(), SlotStates(geometry)
         self.has_states = bool(geometry.states)
+        self.lora = LoraStacks.of(((value.name, value.shape) for value in session.get_inputs()), geometry.slots)
         # A rejected token cannot be taken out of a state.
         self.can_speculate = self.can_speculate and not self.has_states
         self.has_likeliest = TOP_COUNT in self.inputs
@@ -124,16 +126,22 @@ class InPlace(BoundExecutor):
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)
         self.states.copy(source, target)
+        if self.lora is not None:
+            self.lora.rows[target] = self.lora.rows[source]
 
     def _begin(self, part: CallPart, step: StepInputs) -> None:
         if self.has_states:
             self.states.begin(part, step.feeds[APPENDED_ROWS])
+        if self.lora is not None:
+            step.feeds[LORA_ROWS][:] = self.lora.rows[part.first : part.first + len(part.tokens)]
 
     def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[StepInputs, Any]:
         step, binding = StepInputs(rows, new, num_logits), self.session.io_binding()
         step.feeds[TOP_COUNT] = np.array([best], np.int64)
         step.feeds[APPENDED_ROWS] = np.ones(rows, np.bool_)
-        for name, array in step.feeds.items():
+        step.feeds[LORA_ROWS] = np.zeros(rows, np.int64)
+        stacks = {} if self.lora is None else self.lora.tensors
+        for name, array in (*step.feeds.items(), *stacks.items()):
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         for name, tensor in (*self.arena.items(), *self.states.tensors.items()):

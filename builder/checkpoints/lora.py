@@ -1,0 +1,172 @@
+"""LoRA adapters as PEFT saves them: a folder with adapter_config.json and adapter_model.safetensors.
+
+Everything of an adapter that the graph's places cannot express is refused by its name in that configuration.
+Source: peft 0.21, tuners/lora/config.py, tuners/lora/layer.py and utils/save_and_load.py. Knows files and matrices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from builder.checkpoints.fetch import fetch, refuse_damaged
+from builder.checkpoints.linear_layers import LinearLayer, linear_layers
+from builder.checkpoints.untrusted import refuse_files
+from builder.common.errors import CheckpointError
+from builder.common.hashing import sha256_of
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of PEFT's names, before a layer's own
+KEY = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight")
+# Fields that are read here, or change nothing of an adapter that is trained. `init_lora_weights` and `bias` have values
+# that do: PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change the model's own matrices as well.
+READ = ("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "base_model_name_or_path")
+WITHOUT_EFFECT = (
+    "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules",
+    "lora_dropout", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core", "runtime_config",
+    "eva_config", "qalora_group_size",
+)  # fmt: skip
+HARMLESS = {"bias": ("none",), "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal")}
+
+
+@dataclass(frozen=True)
+class LoraLayer:
+    """Change of one layer: `scale` * B @ A, with A (rank, inputs) and B (outputs, rank) in float32."""
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """Adapter: its `layers` by name, and where it is from. `base`: the model that it was trained on, as PEFT noted."""
+
+    source: str
+    revision: str | None
+    sha256: str
+    base: str | None
+    layers: Mapping[str, LoraLayer]
+
+    @property
+    def rank(self) -> int:
+        """Largest rank of a layer."""
+        return max(len(layer.a) for layer in self.layers.values())
+
+
+def read_lora(source: str, layers: Mapping[str, LinearLayer], max_rank: int) -> LoraAdapter:
+    """Read the adapter in a folder or of a Hub id, for a model with places of `max_rank` in `layers`.
+
+    Raises CheckpointError for an adapter that these places cannot express.
+    """
+    folder, revision = fetch(source, None, weights=True)
+    refuse_files(folder, source)
+    missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(f"{source} has no {missing[0]}; expected an adapter as PEFT's save_pretrained writes it")
+    refuse_damaged([folder / WEIGHTS], source)
+    config = _read_config(folder / CONFIG, source)
+    matrices = {name: tensor.float().numpy() for name, tensor in load_file(folder / WEIGHTS).items()}
+    names = _layer_names(matrices, source)
+    read = {name: _layer(name, matrices, config) for name in names}
+    for name, layer in read.items():
+        _refuse_misfit(source, name, layer, layers, max_rank)
+    label = source.rstrip("/") if revision else folder.resolve().name
+    return LoraAdapter(label, revision, sha256_of(folder / WEIGHTS), config.get("base_model_name_or_path"), read)
+
+
+@contextmanager
+def merged(model: PreTrainedModel, adapter: LoraAdapter) -> Iterator[None]:
+    """Add the adapter to the matrices of `model` for the block, as PEFT's `merge_adapter` does."""
+    layers, before = linear_layers(model), {}
+    with torch.no_grad():
+        for name, layer in adapter.layers.items():
+            weight = model.get_submodule(name).weight
+            assert isinstance(weight, torch.nn.Parameter)
+            before[name] = weight.detach().clone()
+            change = torch.from_numpy(layer.b @ layer.a) * layer.scale
+            weight.copy_(weight + (change.T if layers[name].transposed else change))
+        try:
+            yield
+        finally:
+            for name, values in before.items():
+                model.get_submodule(name).weight.copy_(values)
+
+
+def _read_config(path: Path, source: str) -> dict[str, Any]:
+    """Return the configuration. Raises CheckpointError for a field with an effect that places for LoRA do not have."""
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"the {CONFIG} of {source} is not JSON: {error}") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
+        raise CheckpointError(f"the {CONFIG} of {source} has the peft_type {kind!r}; expected 'LORA'")
+    for field, value in config.items():
+        if field in HARMLESS:
+            is_usable = value in HARMLESS[field]
+        else:
+            is_usable = field in READ or field in WITHOUT_EFFECT or not value
+        if not is_usable:
+            raise CheckpointError(
+                f"{source} has {field}={json.dumps(value)[:60]} in its {CONFIG}, which is not served here; merge the "
+                "adapter into its model instead: PeftModel.from_pretrained(...).merge_and_unload()"
+            )
+    return config
+
+
+def _layer_names(matrices: Mapping[str, np.ndarray], source: str) -> list[str]:
+    """Return the layers that have both matrices. Raises CheckpointError for weights that are not LoRA matrices."""
+    found: dict[str, set[str]] = {}
+    for name in sorted(matrices):
+        match = KEY.fullmatch(name)
+        if match is None:
+            raise CheckpointError(
+                f"{source} has the weight {name}; expected {PREFIX}LAYER.lora_A.weight and .lora_B.weight alone, for "
+                "embeddings and whole layers (modules_to_save) have no place in the graph"
+            )
+        found.setdefault(match[1], set()).add(match[2])
+    incomplete = [name for name, parts in found.items() if parts != {"A", "B"}]
+    if incomplete or not found:
+        raise CheckpointError(f"{source} has one of two matrices of {incomplete[0]}" if found else f"{source} is empty")
+    return list(found)
+
+
+def _layer(name: str, matrices: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> LoraLayer:
+    a, b = (matrices[f"{PREFIX}{name}.lora_{part}.weight"] for part in "AB")
+    alphas = config.get("alpha_pattern") or {}
+    pattern = next((pattern for pattern in alphas if re.match(rf"(.*\.)?({pattern})$", name)), None)
+    alpha = config["lora_alpha"] if pattern is None else alphas[pattern]
+    return LoraLayer(a, b, float(alpha) / (math.sqrt(len(a)) if config.get("use_rslora") else len(a)))
+
+
+def _refuse_misfit(source: str, name: str, layer: LoraLayer, layers: Mapping[str, LinearLayer], max_rank: int) -> None:
+    """Raise CheckpointError if the model has no place for `layer`."""
+    if name not in layers:
+        raise CheckpointError(
+            f"{source} changes {name}, for which the model has no place; it has places in "
+            f"{', '.join(sorted({known.rpartition('.')[2] for known in layers}))}"
+        )
+    own, shapes = layers[name], (layer.a.shape, layer.b.shape)
+    rank = len(layer.a)
+    if shapes != ((rank, own.inputs), (own.outputs, rank)):
+        raise CheckpointError(
+            f"{source} has matrices {shapes[0]} and {shapes[1]} of {name}; a model with {own.inputs} inputs and "
+            f"{own.outputs} outputs there needs (rank, {own.inputs}) and ({own.outputs}, rank): it is for another model"
+        )
+    if rank > max_rank:
+        raise CheckpointError(
+            f"{source} has rank {rank} in {name}, and the model was built for at most {max_rank}: build it with "
+            f"--adapter-rank {rank}"
+        )

@@ -1,0 +1,93 @@
+"""Places for LoRA adapters in a graph: each linear layer adds x @ A[row] @ B[row], for the row's own adapter.
+
+The stacks of all adapters are inputs of the graph, so that one is added by writing into them, and rows with different
+adapters share a call. Inputs: builder/runtime/generation/executors/lora.py. Knows modules; knows no architecture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from transformers import PreTrainedModel
+
+from builder.checkpoints.linear_layers import LinearLayer, linear_layers
+from builder.options import BuildSpec
+from builder.runtime.generation.executors.lora import LORA_A, LORA_B, LORA_ROWS
+
+PROBE = (2, 3)  # rows and tokens
+
+
+@dataclass(frozen=True)
+class AdapterRoom:
+    """Room for `adapters` at once, each of `rank` at most in any layer."""
+
+    adapters: int
+    rank: int
+
+    @classmethod
+    def of(cls, spec: BuildSpec) -> AdapterRoom:
+        """Return the room that `spec` asks for."""
+        return cls(spec.adapters, spec.adapter_rank)
+
+    def bytes(self, layers: Mapping[str, LinearLayer]) -> int:
+        """Return the bytes of the stacks of `layers`."""
+        return sum(math.prod(shape) for shape in self.shapes(layers).values()) * np.dtype(np.float32).itemsize
+
+    def shapes(self, layers: Mapping[str, LinearLayer]) -> dict[str, tuple[int, int, int]]:
+        """Return the shapes of the stacks by input of the graph; their first rows are for no adapter."""
+        shapes = {}
+        for name, layer in layers.items():
+            shapes[f"{LORA_A}{name}"] = self.adapters + 1, layer.inputs, self.rank
+            shapes[f"{LORA_B}{name}"] = self.adapters + 1, self.rank, layer.outputs
+        return shapes
+
+
+def adaptable_layers(model: PreTrainedModel) -> dict[str, LinearLayer]:
+    """Return the linear layers that read all tokens of each row in their order, found by a run.
+
+    Others, such as an expert's, read some tokens of all rows together, and cannot tell whose they are.
+    """
+    reading, layers = set(), linear_layers(model)
+
+    def note(name: str, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if isinstance(arguments[0], torch.Tensor) and tuple(arguments[0].shape[:-1]) == PROBE:
+            reading.add(name)
+
+    with ExitStack() as hooks, torch.no_grad():
+        for name in layers:
+            hooks.enter_context(model.get_submodule(name).register_forward_pre_hook(partial(note, name)))
+        model(input_ids=torch.arange(5, 5 + PROBE[0] * PROBE[1]).reshape(PROBE), use_cache=False)
+    return {name: layer for name, layer in layers.items() if name in reading}
+
+
+@contextmanager
+def adding_lora(model: PreTrainedModel, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Add LoRA to the layers `names` of `model`.
+
+    `tensors`: the row of the stacks of each row of the call, (batch,), then A and B of each layer.
+    """
+
+    def add(index: int, module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], output: torch.Tensor) -> Any:
+        a, b = (stack.index_select(0, tensors[0]) for stack in tensors[1 + 2 * index : 3 + 2 * index])
+        return output + arguments[0] @ a @ b
+
+    with ExitStack() as hooks:
+        for index, name in enumerate(names):
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(partial(add, index)))
+        yield
+
+
+def drop_unread_stacks(graph: onnx.GraphProto) -> None:
+    """Remove the stacks of layers whose own code the graph does not run: their places would be without effect."""
+    read = {name for node in graph.node for name in node.input}
+    for value in [value for value in graph.input if value.name not in read]:
+        if value.name.startswith((LORA_A, LORA_B)) or value.name == LORA_ROWS:
+            graph.input.remove(value)
