@@ -17,6 +17,7 @@ build-repo report NAME            what a build measured, as a table and as an HT
 build-repo versions NAME          the versions of a model
 build-repo promote NAME           try the newest version on a running server, then let it answer
 build-repo rollback NAME          serve the version before
+build-repo adapter NAME           the LoRA adapters of a model: add, remove, show
 build-repo remove NAME            take a model out of the repository
 build-repo share MODELS --name N  one front, in one process, for many encoders
 build-repo unshare MODELS --name N  give encoders of a shared front their own fronts again
@@ -64,6 +65,7 @@ VERBS = (
     "versions",
     "promote",
     "rollback",
+    "adapter",
     "remove",
     "share",
     "unshare",

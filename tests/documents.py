@@ -30,6 +30,7 @@ from builder.common.distribution import DISTRIBUTION
 from builder.common.errors import SpecError
 from builder.options import load_specs, make_spec
 from builder.repository.sharing.hosting import NAMES_THE_MODEL
+from builder.runtime.generation.options import ADAPTER
 from builder.serving.gateway.app import routes
 from builder.serving.gateway.context import GatewayState
 from builder.serving.gateway.endpoint import Endpoint
@@ -135,9 +136,12 @@ def _build_repo(arguments: list[str]) -> None:
 
 @cache
 def request_fields() -> set[str]:
-    """Return every input of every task, those of checkpoints with prompts included, and the one of shared fronts."""
+    """Return every input of every task, those of checkpoints with prompts, of shared fronts and of adapters too."""
     parameters = {**PARAMETERS, "prompts": {"query": ""}}
-    return {field.name for task in all_tasks().values() for field in task.fields(parameters)[0]} | {NAMES_THE_MODEL}
+    return {field.name for task in all_tasks().values() for field in task.fields(parameters)[0]} | {
+        NAMES_THE_MODEL,
+        ADAPTER.name,
+    }
 
 
 def _script(program: str, arguments: list[str]) -> None:

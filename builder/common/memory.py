@@ -24,10 +24,11 @@ BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8"
 
 @dataclass(frozen=True)
 class ReservedMemory:
-    """Bytes that a generating model reserves."""
+    """Bytes that a generating model reserves; `adapters`: stacks of LoRA matrices."""
 
     cache: int
     weights: int
+    adapters: int = 0
 
 
 def cache_bytes(layers: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:

@@ -52,6 +52,7 @@ class DecodingEngine(ABC):
     paged: ClassVar[bool] = False  # True if sequences share the blocks of its cache
     timed: ClassVar[bool] = True  # True if this machine runs it as it will be served, so that speed is measured
     keeps_states: ClassVar[bool] = False  # True if its slots may have states beside keys and values
+    takes_adapters: ClassVar[bool] = False  # True if its loop may have room for adapters
     maps: ClassVar[bool] = False  # True if it can open a graph with its weights in their file
 
     @property
@@ -70,6 +71,14 @@ class DecodingEngine(ABC):
             "its layers keep a state beside keys and values, for which this engine has no memory; what has it, in "
             f"process on the CPU: {', '.join(f'--engine {name}' for name in able)}"
         )
+
+    def refuse_adapters(self) -> None:
+        """Raise SpecError if --adapters is given and the loop has no room for any, as these options run it."""
+        if self.spec.adapters and not (self.takes_adapters and self.spec.executor == "in-process"):
+            able = [name for name in decoding_engines() if _decoding(name).takes_adapters]
+            raise SpecError(
+                f"--adapters is for {', '.join(f'--engine {name}' for name in able)}, in process on the CPU"
+            )
 
     @abstractmethod
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:

@@ -95,6 +95,11 @@ class Choices(Options):
     draft: str | None = Field(None, json_schema_extra={"flag": True})
     """Hub id or local folder of a smaller decoder with the same tokeniser, which guesses tokens ahead; the text stays
     the same. Text generation on the CPU only."""
+    adapters: int = Field(0, ge=0, le=512, json_schema_extra={"flag": True})
+    """LoRA adapters that may answer at once, each request with its own; build-repo adapter adds and removes them. Text
+    generation with ONNX Runtime on the CPU only."""
+    adapter_rank: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
+    """Highest rank of an adapter; memory is reserved for it in each."""
     target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
     """Hardware to serve on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
     onnxruntime, ONNX Runtime's TensorRT provider compiles while the model loads."""

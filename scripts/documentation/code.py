@@ -13,7 +13,16 @@ from builder.common.cards import CARDS
 from builder.common.releases import RELEASES
 from builder.runtime.fields import Field
 from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
-from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, RequestOptions
+from builder.runtime.generation.options import (
+    ADAPTER,
+    COMMON,
+    LANGUAGES,
+    PROMPT,
+    RANGES,
+    SOURCE,
+    UNSET_SEED,
+    RequestOptions,
+)
 from scripts.documentation.markdown import table
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
@@ -68,6 +77,7 @@ MEANINGS = {  # of each request option of a generating model
     "guide": "constraint on the answer, as JSON: see [guides](#guides)",
     "tokenize": "return the prompt's tokens in `tokens`, and generate nothing",
     "prompt_logprobs": "report log-probabilities of the prompt's tokens, and of this many alternatives for each",
+    "lora_name": "adapter that answers, of a model [with room for adapters](../guides/adapters.md)",
     "stream": "send text as it is generated instead of one answer at the end",
     "priority": "requests with a lower number start first",
     "timeout_ms": "fail after this many milliseconds; 0: never",
@@ -113,7 +123,7 @@ def request_options() -> str:
     """Return every option of a request to a generating model. Raises SystemExit for an option without a description."""
     defaults = {field.name: field.default for field in fields(RequestOptions) if field.name != "temperature"}
     rows = []
-    for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES):
+    for field in (*COMMON, *PROMPT, ADAPTER, *SOURCE, *LANGUAGES):
         if field in FOREIGN:  # described together, in the page
             continue
         if field.name not in MEANINGS:

@@ -224,6 +224,6 @@ def report_of(
         threshold=task.required(spec.quality),
         padding=0.0,
         files=file_hashes(entries),
-        memory=asdict(memory),
+        memory={purpose: size for purpose, size in asdict(memory).items() if size or purpose != "adapters"},
         **family_fields,
     )

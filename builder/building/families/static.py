@@ -34,8 +34,8 @@ from builder.runtime.encoder.table import TableSettings
 TASKS = ("sentence-similarity", "feature-extraction")
 OF_GRAPHS = (
     "--target", "--engine", "--executor", "--prune", "--graph", "--level", "--asymmetric", "--block-size",
-    "--late-chunking", "--beams", "--max-answer", "--cache-gb", "--draft", "serving.optimization_level",
-    "serving.tool_parser", "serving.batch_dimension",
+    "--late-chunking", "--beams", "--max-answer", "--cache-gb", "--draft", "--adapters",
+    "serving.optimization_level", "serving.tool_parser", "serving.batch_dimension",
 )  # fmt: skip
 
 

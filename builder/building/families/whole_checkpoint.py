@@ -57,7 +57,13 @@ def _refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Checkp
             "as it is: leave --precision out"
         )
     of_graphs = ("--prune", "--graph", "--level", "--samples", "--draft", "--quality", "--beams", "--max-answer")
-    of_loops = ("--cache", "--cache-gb", "--executor", f"--instances (use {engine.section}.tensor_parallel_size)")
+    of_loops = (
+        "--cache",
+        "--cache-gb",
+        "--adapters",
+        "--executor",
+        f"--instances (use {engine.section}.tensor_parallel_size)",
+    )
     unusable = given_options(spec, *of_graphs, *of_loops, "--truncate", "--pooling", "--late-chunking")
     if unusable:
         raise SpecError(f"{', '.join(unusable)} cannot be used with {flag}, which runs the checkpoint as it is")

@@ -25,9 +25,9 @@ STRING = 64  # bytes of a text in an answer, such as a label or a name
 class ModelNeeds:
     """Sizes and speeds of a model.
 
-    `weights`: bytes of one instance. `length`: tokens of a text or of a slot. `cross`: layers of cross-attention, over
-    `source` tokens. `draft`: bytes of the draft model, its cache included. `activations`: bytes that the largest call
-    of one instance computes on a GPU, and `activated` the formula for them.
+    `weights`: bytes of one instance, its room for adapters included. `length`: tokens of a text or of a slot. `cross`:
+    layers of cross-attention, over `source` tokens. `draft`: bytes of the draft model, its cache included.
+    `activations`: bytes that the largest call of one instance computes on a GPU, and `activated` the formula for them.
     """
 
     kind: Literal["encoder", "generation"]
@@ -74,7 +74,7 @@ def published(repository: Path, name: str) -> ModelNeeds:
     better = min(report.variants, key=lambda other: sum(other.latency_ms.values()), default=variant)
     needs = ModelNeeds(
         "encoder" if isinstance(serving, EncoderServing) else "generation",
-        weights=variant.size,
+        weights=variant.size + (report.memory or {}).get("adapters", 0),
         length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
         latency=variant.latency_ms or None,
         measured=f"{report.chosen}, measured by its build on {report.cpu['model']}",

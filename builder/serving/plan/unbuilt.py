@@ -8,12 +8,14 @@ import torch
 
 from builder.building.families.decoder.drafted import draft_spec
 from builder.building.families.seq2seq.settings import read_settings
+from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
 from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.engines import session_engine
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.decoder import cache_shapes
+from builder.graphs.export.lora import AdapterRoom
 from builder.graphs.export.seq2seq import seq2seq_shapes
 from builder.options import BuildSpec
 from builder.serving.plan.needs import ModelNeeds
@@ -46,6 +48,7 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
     with torch.device("meta"):
         if family == "decoder":
             layers = cache_shapes(checkpoint.model)
+            size += AdapterRoom.of(spec).bytes(linear_layers(checkpoint.model)) if spec.adapters else 0
             engine = _engine(spec, any(layer.states for layer in layers))
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(draft_spec(spec, checkpoint.task.name, length))
@@ -100,6 +103,7 @@ def _engine(spec: BuildSpec, has_states: bool) -> DecodingEngine:
         engine = engine_of(spec.model_copy(update={"engine": name}))
         try:
             engine.refuse()
+            engine.refuse_adapters()
             if has_states:
                 engine.refuse_states()
         except SpecError as error:

@@ -6,6 +6,7 @@ A decoder is built for one engine (one_engine.py), or for each that this machine
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from builder.building.families import Family, given_options
@@ -16,12 +17,14 @@ from builder.building.families.generating import read_samples, refuse_options
 from builder.checkpoints.chat_template import chat_template
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.generation_config import generation_file, refuse_unserved
+from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.tokenizer import refuse_other_text
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.memory import weights_bytes
 from builder.common.progress import Stage
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.decoder import cache_shapes
+from builder.graphs.export.lora import AdapterRoom
 from builder.options import BuildSpec
 
 
@@ -56,11 +59,14 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
 def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Decoder:
     engine.refuse()
+    engine.refuse_adapters()
     spec = engine.spec
     layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
     if any(layer.states for layer in layers):
         engine.refuse_states()
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)
+    if spec.adapters:
+        memory = replace(memory, adapters=AdapterRoom.of(spec).bytes(linear_layers(checkpoint.model)))
     rows = tuple(map(tuple, sample_rows(spec.samples, checkpoint)))
     return Decoder(spec, checkpoint, folder, engine, memory, layers, rows)
 

@@ -46,7 +46,8 @@ def refuse_draft(spec: BuildSpec) -> None:
 def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:
     """Return the specification of --draft for texts of `length` tokens."""
     own = {"model": spec.draft, "draft": None, "revision": None, "name": None, "task": task, "max_length": length}
-    return spec.model_copy(update={**own, "slots": min(spec.slots, SLOTS), "beams": 1, "cache_gb": None})
+    loop = {"slots": min(spec.slots, SLOTS), "beams": 1, "cache_gb": None, "adapters": 0}
+    return spec.model_copy(update={**own, **loop})
 
 
 def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Checkpoint]:

@@ -50,6 +50,7 @@ from builder.common.workplace import require_disk_space
 from builder.engines.decoding import DecodingEngine, Lowered, free_executors, is_mapped, opened
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.export.experts import cost_of_experts
+from builder.graphs.export.lora import AdapterRoom
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
@@ -57,6 +58,8 @@ from builder.repository.layout.generating import lay_out_generating
 from builder.repository.report.record import BuildReport
 from builder.repository.verdict import Comparison, ParityBound
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
+from builder.runtime.fields import Field
+from builder.runtime.generation.options import ADAPTER
 
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 
@@ -76,7 +79,8 @@ class Decoder:
     def export(self) -> DecoderExport:
         """Return one graph for prefill and decode steps. Raises RepositoryError if the disk is too full for it."""
         require_disk_space(self.memory.weights, GRAPHS)
-        return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers)
+        room = AdapterRoom.of(self.spec) if self.spec.adapters else None
+        return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers, room)
 
     def reference(self, exported: DecoderExport) -> PyTorchDecoder:
         """Return teacher-forced probabilities, those of a long row, and the time of a step."""
@@ -139,7 +143,7 @@ class Decoder:
         checkpoint, caches, graph = self.checkpoint, choice.exact.fused.exported.caches, choice.graph
         graphs = [graph, *self.engine.beside(graph, caches, self.folder)]
         serving = needing_cpus(_serving(checkpoint, self.engine, self.memory, graph, caches), self.spec, [graph])
-        tokenizer, fields = tokenizer_json(checkpoint.tokenizer), checkpoint.task.fields({})
+        tokenizer, fields = tokenizer_json(checkpoint.tokenizer), _fields(self.spec, checkpoint)
         inputs = self.engine.step_fields(graph, caches)
         entries = lay_out_generating(self.spec, serving, tokenizer, graphs, fields, inputs)
         exact = choice.exact
@@ -232,6 +236,12 @@ class Decoder:
         return recorder.case(graph.path.name, [graph], spec.build_threads, remote=not self._in_process)
 
 
+def _fields(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[Sequence[Field], Sequence[Field]]:
+    """Return the inputs and outputs of the front; with room for adapters, requests name theirs."""
+    inputs, outputs = checkpoint.task.fields({})
+    return ((*inputs, ADAPTER) if spec.adapters else inputs), outputs
+
+
 def _serving(
     checkpoint: Checkpoint, engine: DecodingEngine, memory: ReservedMemory, graph: Graph, caches: Sequence[LayerShape]
 ) -> GenerationServing:
@@ -245,7 +255,7 @@ def _serving(
         Arena(spec.slots, checkpoint.max_length, engine.cache_type, caches, engine.blocks(caches, memory)),
         engine.session(),
         spec.beams or spec.slots,
-        checkpoint.task.fields({})[0],
+        _fields(spec, checkpoint)[0],
         executor=spec.executor,
         prefill_tokens=spec.serving.prefill_tokens,
         model=graph.path.name if in_process else None,

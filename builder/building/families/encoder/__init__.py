@@ -56,7 +56,8 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
     Raises SpecError for an option that encoders do not have, CheckpointError for a model of several parts or of bytes.
     """
-    generating = ("--beams", "--max-answer", "--cache-gb", "--draft", "serving.tool_parser", "serving.batch_dimension")
+    of_loops = ("--beams", "--max-answer", "--cache-gb", "--draft", "--adapters")
+    generating = (*of_loops, "serving.tool_parser", "serving.batch_dimension")
     given = given_options(spec, *generating)
     if given:
         raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")

@@ -29,6 +29,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         f"--cache {spec.cache}",
         "--cache-gb",
         "--draft",
+        "--adapters",
     )
     if spec.engine == "auto":
         unusable.append("--engine auto (it runs on one engine)")

@@ -1,0 +1,131 @@
+"""Add a LoRA adapter to a published model: read it, compare its answers with PyTorch's, write it beside the versions.
+
+The served graph runs with the adapter in one of its places; PyTorch runs the checkpoint with the adapter merged into
+its matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from builder.building.families.decoder import sample_rows
+from builder.building.verify.generation import DecoderAgreement, make_reference, measure, refuse_wrong_probabilities
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.linear_layers import LinearLayer
+from builder.checkpoints.lora import LoraAdapter, merged, read_lora
+from builder.checkpoints.resolve import resolve
+from builder.common.errors import CheckpointError, VerificationError
+from builder.common.machine import working_cores
+from builder.engines.decoding import Executors, opened
+from builder.engines.onnxruntime import signature
+from builder.graphs.onnx.graph import read_graph
+from builder.options import make_spec
+from builder.repository.adapters import AboutAdapter, adaptable_version, write_adapter
+from builder.repository.report.record import BuildReport, read_report
+from builder.runtime.contract import GenerationServing
+from builder.runtime.generation.executors.base import Executor, Geometry
+from builder.runtime.generation.executors.lora import LORA_A, LORA_B, Adapter
+
+FP32 = "fp32"  # the variant whose probabilities are PyTorch's
+
+
+def add_adapter(repository: Path, model: str, name: str, source: str, base: str | None = None) -> AboutAdapter:
+    """Add the adapter of the folder or Hub id `source` to `model`, or replace its adapter `name`.
+
+    `base`: the checkpoint that the model was built from; None: the Hub id that its build.json names. Without either the
+    answers are compared with nothing, and `verified` of the result is None.
+    Raises CheckpointError, RepositoryError, and VerificationError for wrong answers; nothing is written then.
+    """
+    folder, serving = adaptable_version(repository, model)
+    assert serving.model is not None
+    layers, max_rank = _places(folder / serving.model)
+    adapter = read_lora(source, layers, max_rank)
+    matrices = matrices_by_input(adapter)
+    about = AboutAdapter(adapter.source, adapter.revision, adapter.sha256, adapter.base, adapter.rank)
+    report = read_report(repository / model, folder.name)
+    checkpoint = _base(report, serving, base)
+    if checkpoint is not None:
+        agreement = _compare(folder / serving.model, serving, checkpoint, adapter, Adapter(name, "", matrices))
+        _refuse_wrong(agreement, report, serving)
+        verified = f"{checkpoint.source} in PyTorch, with the adapter merged"
+        about = replace(about, verified=verified, error=agreement.error, agreement=agreement.mean)
+    write_adapter(repository, model, name, matrices, about)
+    return about
+
+
+def _places(graph: Path) -> tuple[dict[str, LinearLayer], int]:
+    """Return the layers of a graph that have places for adapters, and the highest rank that these take."""
+    stacks = {name: tensor.shape for name, tensor in signature(graph).inputs.items()}
+    names = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
+    layers = {name: LinearLayer(stacks[f"{LORA_A}{name}"][1], stacks[f"{LORA_B}{name}"][2]) for name in names}
+    return layers, stacks[f"{LORA_A}{names[0]}"][2]
+
+
+def matrices_by_input(adapter: LoraAdapter) -> dict[str, np.ndarray]:
+    """Return the matrices as the graph's stacks have them, the scale in B."""
+    matrices = {}
+    for name, layer in adapter.layers.items():
+        matrices[f"{LORA_A}{name}"] = np.ascontiguousarray(layer.a.T)
+        matrices[f"{LORA_B}{name}"] = np.ascontiguousarray(layer.b.T * np.float32(layer.scale))
+    return matrices
+
+
+def _base(report: BuildReport, serving: GenerationServing, base: str | None) -> Checkpoint | None:
+    """Return the checkpoint that the model was built from; None if it is not known where that is.
+
+    Raises CheckpointError for another one.
+    """
+    built = report.checkpoint
+    if base is None and built.get("revision") is None:  # build.json does not say where a local folder was
+        return None
+    spec = make_spec(
+        model=base or built["source"],
+        revision=built.get("revision") if base is None else None,
+        task=serving.task,
+        max_length=serving.arena.length,
+    )
+    checkpoint = resolve(spec)
+    identity = checkpoint.identity()
+    if any(identity[name] != built.get(name) for name in ("revision", "weights_sha256")):
+        raise CheckpointError(
+            f"{spec.model} has other weights than the checkpoint that {report.name} was built from, "
+            f"{built.get('source')}; name that one with --base"
+        )
+    return checkpoint
+
+
+def _compare(
+    graph: Path, serving: GenerationServing, checkpoint: Checkpoint, adapter: LoraAdapter, placed: Adapter
+) -> DecoderAgreement:
+    """Compare the served graph with the adapter in each slot with PyTorch's answers to the samples."""
+    rows = sample_rows(None, checkpoint)
+    with merged(checkpoint.model, adapter):
+        reference = make_reference(checkpoint.model, rows)
+    executors = with_adapter(opened(read_graph(graph), working_cores()), placed)
+    return measure(executors, serving.arena.layers, serving.vocabulary, reference, serving.arena.dtype)
+
+
+def with_adapter(executors: Executors, adapter: Adapter) -> Executors:
+    """Return a function that creates executors with `adapter` in each slot."""
+
+    def opened_with(geometry: Geometry) -> Executor:
+        executor = executors(geometry)
+        assert executor.lora is not None
+        executor.lora.rows[:] = executor.lora.place(adapter, ())
+        return executor
+
+    return opened_with
+
+
+def _refuse_wrong(agreement: DecoderAgreement, report: BuildReport, serving: GenerationServing) -> None:
+    """Raise VerificationError unless the answers are as right as the build required of the model's own."""
+    if report.chosen == FP32 and serving.arena.dtype == "float32":
+        refuse_wrong_probabilities(agreement.error)
+    elif not agreement.mean >= report.threshold:  # NaN is wrong too
+        raise VerificationError(
+            f"{report.chosen} with the adapter has a {report.metric} of {agreement.mean:.4f} against PyTorch "
+            f"({report.threshold:.4f} is required). Nothing was added: build the model in a higher --precision"
+        )
