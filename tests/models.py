@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.decoders import make_decoder_checkpoint
 from tests.embedders import make_embedder
-from tests.extractors import make_gliner
+from tests.extractors import make_gliner, make_gliner2
 from tests.rerankers import make_reranker
 from tests.retrievers import make_hybrid, make_router
 from tests.seq2seqs import make_seq2seq_checkpoint
@@ -63,6 +63,11 @@ SERVED: dict[str, Served] = {
     ),
     "extracts": Served(
         "entity-extraction", "deberta-v2", save=partial(make_gliner, encoder_type="deberta-v2", hidden_size=24)
+    ),
+    "fills": Served(
+        "information-extraction",
+        "bert",
+        save=partial(make_gliner2, encoder_type="bert", counting_layer="count_lstm_v2", max_width=4),
     ),
     "pooled": Served("feature-extraction", "mpnet", spec={"pooling": "cls"}),
     "embeds": Served("sentence-similarity", "qwen3", save=partial(make_embedder, model_type="qwen3", mode="lasttoken")),

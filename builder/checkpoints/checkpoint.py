@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from builder.checkpoints.gliner.settings import GlinerSettings
+from builder.checkpoints.gliner2.settings import Gliner2Settings
 from builder.checkpoints.grids import StoredWeights
 from builder.checkpoints.sentence_transformers import SentenceModules
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 class CheckpointFiles:
     """Checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does.
 
-    `gliner`: its settings, if GLiNER saved it; `config` is its encoder's then. `card`: its origin, from its card.
+    `gliner`: its settings, if GLiNER or GLiNER2 saved it; `config` is its encoder's then. `card`: its origin, from
+    its card.
     """
 
     source: str
@@ -35,7 +37,7 @@ class CheckpointFiles:
     tokenizer: PreTrainedTokenizerFast
     task: Task
     sentence: SentenceModules | None
-    gliner: GlinerSettings | None
+    gliner: GlinerSettings | Gliner2Settings | None
     card: Mapping[str, list[str]]
 
     @property

@@ -111,7 +111,7 @@ def _loaded(kind: Any, files: CheckpointFiles) -> tuple[PreTrainedModel, dict[st
     config = files.config
     packed = packed_format(config, files.source)
     if files.gliner is not None:
-        own, weights = _on_meta(kind, config).__class__, encoder_weights(files.weights)
+        own, weights = _on_meta(kind, config).__class__, encoder_weights(files)
         return *own.from_pretrained(None, **_loading(config), state_dict=weights), None
     if packed is None:
         with widened(files.folder, files.weights) as folder:

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.fetch import fetch, read_card, refuse_damaged, weight_files
-from builder.checkpoints.gliner.settings import GLINER, read_settings
+from builder.checkpoints.gliner.settings import read_settings as read_gliner
+from builder.checkpoints.gliner2.settings import read_settings as read_gliner2
 from builder.checkpoints.late_interaction import load_late_interaction
 from builder.checkpoints.model import (
     check_configuration,
@@ -49,7 +50,7 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
             f"{source.model} has an adapter (adapter_config.json), whose weights are not in its model's; merge them "
             "first: PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(folder)"
         )
-    gliner = read_settings(folder, source.model, weights or revision is None)
+    gliner = read_gliner(folder, source.model, weights or revision is None) or read_gliner2(folder, source.model)
     files = weight_files(folder, source.model) if weights or revision is None else []
     is_table = sentence is not None and sentence.table is not None
     if gliner is not None:
@@ -61,11 +62,11 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
     if sentence is not None and sentence.lower_case:
         read_in_lower_case(tokenizer)
     refuse_damaged(files, source.model)
-    saved_by = GLINER if gliner is not None else sentence.kind if sentence is not None else None
+    saved_by = gliner.library if gliner is not None else sentence.kind if sentence is not None else None
     task = find_task(source.task) if source.task else infer_task(config, saved_by)
     if gliner is not None and not task.claims(config, saved_by):
         raise CheckpointError(
-            f"{source.model} is a checkpoint of {GLINER} and cannot be served for {task.name}; leave --task out"
+            f"{source.model} is a checkpoint of {gliner.library} and cannot be served for {task.name}; leave --task out"
         )
     found = CheckpointFiles(
         source=source.model.rstrip("/") if revision else root.resolve().name,

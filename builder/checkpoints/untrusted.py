@@ -15,7 +15,7 @@ from typing import Any
 from builder.common.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
-CONFIGURATIONS = ("config.json", "gliner_config.json")
+CONFIGURATIONS = ("config.json", "gliner_config.json", "encoder_config/config.json")
 LABELS = ("num_labels", "id2label", "label2id")
 MAX_VALUES = {  # by field of a configuration; far beyond any known checkpoint
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), 10_000),

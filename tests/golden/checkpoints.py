@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from tests.extractors import GLINERS, make_gliner
+from tests.extractors import GLINER2S, GLINERS, make_gliner, make_gliner2
 from tests.tiny_encoders import SPECIAL, make_checkpoint
 
 QUESTION_ANSWERING = ("bert", "roberta", "xlm-roberta")
@@ -26,3 +26,5 @@ if __name__ == "__main__":
     make_question_answering(Path(sys.argv[1]) / "question-answering")
     for name, settings in GLINERS.items():
         make_gliner(Path(sys.argv[1]) / "gliner" / name, **settings)
+    for name, settings in GLINER2S.items():
+        make_gliner2(Path(sys.argv[1]) / "gliner2" / name, **settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from tests.models import SERVED, minilm
 
 UNICODE = "Zürich – 東京 and the naïve 🚆 café."
 QUESTION = "What was loud?"
+SCHEMA = {
+    "entities": {"person": "a name", "company": {"threshold": 0.3}},
+    "classifications": [{"task": "topic", "labels": ["money", "music"]}],
+    "relations": ["founded"],
+    "structures": {"sale": {"fields": [{"name": "year", "dtype": "str"}, {"name": "kind", "choices": ["a", "b"]}]}},
+}
 REQUESTS: dict[str, list[dict[str, Any]]] = {
     "topics": [
         {"text_input": TEXTS[0]},
@@ -55,6 +62,11 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
         {"text_input": UNICODE, "labels": ["ville"], "threshold": 0.2},
         {"text_input": TEXTS[17], "labels": ["person", "company", "place"], "flat_ner": False},
         {"text_input": TEXTS[17], "labels": ["person", "company"], "multi_label": True},
+    ],
+    "fills": [
+        {"text_input": TEXTS[11], "labels": ["person", "place"]},
+        {"text_input": UNICODE, "labels": ["ville"], "threshold": 0.2},
+        {"text_input": TEXTS[17], "schema": json.dumps(SCHEMA)},
     ],
     "late": [
         {"text_input": UNICODE},

@@ -33,6 +33,27 @@ class SpanMarkers(torch.nn.Module):
         pairs = torch.cat([starts.unsqueeze(2).expand_as(ends), ends], dim=-1)
         return cast(torch.Tensor, self.out_project(pairs.relu()))
 
+    def hidden(self, words: torch.Tensor, width: int) -> torch.Tensor:
+        """Return what the last layer of `forward` reads: (rows, words, width, 4 * size).
+
+        The layer before it is linear in the vectors of a span's first and last words: only their sum, and the ReLU
+        after it, are computed for each span.
+        """
+        first = cast(torch.nn.Linear, self.out_project[0])
+        of_start, of_end = first.weight.chunk(2, dim=1)
+        starts = torch.nn.functional.linear(self.project_start(words).relu(), of_start, first.bias)
+        ends = torch.nn.functional.linear(self.project_end(words).relu(), of_end)
+        return (starts.unsqueeze(2) + ends[:, ends_of_spans(words.shape[1], width)]).relu()
+
+    def logits(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the products of spans, by their `hidden`, with `labels` (rows, n, size): (rows, words, width, n).
+
+        The last layer is linear too: it is computed for each label instead of each span.
+        """
+        last = cast(torch.nn.Linear, self.out_project[3])
+        logits = hidden.flatten(1, 2) @ (labels @ last.weight).transpose(1, 2) + (labels @ last.bias).unsqueeze(1)
+        return logits.reshape(*hidden.shape[:3], -1)
+
 
 class TokenScorer(torch.nn.Module):
     """Scores of each word for each label: how well an entity of it begins at the word, ends there, or contains it."""
@@ -81,10 +102,10 @@ class GlinerHead(torch.nn.Module):
         """Return the vectors of words and of labels, (rows, n, size) each, from the encoder's features of tokens."""
         projected: Any = getattr(self.token_rep_layer, "projection", torch.nn.Identity())(features)
         is_word = words > 0
-        of_words = _picked(projected, words) * is_word.unsqueeze(-1)
+        of_words = picked(projected, words) * is_word.unsqueeze(-1)
         if self.rnn is not None:
             of_words = self.rnn(of_words, is_word.sum(dim=1))
-        return of_words, _picked(projected, labels)
+        return of_words, picked(projected, labels)
 
     def forward(self, features: torch.Tensor, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return logits as the library computes them: of spans (rows, words, width, labels), or of words.
@@ -113,6 +134,6 @@ def ends_of_spans(words: int, width: int) -> torch.Tensor:
     return (torch.arange(words).unsqueeze(1) + torch.arange(width)).clamp(max=words - 1)
 
 
-def _picked(features: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def picked(features: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Return the features of the tokens at `places`, (rows, n, size)."""
     return features.gather(1, places.unsqueeze(-1).expand(-1, -1, features.shape[-1]))

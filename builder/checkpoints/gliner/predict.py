@@ -39,7 +39,7 @@ def predict_entities(
 ) -> list[dict[str, Any]]:
     """Return the entities of `text`, by their start: {"start", "end", "text", "label", "score"}."""
     settings = checkpoint.gliner
-    assert settings is not None
+    assert isinstance(settings, GlinerSettings)
     names = list(dict.fromkeys(labels))
     words = [match.span() for match in WORD.finditer(text)][: settings.max_words]
     prompt = [part for name in names for part in (settings.label_marker, name)] + [settings.separator]

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from transformers import AutoConfig, PreTrainedConfig
 
 from builder.checkpoints.json_files import read_json
-from builder.checkpoints.untrusted import read_object
 from builder.common.errors import CheckpointError, first_line
 
 GLINER = "GLiNER"  # the library that saved a checkpoint
 FILE = "gliner_config.json"
-SUCCESSOR = "extractor"  # model_type of GLiNER2, 2.1.0 (configuration.py)
 SPANS, TOKENS = "markerV0", "token_level"  # span_mode: how entities are scored
 MODEL_TYPES = (None, "gliner", "gliner_uni_encoder_span", "gliner_uni_encoder_token")
 POOLING = ("first", "last")
@@ -44,6 +42,10 @@ class GlinerSettings:
     `embeds_marker`: a label is the vector of the marker before it; of the token after that if not.
     """
 
+    library: ClassVar[str] = GLINER
+    file: ClassVar[str] = FILE
+    encoder_prefix: ClassVar[str] = "token_rep_layer.bert_layer.model."  # of the encoder's weights
+
     encoder: Mapping[str, Any]
     hidden_size: int
     span_mode: Literal["markerV0", "token_level"]
@@ -58,15 +60,20 @@ class GlinerSettings:
 
     def encoder_config(self, source: str) -> PreTrainedConfig:
         """Return the configuration of the encoder. Raises CheckpointError, which names the checkpoint `source`."""
-        values = {"model_type": "deberta-v2", **self.encoder}
-        try:
-            config: PreTrainedConfig = AutoConfig.for_model(values.pop("model_type"), **values)
-        except Exception as error:  # transformers raises errors of any type for a broken configuration
-            raise CheckpointError(
-                f"{source} has no encoder_config that transformers knows in {FILE}: {first_line(error)}"
-            ) from error
-        config.architectures = None  # those of its pretraining
-        return config
+        return encoder_config(self.encoder, source, FILE)
+
+
+def encoder_config(values: Mapping[str, Any], source: str, file: str) -> PreTrainedConfig:
+    """Return the configuration of an encoder with `values` of `file`. Raises CheckpointError, which names `source`."""
+    values = {"model_type": "deberta-v2", **values}
+    try:
+        config: PreTrainedConfig = AutoConfig.for_model(values.pop("model_type"), **values)
+    except Exception as error:  # transformers raises errors of any type for a broken configuration
+        raise CheckpointError(
+            f"{source} has no encoder_config that transformers knows in {file}: {first_line(error)}"
+        ) from error
+    config.architectures = None  # those of its pretraining
+    return config
 
 
 def read_settings(folder: Path, source: str, weights: bool) -> GlinerSettings | None:
@@ -75,11 +82,10 @@ def read_settings(folder: Path, source: str, weights: bool) -> GlinerSettings | 
     Without `weights`, those may be missing. Raises CheckpointError for a checkpoint that is not supported.
     """
     if not (folder / FILE).is_file():
-        _refuse_successor(folder, source)
         return None
     values = read_json(folder / FILE)
     _refuse_incomplete(folder, source, values, weights)
-    _refuse_unknown(source, values)
+    _refuse_settings(source, values)
     recurrent = _number(source, values, "num_rnn_layers", 1, least=0)
     return GlinerSettings(
         encoder=values["encoder_config"],
@@ -94,16 +100,6 @@ def read_settings(folder: Path, source: str, weights: bool) -> GlinerSettings | 
         label_marker_id=_number(source, values, "class_token_index", -1, least=-1),
         embeds_marker=bool(values.get("embed_ent_token", True)),
     )
-
-
-def _refuse_successor(folder: Path, source: str) -> None:
-    """Raise CheckpointError for a checkpoint of GLiNER2, whose layers and prompts are others."""
-    config = read_object(folder / "config.json")
-    if config.get("model_type") == SUCCESSOR:
-        raise CheckpointError(
-            f"{source} is a checkpoint of GLiNER2 (architecture {config.get('architecture') or 'span'}), which is not "
-            f"implemented; expected one of {GLINER}, with {FILE}"
-        )
 
 
 def _refuse_incomplete(folder: Path, source: str, values: Mapping[str, Any], weights: bool) -> None:
@@ -121,7 +117,7 @@ def _refuse_incomplete(folder: Path, source: str, values: Mapping[str, Any], wei
         raise CheckpointError(f"{source} has no {' and no '.join(missing)}; {CONVERT.format(model=source)}")
 
 
-def _refuse_unknown(source: str, values: Mapping[str, Any]) -> None:
+def _refuse_settings(source: str, values: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a setting with which the library computes more than is implemented."""
     chosen: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
         ("model_type", None, MODEL_TYPES),
@@ -131,12 +127,16 @@ def _refuse_unknown(source: str, values: Mapping[str, Any]) -> None:
         *((name, None, (None, False, "")) for name in NOT_IMPLEMENTED),
     )
     for name, default, known in chosen:
-        value = values.get(name, default)
-        if value not in known:
-            expected = " or ".join(repr(one) for one in known if one is not None)
-            raise CheckpointError(
-                f"{source} has {name} {str(value)[:100]!r} in {FILE}, which is not implemented; expected {expected}"
-            )
+        refuse_unknown(source, FILE, name, values.get(name, default), known)
+
+
+def refuse_unknown(source: str, file: str, name: str, value: Any, known: tuple[Any, ...]) -> None:
+    """Raise CheckpointError unless the setting `name` of `file` has a value that is `known`."""
+    if value not in known:
+        expected = " or ".join(repr(one) for one in known if one is not None)
+        raise CheckpointError(
+            f"{source} has {name} {str(value)[:100]!r} in {file}, which is not implemented; expected {expected}"
+        )
 
 
 def _number(source: str, values: Mapping[str, Any], name: str, default: int, least: int = 1) -> int:

@@ -176,7 +176,7 @@ class EncoderTask(Task):
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
         inputs = (*self.runtime.inputs(parameters), TRUNCATE)
         outputs = (*self.runtime.outputs(parameters), TRUNCATED, PROMPT_TOKENS)
-        if [field.name for field in inputs if not field.optional] != ["text_input"]:
+        if self.runtime.split_words or [field.name for field in inputs if not field.optional] != ["text_input"]:
             return inputs, outputs
         return (*inputs, TOKENIZE), (*outputs, TOKENS)  # a row is one text, whose tokens can be asked for
 

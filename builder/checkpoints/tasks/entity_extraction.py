@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.distances import PairedNumbers, paired_scores
-from builder.checkpoints.gliner.layers import GlinerHead, SpanMarkers, ends_of_spans
+from builder.checkpoints.gliner.layers import GlinerHead, SpanMarkers
 from builder.checkpoints.gliner.predict import predict_entities
 from builder.checkpoints.gliner.settings import FILE, GLINER, GlinerSettings
 from builder.checkpoints.gliner.weights import load_head
@@ -37,10 +37,7 @@ def _samples(texts: Sequence[str]) -> tuple[Sample, ...]:
 class ExtractionGraph(TaskGraph):
     """Logits of spans (rows, words, width, labels), or of words (rows, words, labels, 3).
 
-    The last two layers over spans are linear in parts that are fewer than spans: the first, in the vectors of a span's
-    first and last words; the second, in the vectors of labels. So only a sum, a ReLU and a product with the labels are
-    computed for each span, instead of two products with matrices. Spans that end after a row's last word have the
-    logit 0.
+    Spans that end after a row's last word have the logit 0.
     """
 
     def __init__(self, model: PreTrainedModel, inputs: Sequence[str], head: GlinerHead) -> None:
@@ -53,23 +50,12 @@ class ExtractionGraph(TaskGraph):
         if hasattr(self.head, "scorer"):
             return (self.head(features, words, labels),)
         of_words, of_labels = self.head.vectors(features, words, labels)
-        logits = self._of_spans(of_words, self.head.prompt_rep_layer(of_labels))
+        markers = cast(SpanMarkers, self.head.span_rep_layer.span_rep_layer)
+        logits = markers.logits(markers.hidden(of_words, self.head.width), self.head.prompt_rep_layer(of_labels))
         counts = (words > 0).sum(dim=1)
         ends = torch.arange(words.shape[1]).unsqueeze(1) + torch.arange(self.head.width)
         is_span = ends.unsqueeze(0) < counts[:, None, None]
         return (logits * is_span.unsqueeze(-1),)
-
-    def _of_spans(self, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the logits of all spans from vectors (rows, words, size) and (rows, labels, size)."""
-        markers = cast(SpanMarkers, self.head.span_rep_layer.span_rep_layer)
-        first, last = cast(torch.nn.Linear, markers.out_project[0]), cast(torch.nn.Linear, markers.out_project[3])
-        of_start, of_end = first.weight.chunk(2, dim=1)
-        starts = torch.nn.functional.linear(markers.project_start(words).relu(), of_start, first.bias)
-        ends = torch.nn.functional.linear(markers.project_end(words).relu(), of_end)
-        places = ends_of_spans(words.shape[1], self.head.width)
-        spans = (starts.unsqueeze(2) + ends[:, places]).relu().flatten(1, 2)
-        logits = spans @ (labels @ last.weight).transpose(1, 2) + (labels @ last.bias).unsqueeze(1)
-        return logits.reshape(*words.shape[:2], self.head.width, -1)
 
 
 class EntityExtraction(EncoderTask):
@@ -77,7 +63,7 @@ class EntityExtraction(EncoderTask):
     head = "feature-extraction"
     precedence = 4
     per_token = False
-    extra_inputs = ("words", "labels")
+    extra_inputs: tuple[str, ...] = ("words", "labels")
     metric = "entity agreement"
     threshold = 0.99
     labels = ("entities",)
@@ -125,6 +111,10 @@ class EntityExtraction(EncoderTask):
         entities = predict_entities(checkpoint, head, sample["text_input"], sample["labels"], **options)
         return {"entities": json.dumps(entities, ensure_ascii=False)}
 
+    def scores(self, answer: Answer) -> dict[Span, float]:
+        """Return the score of each entity, by (begin, end, label)."""
+        return {(e["start"], e["end"], e["label"]): e["score"] for e in json.loads(answer["entities"])}
+
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """Return the share of the entities of either answer that both have, of those that are answered by default.
 
@@ -132,7 +122,7 @@ class EntityExtraction(EncoderTask):
         has one, 1 less the mean change of the scores that are more than half of the best: which of many unlikely
         entities is first changes with the last digits.
         """
-        first, second = _scores(expected), _scores(actual)
+        first, second = self.scores(expected), self.scores(actual)
         if _has_nan(first, second):
             return 0.0
         best = max((*first.values(), *second.values()), default=0.0)
@@ -146,18 +136,22 @@ class EntityExtraction(EncoderTask):
         return 1 - sum(abs(one - other) for one, other in pairs) / len(pairs)
 
     def numbers(self, expected: Answer, actual: Answer) -> Mapping[str, PairedNumbers]:
-        first, second = _scores(expected), _scores(actual)
+        first, second = self.scores(expected), self.scores(actual)
         both = [key for key in first if key in second]
         return {"the score of an entity": paired_scores([first[key] for key in both], [second[key] for key in both])}
 
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Compare the scores; of an entity that only one answer has, see `_lone`."""
-        first, second = _scores(expected), _scores(actual)
+        first, second = self.scores(expected), self.scores(actual)
         if _has_nan(first, second):
             return math.inf, "an entity's score, which is not a number"
         errors = [(abs(score - second[key]), key) for key, score in first.items() if key in second]
-        error, key = max(errors + _lone(first, second), default=(0.0, None))
+        error, key = max(errors + _lone(first, second, self.exclude), default=(0.0, None))
         return error, f"the entity {key}"
+
+    def exclude(self, one: Span, other: Span) -> bool:
+        """Return True if only one of two entities can be in an answer: they overlap."""
+        return one[0] < other[1] and other[0] < one[1]
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `entities`, a list of {"start", "end", "label"}, in characters."""
@@ -166,19 +160,16 @@ class EntityExtraction(EncoderTask):
         return score_spans([sample["text_input"] for sample in samples], expected, predicted)
 
 
-def _scores(answer: Answer) -> dict[Span, float]:
-    """Return the score of each entity, by (begin, end, label)."""
-    return {(e["start"], e["end"], e["label"]): e["score"] for e in json.loads(answer["entities"])}
-
-
 def _has_nan(first: Mapping[Span, float], second: Mapping[Span, float]) -> bool:
     return any(math.isnan(score) for score in (*first.values(), *second.values()))
 
 
-def _lone(first: Mapping[Span, float], second: Mapping[Span, float]) -> list[tuple[float, Span]]:
+def _lone(
+    first: Mapping[Span, float], second: Mapping[Span, float], exclude: Callable[[Span, Span], bool]
+) -> list[tuple[float, Span]]:
     """Return entities that only one answer has, each with the least change of a score that makes it disappear.
 
-    That takes its score to the threshold, lets another score overtake it, or lets the other entity, which overlaps it
+    That takes its score to the threshold, lets another score overtake it, or lets the other entity, which excludes it
     in the other answer, disappear from this one. The threshold is the default one unless a score is below it; then it
     is taken for 0, as in the build's samples.
     """
@@ -187,7 +178,7 @@ def _lone(first: Mapping[Span, float], second: Mapping[Span, float]) -> list[tup
     lone += [(score, key, 1) for key, score in second.items() if key not in first]
     changes: list[tuple[float, Span, int, float]] = []  # score, entity, answer and change of those with higher scores
     for score, key, side in sorted(lone, reverse=True):
-        rivals = [one for one in lone if one[2] != side and one[1][0] < key[1] and key[0] < one[1][1]]
+        rivals = [one for one in lone if one[2] != side and exclude(one[1], key)]
         known = [change for _, rival, answer, change in changes if (rival, answer) in {one[1:] for one in rivals}]
         change = min([score - threshold, *known, *(abs(score - rival) for rival, _, _ in rivals)])
         changes.append((score, key, side, change))
@@ -195,7 +186,7 @@ def _lone(first: Mapping[Span, float], second: Mapping[Span, float]) -> list[tup
 
 
 def _settings(files: CheckpointFiles) -> GlinerSettings:
-    if files.gliner is None:
+    if not isinstance(files.gliner, GlinerSettings):
         raise CheckpointError(f"{files.source} has no {FILE}: entity-extraction is for checkpoints of {GLINER}")
     return files.gliner
 

@@ -16,7 +16,10 @@ from builder.common.samples import TEXTS
 TOKENIZER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 MASKS = 3  # positions of a row, for the tasks that ask for some
 MAX_LABELS = 6
-TASK_INPUTS = {"positions": "masks", "words": "words", "labels": "labels"}  # inputs of tasks, and their second axes
+TASK_INPUTS = {  # inputs of tasks, and their second axes
+    "positions": "masks",
+    **{name: name for name in ("words", "labels", "fields", "choices", "prompts")},
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class Rows:
             "positions": generator.integers(0, length, MASKS),
             "words": np.arange(1, max(2, length - 1), 2),
             "labels": np.arange(max(1, min(length - 1, MAX_LABELS))),
+            "fields": np.arange(1, max(2, min(length - 1, MAX_LABELS)), 2),
+            "choices": np.arange(max(1, min(length - 2, MAX_LABELS))),
+            "prompts": np.arange(0, max(1, min(length - 1, MAX_LABELS)), 3),
         }
 
 

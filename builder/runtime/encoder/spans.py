@@ -41,9 +41,18 @@ def join(parts: "list[Spans]") -> Spans:
 
 def spans_above(scores: np.ndarray, threshold: float) -> Spans:
     """Return the spans with a score above `threshold`: scores (words, width, labels) of spans from each word."""
+    return _spans_at(scores, scores > threshold)
+
+
+def spans_from(scores: np.ndarray, threshold: float) -> Spans:
+    """Return the spans with a score of `threshold` or above: scores (words, width, labels) of spans from each word."""
+    return _spans_at(scores, scores >= threshold)
+
+
+def _spans_at(scores: np.ndarray, chosen: np.ndarray) -> Spans:
     words, width, _ = scores.shape
     inside = np.arange(words)[:, None] + np.arange(width) < words
-    first, longer, label = np.nonzero((scores > threshold) & inside[..., None])
+    first, longer, label = np.nonzero(chosen & inside[..., None])
     return Spans(first, first + longer, label, scores[first, longer, label])
 
 

@@ -1,12 +1,16 @@
-"""Split a text into words and find the tokens that stand for them, as GLiNER does.
+"""Split a text into words and find the tokens that stand for them, as GLiNER and GLiNER2 do.
 
-Knows texts and encodings; knows nothing about tasks or engines. Source: gliner 0.2.29, data_processing/tokenizer.py.
+Knows texts and encodings; knows nothing about tasks or engines. Sources: gliner 0.2.29, data_processing/tokenizer.py;
+gliner2 2.1.0, processing/word_splitter.py.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+import unicodedata
 from collections.abc import Sequence
+from functools import cache
 
 from tokenizers import Encoding
 
@@ -16,6 +20,21 @@ WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 def words_of(text: str) -> "list[tuple[int, int]]":
     """Return the start and end of each word, in characters: letters and digits with hyphens, or another character."""
     return [match.span() for match in WORD.finditer(text)]
+
+
+@cache
+def _pattern_with_marks() -> "re.Pattern[str]":
+    """Return the pattern of a web or mail address, a name after @, a word with its combining marks, or a character."""
+    characters = map(chr, range(sys.maxunicode + 1))
+    marks = "".join(one for one in characters if unicodedata.category(one).startswith("M"))
+    word = rf"[\w{marks}\u200c\u200d]+"  # with the two joiners that have no width
+    address = r"(?:https?://|www\.)\S+|[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}|@[a-z0-9_]+"
+    return re.compile(rf"{address}|{word}(?:[-_]{word})*|\S", re.IGNORECASE)
+
+
+def words_with_marks(text: str) -> "list[tuple[int, int]]":
+    """Return the start and end of each word, in characters: addresses and combining marks are not divided."""
+    return [match.span() for match in _pattern_with_marks().finditer(text)]
 
 
 def tokens_of_words(encoding: Encoding, last: bool) -> "dict[int, int]":
