@@ -37,6 +37,8 @@ IN_JSON = {
     "entity-extraction": "entities",
     "fill-mask": "predictions",
 }  # outputs that are one JSON document
+DOCUMENTS = ("entities", "classifications", "relations", "structures")  # outputs of information-extraction, in JSON
+SCHEMA = "schema"  # its input that is a JSON document
 
 
 class TaskRequest(ExtensibleBody):
@@ -64,7 +66,7 @@ async def run_model(context: RequestContext) -> Any:
 
 
 async def _answer(context: RequestContext, model: ServedModel, body: TaskRequest) -> Any:
-    options = _model_options(model, {**(body.model_extra or {}), **body.parameters})
+    options = _with_text(_model_options(model, {**(body.model_extra or {}), **body.parameters}))
     if model.is_embedder and isinstance(body.inputs, dict) and "sentences" in body.inputs:
         _refuse_unknown(model, options)
         return await similarities(context, model, validate_body(Sentences, body.inputs), **options)
@@ -72,7 +74,7 @@ async def _answer(context: RequestContext, model: ServedModel, body: TaskRequest
     vector_options = {name: options.pop(name) for name in VectorOptions.model_fields if has_vectors and name in options}
     _refuse_unknown(model, options)
     inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    rows = [_row(model, number, entry, options) for number, entry in enumerate(inputs)]
+    rows = [_with_text(_row(model, number, entry, options)) for number, entry in enumerate(inputs)]
     if model.is_decoupled:
         return await _generated(context, model, [{**options, **row} for row in rows])
     rows = [{name: v if isinstance(v, list) else [v] for name, v in row.items()} for row in rows]
@@ -116,6 +118,12 @@ def _row(model: ServedModel, number: int, value: str | dict[str, Any], given: Co
         raise bad_field("inputs", f"inputs[{number}] has no {missing[0]}, which {model.name} needs")
     _refuse_unknown(model, value)
     return value
+
+
+def _with_text(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's inputs with the schema, if it is an object, as the text that models read."""
+    schema = values.get(SCHEMA)
+    return {**values, SCHEMA: json.dumps(schema, ensure_ascii=False)} if isinstance(schema, dict) else values
 
 
 def _refuse_unknown(model: ServedModel, names: Collection[str]) -> None:
@@ -177,6 +185,8 @@ def pipeline_answer(model: ServedModel, row: Mapping[str, Any], options: Mapping
     }
     if model.task in IN_JSON:
         return json.loads(values[IN_JSON[model.task]])
+    if model.task == "information-extraction":
+        return {**values, **{name: json.loads(values[name]) for name in DOCUMENTS}}
     if model.task == "question-answering":
         answers = json.loads(values["answers"])
         return answers[0] if options.get("top_k", 1) == 1 else answers

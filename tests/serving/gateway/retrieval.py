@@ -45,13 +45,24 @@ EXTRACTION: tuple[str, Sequence[Field], Sequence[Field], dict[str, str]] = (
     (Field("entities", "TYPE_STRING"), *ENCODED),
     {},
 )
+FILLED = {"entities": ENTITIES, "classifications": "{}", "relations": "[]", "structures": '{"work": []}'}
+FILLING: tuple[str, Sequence[Field], Sequence[Field], dict[str, str]] = (
+    "information-extraction",
+    (
+        Field("text_input", "TYPE_STRING"),
+        Field("labels", "TYPE_STRING", (-1,), optional=True),
+        Field("schema", "TYPE_STRING", optional=True),
+    ),
+    (*(Field(name, "TYPE_STRING") for name in FILLED), *ENCODED),
+    {},
+)
 
 
 class RetrievalTriton(FakeTriton):
     """Answers a vector for each letter, of a document one more; rows are padded to the longest."""
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> dict[str, Output]:
-        if request.model_name not in (*EXTRA, "extracts"):
+        if request.model_name not in (*EXTRA, "extracts", "fills"):
             return await super().infer(request, metadata)
         values = self._read(request, metadata)
         if "documents" in values:
@@ -62,6 +73,8 @@ class RetrievalTriton(FakeTriton):
         texts = [row[0] for row in values["text_input"]]
         if request.model_name == "extracts":
             return _outputs(entities=np.array([[ENTITIES]] * len(texts), np.object_))
+        if request.model_name == "fills":
+            return _outputs(**{name: np.array([[one]] * len(texts), np.object_) for name, one in FILLED.items()})
         return _outputs(**self._vectors(texts), **(self._sparse(texts) if request.model_name == "hybrid" else {}))
 
     def _vectors(self, texts: list[str]) -> dict[str, Any]:
@@ -85,6 +98,6 @@ class RetrievalTriton(FakeTriton):
 
 def add_models(monkeypatch: pytest.MonkeyPatch) -> RetrievalTriton:
     """Add the models to those of FakeTriton, and return a server of them."""
-    for name, model in {**EXTRA, "extracts": EXTRACTION}.items():
+    for name, model in {**EXTRA, "extracts": EXTRACTION, "fills": FILLING}.items():
         monkeypatch.setitem(MODELS, name, model)
     return RetrievalTriton()

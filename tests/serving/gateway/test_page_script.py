@@ -191,6 +191,7 @@ ANSWER = "document.getElementById('answer')"
         ("ranks", ["Score", "The soup needs salt."]),
         ("sparse", ["Weight", "0.500"]),
         ("extracts", ["Ada Lovelaceperson", "lived in London."]),
+        ("fills", ["Ada Lovelaceperson", "lived in London."]),
         ("embeds", ["Similarity to the first", "The soup needs salt."]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,18 @@ def test_extraction_task_answers_its_entities(monkeypatch: pytest.MonkeyPatch) -
     body = {"model": "extracts", "inputs": "Ada Lovelace wrote.", "parameters": {"labels": ["person"]}}
     (entity,) = fetch("/v1/tasks/entity-extraction", body, gateway(add_models(monkeypatch))).json
     assert (entity["label"], entity["text"]) == ("person", "Ada Lovelace")
+
+
+def test_information_extraction_takes_and_answers_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton, schema = add_models(monkeypatch), {"entities": ["person"], "structures": {"œuvre": {}}}
+    rows = ["Ada Lovelace wrote.", {"text_input": "She wrote."}]
+    for inputs, parameters in ((rows, {"schema": schema}), ([{"text_input": "She wrote.", "schema": schema}], {})):
+        body = {"model": "fills", "inputs": inputs, "parameters": parameters}
+        answers = fetch("/v1/tasks/information-extraction", body, gateway(triton)).json
+        assert len(answers) == len(inputs)
+        assert answers[0]["entities"][0]["text"] == "Ada Lovelace"
+        assert (answers[-1]["relations"], answers[-1]["structures"]) == ([], {"work": []})
+        assert [json.loads(row[0]) for row in triton.requests[-1]["schema"]] == [schema] * len(inputs)
 
 
 def test_late_interaction_task_takes_texts_and_rankings(monkeypatch: pytest.MonkeyPatch) -> None:
