@@ -35,7 +35,7 @@ OWN_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 def is_python_of_its_release(version: ModelVersion) -> Iterator[Problem]:
     """Check that the Python of a model compiles with the Python of the release's container.
 
-    That is 3.10 up to Triton 24.11 and 3.12 from 24.12 on; if no release is named, 3.10 is assumed.
+    That is 3.10 up to Triton 24.10 and 3.12 from 24.11 on; if no release is named, 3.10 is assumed.
     """
     release = version.model.release
     python = RELEASES[release].python if release is not None else OLDEST_PYTHON
