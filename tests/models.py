@@ -14,6 +14,7 @@ from typing import Any
 from tests.decoders import make_decoder_checkpoint
 from tests.embedders import make_embedder
 from tests.extractors import make_gliner, make_gliner2
+from tests.privacy_filters import make_privacy_filter
 from tests.rerankers import make_reranker
 from tests.retrievers import make_hybrid, make_router
 from tests.seq2seqs import make_seq2seq_checkpoint
@@ -52,6 +53,7 @@ SERVED: dict[str, Served] = {
     "entail": Served("zero-shot-classification", "roberta", {0: "contradiction", 1: "neutral", 2: "entailment"}),
     "names": Served("token-classification", "distilbert", NER),
     "names_bpe": Served("token-classification", "modernbert", NER, spec={"executor": "bls"}),
+    "private": Served("token-classification", "openai_privacy_filter", save=make_privacy_filter),
     "answers": Served("question-answering", "bert", spec={"max_length": 128}),
     "masks": Served("fill-mask", "xlm-roberta", spec={"executor": "bls", "serving": FEW}),
     "ranks": Served("text-ranking", "deberta-v2", {0: "relevance"}),

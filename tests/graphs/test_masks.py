@@ -9,7 +9,7 @@ import torch
 from transformers import masking_utils as masks
 
 from builder.common.errors import ExportError
-from builder.graphs.export.masks import Causal, describe, window_of
+from builder.graphs.export.masks import Causal, band_of, describe, window_of
 
 
 def test_causal_mask_has_no_window() -> None:
@@ -50,3 +50,22 @@ def test_attention_without_a_mask_is_refused() -> None:
         window_of(None, 3)
     with pytest.raises(ExportError, match="layer 0 gets a mask of its own"):
         window_of(torch.zeros(1, 1, 4, 4), 0)
+
+
+@pytest.mark.parametrize("band", [1, 2, 16, 128])
+def test_band_is_read_from_the_mask(band: int) -> None:
+    assert band_of(masks.sliding_window_bidirectional_mask_function(band), band) == band
+
+
+@pytest.mark.parametrize(
+    ("function", "size"),
+    [
+        (masks.bidirectional_mask_function, None),
+        (masks.sliding_window_causal_mask_function(16), 16),
+        (masks.sliding_window_bidirectional_mask_function(17), 16),
+        (masks.sliding_window_bidirectional_mask_function(15), 16),
+        (masks.and_masks(masks.bidirectional_mask_function, masks.padding_mask_function(torch.ones(1, 4).bool())), 4),
+    ],
+)
+def test_masks_of_another_kind_are_no_band(function: Any, size: int | None) -> None:
+    assert band_of(function, size) is None

@@ -49,6 +49,11 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     ]
     + [{"text_input": TEXTS[11], "ignore_labels": ["B-PER", "I-LOC"]}],
     "names_bpe": [{"text_input": text, "aggregation_strategy": "simple"} for text in (TEXTS[11], UNICODE)],
+    "private": [
+        {"text_input": text, "aggregation_strategy": strategy}
+        for strategy in ("none", "simple", "viterbi")
+        for text in (TEXTS[11], UNICODE)
+    ],
     "answers": [{"question": QUESTION, "context": TEXTS[0]}, {"question": QUESTION, "context": UNICODE}],
     "masks": [
         {"text_input": "The [MASK] to the coast."},

@@ -18,7 +18,7 @@ from builder.engines.tensorrt import refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, replace_nodes
-from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
+from builder.graphs.onnx.operators import ATTENTION, ATTENTION_BIAS, CACHED_ATTENTION
 
 KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 
@@ -58,15 +58,17 @@ def _count_keys(graph: Graph, folder: Path) -> Graph:
 
     CUDA's fused attention kernels take how many keys each row has, and no mask of every key (com.microsoft
     MultiHeadAttention, key_padding_mask of shape (batch); ContribOperators.md). Both mean the same for rows that are
-    padded at their end, as the front model pads them, and only for those. Raises ExportError if attention has no mask.
+    padded at their end, as the front model pads them, and only for those. Raises ExportError if attention has no mask,
+    nor scores in its place.
     """
     model = load_graph(graph.path)
-    masks = set()
+    masks, biased = set(), 0
     for node in model.graph.node:
+        biased += node.op_type == ATTENTION and len(node.input) > ATTENTION_BIAS
         if node.op_type == ATTENTION and len(node.input) > KEY_PADDING_MASK and node.input[KEY_PADDING_MASK]:
             masks.add(node.input[KEY_PADDING_MASK])
             node.input[KEY_PADDING_MASK] += ".lengths"
-    if graph.operators[ATTENTION] + graph.operators[CACHED_ATTENTION] and not masks:
+    if graph.operators[ATTENTION] + graph.operators[CACHED_ATTENTION] > biased and not masks:
         raise ExportError("no fused attention of this graph has a padding mask; use --target tensorrt")
     if masks:
         add_constant(model.graph, "keys.axis", np.array([1], np.int64))

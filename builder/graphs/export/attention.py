@@ -2,8 +2,11 @@
 
 transformers looks attention functions up by name (AttentionInterface) in every architecture that follows it, so
 nothing has to be recognised in the exported graph. Operators, as in ONNX Runtime's ContribOperators.md: com.microsoft
-MultiHeadAttention where tokens see those after them, and GroupQueryAttention without a cache where they do not. Knows
-tensors; knows no architecture and no task.
+MultiHeadAttention where tokens see those after them, and GroupQueryAttention without a cache where they do not.
+
+MultiHeadAttention has no sinks (a score of each head's softmax that goes to no value), so a sink is one more key here,
+whose value is zero. Queries and keys get one more number, with which the queries' 1 takes each head's score from that
+key; that of the other keys is zero. Knows tensors; knows no architecture and no task.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from builder.common.errors import ExportError
-from builder.graphs.export.masks import Causal, causal_of, hides_nothing
+from builder.graphs.export.masks import Causal, band_of, causal_of, hides_nothing
+from builder.graphs.onnx.bands import BAND
 
 ONNXRUNTIME = "onnxruntime_multi_head_attention"
 UNFUSED = "eager"
@@ -70,6 +74,40 @@ def multi_head_attention(
     return fused.reshape(batch, queries, heads, size)
 
 
+def banded_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    padding: torch.Tensor,
+    band: int,
+    sinks: torch.Tensor,
+) -> torch.Tensor:
+    """Emit one MultiHeadAttention node in which each token sees `band` tokens on each side, and its head's sink.
+
+    builder/graphs/onnx/bands.py splits it into blocks. query: (batch, heads, sequence, head size); key, value: (batch,
+    key heads, sequence, head size); padding: (batch, sequence), true where a token counts; sinks: (heads,).
+    Returns (batch, sequence, heads, head size).
+    """
+    batch, heads, sequence, size = query.shape
+    repeats = heads // key.shape[1]
+    key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+    last = torch.cat([torch.zeros(heads, size), sinks[:, None].float() / scale], dim=1)
+    query = torch.cat([query, torch.ones_like(query[..., :1])], dim=-1)
+    key = torch.cat([key, torch.zeros_like(key[..., :1])], dim=-1)
+    key = torch.cat([key, last[None, :, None].expand(batch, -1, -1, -1)], dim=2)
+    value = torch.cat([value, torch.zeros_like(value[:, :, :1])], dim=2)
+    fused = torch.onnx.ops.symbolic(
+        "com.microsoft::MultiHeadAttention",
+        [*(merge_heads(tensor) for tensor in (query, key, value)), None, padding.to(torch.int32)],
+        attrs={"num_heads": int(heads), "scale": float(scale), BAND: band},
+        dtype=query.dtype,
+        shape=(batch, sequence, heads * size),
+        version=1,
+    )
+    return fused.reshape(batch, sequence, heads, size)
+
+
 def causal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Emit one GroupQueryAttention node without a cache: each token sees itself and those before it.
 
@@ -118,14 +156,20 @@ def _attention(
     dropout: float = 0.0,
     position_bias: torch.Tensor | None = None,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention as a function of transformers.
+    """Compute attention as a function of transformers; `s_aux` are the sinks.
 
     The mask comes from `_mask` below: causal, 2-D (keys) or 4-D (scores). A window is in the scores.
     """
     refuse_unknown(options)
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
+    if s_aux is not None:
+        if not hasattr(attention_mask, BAND) or position_bias is not None:
+            raise ExportError("attention with sinks has a fused operator for tokens that see a band around them alone")
+        band, padding = getattr(attention_mask, BAND)
+        return banded_attention(query, key, value, scale, padding, band, s_aux), None
     if isinstance(attention_mask, Causal):
         if position_bias is not None:
             return multi_head_attention(query, key, value, scale, None, position_bias, causal=True), None
@@ -149,6 +193,9 @@ def _mask(
         return Causal()
     options["allow_is_bidirectional_skip"] = False
     scores: torch.Tensor = eager_mask(mask_function=mask_function, attention_mask=attention_mask, **options)
+    band = band_of(mask_function, local_size)
+    if band is not None and attention_mask is not None:
+        setattr(scores, BAND, (band, attention_mask))  # lost with the first change to the scores, as it has to be
     return scores
 
 

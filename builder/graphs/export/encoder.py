@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import torch
 from transformers import PreTrainedModel
 
@@ -24,6 +25,7 @@ from builder.graphs.export.failure import reason
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.recurrence import recurrent_operators
 from builder.graphs.export.rows import TASK_INPUTS, TOKENIZER_INPUTS, Rows, rows_of
+from builder.graphs.onnx.bands import split_bands
 from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
@@ -99,4 +101,10 @@ def export_module(module: TaskGraph, rows: Rows, path: Path) -> Graph:
     tensors = [torch.from_numpy(example[name]) for name in module.inputs]
     own = {name: torch.export.Dim(axis) for name, axis in TASK_INPUTS.items()}
     axes = [{0: batch, 1: own.get(name, sequence)} for name in module.inputs]
-    return export_graph(path, module, tensors, axes, module.inputs, module.outputs, order_experts)
+    return export_graph(path, module, tensors, axes, module.inputs, module.outputs, _rewrite)
+
+
+def _rewrite(model: onnx.ModelProto) -> None:
+    """Rewrite in place what operators take in another form than torch exports it."""
+    order_experts(model)
+    split_bands(model)

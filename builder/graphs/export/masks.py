@@ -70,6 +70,15 @@ def causal_of(mask_function: MaskFunction, local_size: int | None = None) -> Cau
     return None
 
 
+def band_of(mask_function: MaskFunction, local_size: int | None) -> int | None:
+    """Return how many tokens on each side of a token it sees, if `mask_function` lets it see those alone; else None."""
+    if local_size is None:
+        return None
+    band = int(local_size)
+    edges = sorted({*_edges(band), *_edges(band + 1)})
+    return band if _agrees(mask_function, edges, lambda query, key: (query - key).abs() <= band) else None
+
+
 def hides_nothing(mask_function: MaskFunction, local_size: int | None = None) -> bool:
     """Return True if every query sees every key, as far as positions around the edges of a window show."""
     if mask_function is bidirectional_mask_function:

@@ -18,6 +18,9 @@ from builder.common.errors import ExportError
 from builder.common.releases import OPERATOR_NEEDS, OPSET_LIMITS, RELEASES, runtime_of, version_tuple
 from builder.graphs.onnx.nodes import attributes_of
 from builder.graphs.onnx.operators import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    BIAS_FOR_ALL_HEADS_NEED,
     CACHED_ATTENTION,
     CACHED_BIAS,
     CACHED_PAST,
@@ -25,6 +28,7 @@ from builder.graphs.onnx.operators import (
     DOMAIN,
     EXPERTS,
     EXPERTS_NEED,
+    FOR_ALL_HEADS,
     QUANTISED_EXPERTS,
     QUANTISED_EXPERTS_NEED,
     SHARED_CACHE_NEED,
@@ -202,6 +206,8 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
         yield EXPERTS_NEED
     if node.op_type == QUANTISED_EXPERTS:
         yield QUANTISED_EXPERTS_NEED
+    if has_bias_for_all_heads(node):
+        yield BIAS_FOR_ALL_HEADS_NEED
     if node.op_type != CACHED_ATTENTION:
         return
     yield "GroupQueryAttention on CPU"
@@ -215,6 +221,11 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
         yield "GroupQueryAttention with attention_bias"
     if len(node.input) > CACHED_SINKS and node.input[CACHED_SINKS]:
         yield "GroupQueryAttention with head_sink"
+
+
+def has_bias_for_all_heads(node: onnx.NodeProto) -> bool:
+    """Return True for attention with a bias that has one head, which the heads share."""
+    return node.op_type == ATTENTION and any(name.endswith(FOR_ALL_HEADS) for name in node.input[ATTENTION_BIAS:][:1])
 
 
 def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 DOMAIN = "com.microsoft"  # of them all
 STANDARD = ("", "ai.onnx")  # the names of the domain that is ONNX's own
 ATTENTION = "MultiHeadAttention"  # of encoders
+ATTENTION_BIAS = 5  # the place of attention_bias among its inputs
+FOR_ALL_HEADS = ".for_all_heads"  # suffix of the name of a bias with one head
+BIAS_FOR_ALL_HEADS_NEED = "MultiHeadAttention with a bias for all heads"  # its name in OPERATOR_NEEDS
 CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in place; causal, without a cache, in encoders
 CACHED_PAST = 3  # the place of past_key among its inputs; empty without a cache
 CACHED_BIAS = 10  # the place of attention_bias among its inputs

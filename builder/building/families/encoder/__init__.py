@@ -41,9 +41,10 @@ from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.pruning import prune
 from builder.graphs.export.encoder import export, task_graph
 from builder.graphs.export.rows import rows_of
+from builder.graphs.onnx.bands import repeat_biases
 from builder.graphs.onnx.experts import run_all_experts
 from builder.graphs.onnx.graph import Graph
-from builder.graphs.onnx.operators import EXPERTS_NEED
+from builder.graphs.onnx.operators import BIAS_FOR_ALL_HEADS_NEED, EXPERTS_NEED
 from builder.options import BuildSpec
 from builder.repository.layout.encoder import lay_out
 from builder.repository.report.record import MeasuredVariant, package_versions
@@ -124,12 +125,19 @@ class Encoder:
     def fuse(self, exported: ExportedEncoder) -> FusedEncoder:
         """Compact the graph, then fuse it at the highest level that leaves every value as it is.
 
-        Engines without the operator that reads the chosen experts alone run all of them.
+        Engines without the operator that reads the chosen experts alone run all of them; those in which heads do not
+        share a bias get one for each.
         """
         graph, empty = compact(exported.export.graph, self.folder)
-        if not (self.spec.target == "cpu" and runtime_has(EXPERTS_NEED, self.spec.triton, self.spec.in_process)):
+        if not (self.spec.target == "cpu" and self._runtime_has(EXPERTS_NEED)):
             graph = run_all_experts(graph, self.folder)
+        if not self._runtime_has(BIAS_FOR_ALL_HEADS_NEED):
+            graph = repeat_biases(graph, self.folder)
         return FusedEncoder(exported, graph, fuse(graph, self.folder, min(self.spec.level, EXACT_LEVEL)), empty)
+
+    def _runtime_has(self, need: str) -> bool:
+        """Return True if the ONNX Runtime that serves has the feature `need`."""
+        return runtime_has(need, self.spec.triton, self.spec.in_process)
 
     def verify(self, fused: FusedEncoder, reference: MeasuredVariant) -> VerifiedEncoder:
         """Compare number by number, then the served answers.

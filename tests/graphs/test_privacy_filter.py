@@ -1,4 +1,4 @@
-"""Encoders with mixtures of experts: one operator a layer, in each precision that a CPU has."""
+"""An encoder with sinks, a band and mixtures of experts: one operator each a layer, equal to PyTorch at any length."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 
 from builder.building.families.encoder import Encoder
 from builder.building.families.encoder.results import ExportedEncoder
+from builder.building.pipeline import build
 from builder.building.variants.candidates import VariantMaker
+from builder.building.verify.parity import error_at, reference
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import resolve
+from builder.common.errors import ExportError, VerificationError
 from builder.common.machine import cpu
 from builder.common.samples import TEXTS
 from builder.engines import infer_with
 from builder.engines.encoding import Variant, all_variants, encoding_engine
 from builder.graphs.export.encoder import Export, export
 from builder.graphs.export.experts import cost_of_experts
+from builder.graphs.export.rows import rows_of
+from builder.graphs.onnx.experts import run_all_experts
+from builder.graphs.onnx.graph import Graph, check_release
 from builder.options import make_spec
 from tests.length_batches import Feed, batches
-from tests.privacy_filters import make_privacy_filter
+from tests.privacy_filters import BAND, make_privacy_filter
 
 LAYERS, EXPERTS = 2, 8
 HERE = cpu()["flags"]
@@ -40,6 +47,83 @@ def filtering(module_folder: Callable[[str], Path]) -> tuple[Checkpoint, Export,
     folder = module_folder("experts")
     checkpoint = resolve(make_spec(model=str(make_privacy_filter(folder / "checkpoint"))))
     return checkpoint, export(checkpoint, folder), folder
+
+
+LENGTHS = [
+    *([length] for length in (1, 2, BAND, BAND + 1, 2 * BAND - 1, 2 * BAND, 2 * BAND + 1, 3 * BAND, 300, 511, 512)),
+    [5, 5, 5],
+    [3, 40, 17],  # padded
+    [1, 200],
+    [1, 2, 16],
+]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_attention_equals_pytorch_at_any_length(
+    lengths: list[int], filtering: tuple[Checkpoint, Export, Path], engines: list[Graph]
+) -> None:
+    """Alone and in batches, up to one block and beyond, with ONNX Runtime's operators and with standard ones."""
+    checkpoint, exported, _ = filtering
+    expected = reference(exported.module, rows_of(checkpoint), lengths)
+    for graph in engines:
+        assert error_at(infer_with(graph, 1), graph, expected, per_token=True) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def engines(filtering: tuple[Checkpoint, Export, Path]) -> list[Graph]:
+    """Return the graph fused for ONNX Runtime, and the one that engines with their own fusions read."""
+    checkpoint, exported, folder = filtering
+    maker = VariantMaker(make_spec(model="x"), exported.graph, folder, feeds(checkpoint))
+    return [maker.fused, maker.plain]
+
+
+def test_every_attention_is_one_operator(filtering: tuple[Checkpoint, Export, Path], engines: list[Graph]) -> None:
+    _, exported, _ = filtering
+    assert (exported.attentions, exported.layers, exported.warning) == (LAYERS, LAYERS, None)
+    assert [graph.operators["MultiHeadAttention"] for graph in engines] == [LAYERS, 0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape"),
+    [(7, (2, 1, 7, 8)), (16, (2, 1, 16, 17)), (17, (4, 1, 16, 33)), (512, (64, 1, 16, 33))],
+)
+def test_scores_of_a_token_do_not_grow_with_the_text(
+    tokens: int, shape: tuple[int, ...], filtering: tuple[Checkpoint, Export, Path], tmp_path: Path
+) -> None:
+    """A token of a long text meets its block, the band on both sides and the sink."""
+    _, exported, _ = filtering
+    model = onnx.load(str(exported.graph.path))
+    biases = {node.input[5] for node in model.graph.node if node.op_type == "MultiHeadAttention"}
+    assert len(biases) == 1  # computed once for all layers
+    model.graph.output.append(onnx.helper.make_tensor_value_info(biases.pop(), onnx.TensorProto.FLOAT, [None] * 4))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    ids = np.ones((2, tokens), np.int64)
+    assert session.run(None, {"input_ids": ids, "attention_mask": ids})[-1].shape == shape
+
+
+def test_heads_of_older_engines_have_a_bias_each(
+    filtering: tuple[Checkpoint, Export, Path], engines: list[Graph], tmp_path: Path
+) -> None:
+    """ONNX Runtime before 1.20 does not share a bias among heads."""
+    checkpoint, exported, _ = filtering
+    shared = run_all_experts(engines[0], tmp_path)
+    check_release(shared, "24.12")
+    with pytest.raises(ExportError, match=r"a bias for all heads.* Build for Triton 24\.12"):
+        check_release(shared, "24.11")
+    stages = Encoder(make_spec(model="x", triton="24.11", executor="bls"), checkpoint, tmp_path, ())
+    graph = stages.fuse(ExportedEncoder(exported, ())).graph
+    check_release(graph, "24.11")
+    assert graph.operators["MultiHeadAttention"] == LAYERS
+    expected = reference(exported.module, rows_of(checkpoint), [3, 40, 17])
+    assert error_at(infer_with(graph, 1), graph, expected, per_token=True) < 1e-5
+
+
+def test_gpus_read_scores_in_place_of_masks(filtering: tuple[Checkpoint, Export, Path], tmp_path: Path) -> None:
+    checkpoint, exported, _ = filtering
+    spread = run_all_experts(exported.graph, tmp_path)
+    graph = encoding_engine("onnxruntime").source(spread, "cuda", tmp_path)
+    expected = reference(exported.module, rows_of(checkpoint), [3, 40, 17])
+    assert error_at(infer_with(graph, 1), graph, expected, per_token=True) < 1e-5
 
 
 def feeds(checkpoint: Checkpoint) -> list[Feed]:
@@ -108,3 +192,16 @@ def test_experts_of_older_engines_are_quantised_as_products(
         operators = maker.make(Variant(precision, "onnxruntime")).graph.operators
         assert (operators["MoE"], operators["QMoE"]) == (0, 0)
         assert operators[product] >= 2 * LAYERS
+
+
+@pytest.mark.slow
+def test_rounded_experts_pass_the_gate_or_are_refused(
+    filtering: tuple[Checkpoint, Export, Path], tmp_path: Path
+) -> None:
+    """Random weights keep fewer labels than a build requires by default."""
+    options = {"model": str(filtering[0].folder), "name": "private", "precision": "int8-weights", "output": tmp_path}
+    with pytest.raises(VerificationError, match=r"token label agreement .* 0\.9900 is required"):
+        build(make_spec(**options))
+    report = build(make_spec(**options, quality=0.9))
+    assert (report.operators["QMoE"], report.operators["MultiHeadAttention"]) == (LAYERS, LAYERS)
+    assert report.chosen == "int8-weights"
