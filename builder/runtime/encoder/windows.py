@@ -17,12 +17,14 @@ class Window:
     """Part of a text between its special tokens, which the pipeline reads as it reads an Encoding.
 
     `weight`: how many tokens of the text are its own; a token that several windows share counts in equal parts.
+    `start`: its first token, counted from the first that windows do not repeat.
     """
 
     ids: Sequence[int]
     type_ids: Sequence[int]
     attention_mask: Sequence[int]
     weight: float
+    start: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,7 +52,23 @@ def _window(encoding: Encoding, first: int, last: int, start: int, size: int, we
     def part(column: Sequence[int]) -> list[int]:
         return [*column[:first], *column[begin:end], *column[last:]]
 
-    return Window(part(encoding.ids), part(encoding.type_ids), part(encoding.attention_mask), weight)
+    return Window(part(encoding.ids), part(encoding.type_ids), part(encoding.attention_mask), weight, start)
+
+
+def joined(encoding: Encoding, windows: Sequence[Window], values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a value for each token of a text, zero for the special tokens around it, from those of its windows.
+
+    Of the tokens that two windows share, the first half is of the first, and the second half of the second, so that a
+    token has read as much as it can on both sides. `values`: (tokens of a window, ...) each.
+    """
+    first, last = frame(encoding, 0)
+    whole = np.zeros((len(encoding), *values[0].shape[1:]), values[0].dtype)
+    end = 0
+    for window, own in zip(windows, values):
+        begin = (window.start + max(end, window.start)) // 2
+        end = window.start + len(window) - first - (len(encoding) - last)
+        whole[first + begin : first + end] = own[first + begin - window.start : first + end - window.start]
+    return whole
 
 
 def frame(encoding: Encoding, prompt: int) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 The rules are those of transformers' TokenClassificationPipeline: none, simple, first, average, max. Where labels are
 tags that say where an entity ends (BIOES, BILOU), groups are entities, which the pipeline takes apart, and the strategy
 viterbi finds the likeliest tags of the whole text.
+
+A text that is longer than the model reads can be split into windows that overlap, whose scores are those of one text.
 """
 
 from __future__ import annotations
@@ -10,20 +12,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import Encoding
 
 from ...contract import EncoderServing
-from ...fields import Field, Tensors, as_bytes, choice, one_each, strings
+from ...fields import Field, Tensors, as_bytes, choice, one_each, option, strings
 from .. import task
 from ..scores import log_softmax, softmax
 from ..tags import Tag, TagDecoder, entities_of, spans_of, tags_of
 from ..text import TextEncoder
+from ..windows import Window, frame, joined, split
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 VITERBI = "viterbi"
+SHARED = 8  # two windows share an eighth of their tokens
 Entity = dict[str, Any]
 
 
@@ -43,6 +47,7 @@ class Task(task.Task):
             Field("text_input", "TYPE_STRING"),
             Field("aggregation_strategy", "TYPE_STRING", optional=True),
             Field("ignore_labels", "TYPE_STRING", (-1,), optional=True),
+            Field("windows", "TYPE_BOOL", optional=True),
         )
 
     @staticmethod
@@ -55,6 +60,7 @@ class Task(task.Task):
         options = {
             "strategy": choice(tensors, "aggregation_strategy", "none", self._strategies),
             "ignored": {label for row in ignored for label in row},
+            "windows": bool(option(tensors, "windows", False)),
         }
         return task.EncodingJob(list(texts), options, self.wants_truncation(tensors))
 
@@ -62,20 +68,49 @@ class Task(task.Task):
     def _strategies(self) -> tuple[str, ...]:
         return STRATEGIES if self.tags is None else (*STRATEGIES, VITERBI)
 
+    def rows(self, job: task.EncodingJob, encodings: Sequence[Encoding]) -> list[task.Row]:
+        """Return one row a text or, with `windows`, one a window of a text that is too long."""
+        if not job.options["windows"]:
+            return super().rows(job, encodings)
+        job.options["encodings"] = encodings
+        return [row for source, encoding in enumerate(encodings) for row in self._windows(source, encoding)]
+
+    def _windows(self, source: int, encoding: Encoding) -> list[task.Row]:
+        if len(encoding) <= self.max_length:
+            return [task.Row(encoding, source)]
+        first, last = frame(encoding, 0)
+        size = self.max_length - len(encoding) + last - first
+        windows = split(encoding, 0, size, size // SHARED)
+        return [task.Row(cast(Encoding, window), source) for window in windows]
+
+    @property
+    def too_long(self) -> str:
+        return f"{super().too_long}, or windows=true to have all of it read in windows"
+
     def answer(
         self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
     ) -> dict[str, np.ndarray]:
-        answers = []
+        encodings: list[list[Encoding]] = [[] for _ in job.texts]
+        scores: list[list[np.ndarray]] = [[] for _ in job.texts]
         for row, output in zip(rows, outputs):
-            text, logits = str(job.texts[row.source]), output["logits"][: len(row.encoding)]
-            if job.options["strategy"] == VITERBI:
-                entities = self._likeliest(text, row.encoding, logits)
-            else:
-                tokens = self._tokens(text, row.encoding, softmax(logits))
-                entities = self._aggregate(tokens, job.options["strategy"])
+            encodings[row.source].append(row.encoding)
+            scores[row.source].append(output["logits"][: len(row.encoding)])
+        answers = []
+        for source, text in enumerate(job.texts):
+            encoding, logits = encodings[source][0], scores[source][0]
+            if len(encodings[source]) > 1:
+                windows = cast("list[Window]", encodings[source])
+                encoding = job.options["encodings"][source]
+                logits = joined(encoding, windows, scores[source])
+            entities = self._entities(str(text), encoding, logits, job.options["strategy"])
             reported = [e for e in entities if e.get("entity", e.get("entity_group")) not in job.options["ignored"]]
             answers.append([json.dumps(reported, ensure_ascii=False)])
         return {"entities": as_bytes(answers)}
+
+    def _entities(self, text: str, encoding: Encoding, logits: np.ndarray, strategy: str) -> list[Entity]:
+        if strategy == VITERBI:
+            return self._likeliest(text, encoding, logits)
+        return self._aggregate(self._tokens(text, encoding, softmax(logits)), strategy)
 
     def _tokens(self, text: str, encoding: Encoding, scores: np.ndarray) -> list[Entity]:
         """Return the tokens that are not special, each with its scores, offsets and True if it continues a word."""
