@@ -199,6 +199,18 @@ DECODERS: dict[str, Decoder] = {
         note="short convolutions; experts",
     ),
     "llama": Decoder(GROUPED, note="SmolLM too"),
+    "longcat_flash": Decoder(
+        {
+            **LATENT,
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "n_routed_experts": 4,
+            "zero_expert_num": 2,
+            "moe_topk": 3,
+            "expert_ffn_hidden_size": 16,
+        },
+        note="two attentions a layer, latents in the cache; experts, some of which return a token as it is",
+    ),
     "mimo_v2_flash": Decoder(
         {
             **ALTERNATING,

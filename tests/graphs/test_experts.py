@@ -20,6 +20,7 @@ from builder.engines.onnxruntime import infer
 from builder.engines.onnxruntime.decoding import OnnxRuntimeDecoding
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.weights import quantise_weights
+from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.chosen_experts import activation_of, chosen_experts
 from builder.graphs.export.decoder import export_decoder
 from builder.graphs.export.experts import cost_of_experts, every_expert, expert_layers, expert_weights
@@ -58,19 +59,26 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Layer(torch.nn.Module):
-    """The mixture of experts of a model's first layer, over (batch, sequence, hidden), which it reads once more."""
+class Block(torch.nn.Module):
+    """Mixture of experts `block` with its router, over (batch, sequence, hidden), which it reads once more."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, block: torch.nn.Module) -> None:
         super().__init__()
-        experts = expert_layers(model)[0]
-        names = dict(model.named_modules())
-        name = next(name for name, module in names.items() if module is experts)
-        self.block = names[name.rsplit(".", 1)[0]]
+        self.block = block
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         result = self.block(torch.tanh(tensors[0]))
         return result[0] if isinstance(result, tuple) else result
+
+
+class Layer(Block):
+    """The mixture of experts of a model's first layer."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        experts = expert_layers(model)[0]
+        names = dict(model.named_modules())
+        name = next(name for name, module in names.items() if module is experts)
+        super().__init__(names[name.rsplit(".", 1)[0]])
 
 
 def model_of(model_type: str) -> PreTrainedModel:
@@ -137,6 +145,35 @@ def test_limit_of_an_activation_is_found_however_large() -> None:
     attributes = activation_of(layer)
     assert attributes is not None
     assert attributes["swiglu_limit"] == 40.0
+
+
+@pytest.mark.parametrize("identity", [0.0, 10.0, -10.0])
+def test_experts_that_return_a_token_are_added(identity: float, tmp_path: Path) -> None:
+    """Routers choose some, no others, or none of the experts without weights, which the operator does not have."""
+    model = make_decoder("longcat_flash", moe_topk=2)
+    router = model.model.layers[0].mlp.router
+    router.e_score_correction_bias[4:] = identity
+    axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
+    layer = Block(model.model.layers[0].mlp)
+    before = set(model.state_dict())
+    with fused_attention(model), chosen_experts(model):
+        graph = export_graph(tmp_path / "m.onnx", layer, [torch.randn(2, 7, 32)], axes, ["x"], ["y"], order_experts)
+    assert set(model.state_dict()) == before
+    assert graph.operators["MoE"] == 1
+    (node,) = [node for node in onnx.load(str(graph.path)).graph.node if node.op_type == "MoE"]
+    tensors = {tensor.name: tensor for tensor in onnx.load(str(graph.path)).graph.initializer}
+    assert tensors[node.input[2]].dims[0] == 4
+    for shape in ((1, 1, 32), (3, 5, 32)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            expected = layer(x).numpy()
+            chosen = router(torch.tanh(x))[2]
+        assert identity == 0 or bool((chosen >= 4).all()) == bool((chosen >= 4).any()) == (identity > 0)
+        for one in (graph, run_all_experts(graph, tmp_path)):
+            np.testing.assert_allclose(infer(one, 1)({"x": x.numpy()})["y"], expected, rtol=1e-4, atol=1e-5)
+    remark = cost_of_experts(model, Counter({"MoE": 1}))
+    assert remark is not None
+    assert "1 of 2 mixtures of experts run all of their 4 experts" in remark
 
 
 def test_router_that_names_no_expert_adds_nothing() -> None:

@@ -106,7 +106,7 @@ def _equal(values: torch.Tensor, others: torch.Tensor) -> bool:
     return bool(torch.allclose(values, others, rtol=1e-5, atol=1e-6))
 
 
-def _experts(
+def compute_chosen_experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Compute transformers' experts function: hidden_states (tokens, hidden), the others (tokens, chosen)."""
@@ -139,4 +139,4 @@ def _experts(
     return result * weights.sum(dim=-1, keepdim=True)
 
 
-ALL_EXPERTS_FUNCTIONS.register(CHOSEN_EXPERTS, _experts)
+ALL_EXPERTS_FUNCTIONS.register(CHOSEN_EXPERTS, compute_chosen_experts)

@@ -25,6 +25,8 @@ from builder.graphs.onnx.operators import SPARSE_EXPERTS
 
 EVERY_EXPERT = "every_expert"
 PARTS = ("side_by_side_up", "side_by_side_down")
+DISPATCHED = "_is_expert_parallel"  # attribute of experts that transformers dispatches to a function by its name
+IDENTITY = "identity_expert"  # of experts, some of which return a token as it is; it does not dispatch those
 
 
 def every_expert(model: PreTrainedModel) -> AbstractContextManager[None]:
@@ -53,20 +55,21 @@ def exporting_experts(model: PreTrainedModel, function: str, side_by_side: Seque
 
 def cost_of_experts(model: PreTrainedModel, operators: Counter[str]) -> str | None:
     """Return a build's remark on layers all of whose experts run, in a graph of these `operators`; None without any."""
-    layers = expert_layers(model)
+    layers = [module for module in model.modules() if hasattr(module, DISPATCHED) or hasattr(module, IDENTITY)]
     sparse = sum(operators[name] for name in SPARSE_EXPERTS)
     if sparse >= len(layers):
         return None
+    experts = max(int(layer.down_proj.shape[0]) for layer in layers)
     return (
-        f"{len(layers) - sparse} of {len(layers)} mixtures of experts run all of their "
-        f"{max(int(layer.num_experts) for layer in layers)} experts for every token, where PyTorch runs those that "
-        "the router chose: right, but slower, and all their weights are read at each step"
+        f"{len(layers) - sparse} of {len(layers)} mixtures of experts run all of their {experts} experts for every "
+        "token, where PyTorch runs those that the router chose: right, but slower, and all their weights are read at "
+        "each step"
     )
 
 
 def expert_layers(model: PreTrainedModel) -> list[Any]:
     """Return the modules that transformers' `use_experts_implementation` decorates."""
-    return [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+    return [module for module in model.modules() if hasattr(module, DISPATCHED)]
 
 
 def expert_weights(top_k_index: torch.Tensor, top_k_weights: torch.Tensor, experts: int) -> torch.Tensor:
