@@ -12,9 +12,9 @@ from builder.checkpoints.tasks.base import EncoderTask
 from builder.common.cards import CARDS
 from builder.common.releases import RELEASES
 from builder.runtime.fields import Field
+from builder.runtime.generation.adapter_files import ADAPTER
 from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
 from builder.runtime.generation.options import (
-    ADAPTER,
     COMMON,
     LANGUAGES,
     PROMPT,

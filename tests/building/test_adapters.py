@@ -22,6 +22,7 @@ from builder.options import make_spec
 from builder.repository.adapters import read_adapters, remove_adapter
 from builder.repository.check import check
 from builder.runtime.fields import InputError
+from builder.runtime.generation.adapter_files import ALL_ADAPTERS
 from builder.runtime.generation.service import Service
 from builder.serving.plan.needs import published
 from tests.decoders import make_decoder, make_decoder_checkpoint
@@ -106,12 +107,20 @@ def answer(service: Service, adapter: str = "") -> str:
     return text(answers)
 
 
+def listed(service: Service) -> Any:
+    """Return the adapters that the model says it has."""
+    answers: list[Any] = []
+    tensors = {"text_input": np.array(["-"], object), "lora_name": np.array([ALL_ADAPTERS], object)}
+    assert service.prepare(tensors, {}, lambda answer, last: answers.append(answer)) == []
+    return json.loads(text(answers))
+
+
 def test_adapters_change_while_the_model_is_served(clean: Built) -> None:
     """Added, used beside the base, replaced, removed: each with the next request, without a reload."""
     service = opened(clean)
     base = clean.expected("")
     assert answer(service) == base
-    with pytest.raises(InputError, match="'a' is not an adapter of this model; it has none yet"):
+    with pytest.raises(InputError, match="lora_name is 'a', which is not an adapter of this model; it has none yet"):
         answer(service, "a")
     clean.add("a")
     clean.add("b")
@@ -123,8 +132,9 @@ def test_adapters_change_while_the_model_is_served(clean: Built) -> None:
     clean.add("c")
     for name in ("c", "b", "a", ""):  # three for two places
         assert answer(service, name) == clean.expected({"a": "c"}.get(name, name))
+    assert listed(service) == ["a", "b", "c"]
     remove_adapter(clean.repository, "m", "b")
-    with pytest.raises(InputError, match="'b' is not an adapter of this model; it has a, c"):
+    with pytest.raises(InputError, match="lora_name is 'b', which is not an adapter of this model; it has a, c"):
         answer(service, "b")
     assert answer(service) == base
 

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..fields import InputError
+from ..fields import Field, InputError
 from .executors.lora import LORA_A, LORA_B, Adapter, LoraStacks
 
+ADAPTER = Field("lora_name", "TYPE_STRING", optional=True)  # input of a model with room for adapters
 FOLDER = "adapters"  # beside the version folders
 SUFFIX = ".npz"
 ABOUT = "about"  # array of a file beside its matrices: where the adapter is from, as JSON
+ALL_ADAPTERS = "*"  # asks a model for the names of its adapters
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -57,7 +59,7 @@ class Adapters:
             adapter = known[1] if known is not None and known[0] == state else read_adapter(path)
         except FileNotFoundError as error:
             names = ", ".join(adapter_names(self.folder)) or "none yet"
-            raise InputError(f"{name!r} is not an adapter of this model; it has {names}") from error
+            raise InputError(f"lora_name is {name!r}, which is not an adapter of this model; it has {names}") from error
         reason = self.stacks.misfit(adapter)
         if reason is not None:
             raise InputError(f"the adapter {name} does not fit: {reason}. Whoever runs the model can add it again")

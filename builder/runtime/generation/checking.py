@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..fields import JSON_TYPES, Field, InputError, Tensors
+from .adapter_files import ADAPTER
 from .dialects import translated
 from .options import (
-    ADAPTER,
     CHAT_OPTIONS,
     COMMON,
     COUNT,

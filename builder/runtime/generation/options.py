@@ -113,7 +113,6 @@ PROMPT = (  # of a decoder, which continues its input
     TOKENIZE,
     *FOREIGN,
 )
-ADAPTER = Field("lora_name", TEXT, optional=True)  # of a model with room for adapters
 SOURCE = (Field("encoder_no_repeat_ngram_size", WHOLE, optional=True),)
 LANGUAGES = (Field("source_language", TEXT, optional=True), Field("target_language", TEXT, optional=True))
 OUTPUTS = (

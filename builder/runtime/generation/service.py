@@ -6,6 +6,7 @@ Reads serving.json and the tokeniser beside it.
 from __future__ import annotations
 
 import importlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer
 from ..contract import DRAFT, FILE, ContractError, GenerationServing, load_generation
 from ..cpus import refuse_cpu
 from ..fields import InputError, Tensors, refuse_large, refuse_long
-from .adapter_files import FOLDER, Adapters
+from .adapter_files import ALL_ADAPTERS, FOLDER, Adapters, adapter_names
 from .beams import BeamSearch
 from .checking import read_options
 from .decode_loop import DecodeLoop
@@ -73,9 +74,9 @@ class Service:
     ) -> "list[RunningSequence]":
         """Read one request, including all the slow work; raise InputError if it cannot be answered.
 
-        A request that only asks for tokens is answered at once, and the returned list is empty. `respond` is called
-        with `True` exactly once, with the last answer. `defer` runs what turns pieces into responses, which may be slow
-        (log-probabilities are written as JSON), in the loop's thread or in another.
+        A request that only asks for tokens, or for adapters, is answered at once, and the returned list is empty.
+        `respond` is called with `True` exactly once, with the last answer. `defer` runs what turns pieces into
+        responses, which may be slow (log-probabilities are written as JSON), in the loop's thread or in another.
         """
         limits = self.serving.limits
         refuse_large({name: array for name, array in tensors.items() if name != "input_ids"}, limits, parameters)
@@ -83,8 +84,7 @@ class Service:
         for name in (*LISTS, "logit_bias"):
             refuse_long(name, len(getattr(options, name)), limits)
         self._refuse_unknown_tokens(options)
-        if options.tokenize:
-            answer = dict(zip(("text_output", "tokens"), self.prompt.tokens(options)))
+        if answer := self._known_answer(options):
             texts = {name: np.array([text.encode("utf-8")], np.object_) for name, text in answer.items()}
             defer(partial(respond, texts, True))
             return []
@@ -103,6 +103,14 @@ class Service:
             tokens, options, maximum, answers.add, fail, deadline, source, adapter, scores=scores, defer=defer
         )
         return self._sequences(request, prompt.first)
+
+    def _known_answer(self, options: RequestOptions) -> "dict[str, str]":
+        """Return the tokens of the prompt, or the names of the adapters, if the request asks for that; else nothing."""
+        if options.tokenize:
+            return dict(zip(("text_output", "tokens"), self.prompt.tokens(options)))
+        if self.adapters is not None and options.lora_name == ALL_ADAPTERS:
+            return {"text_output": json.dumps(adapter_names(self.adapters.folder))}
+        return {}
 
     def _max_tokens(self, options: RequestOptions, prompt: Prompt) -> int:
         longest = self.serving.arena.length

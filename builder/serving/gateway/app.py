@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from builder.serving.gateway import canary, cohere, multivectors, tasks, tei, tokenize, vllm
 from builder.serving.gateway.access_log import AccessLog
+from builder.serving.gateway.adapters import AdaptedModels, AdapterRegistry
 from builder.serving.gateway.anthropic.messages import count_tokens, create_message
 from builder.serving.gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from builder.serving.gateway.auth import AuthMiddleware
 from builder.serving.gateway.backend import Backend
-from builder.serving.gateway.catalogue import ModelRegistry
 from builder.serving.gateway.context import RECORD, GatewayState, RequestContext
 from builder.serving.gateway.endpoint import Endpoint
 from builder.serving.gateway.errors import ApiError, anthropic_error, openai_error, tei_error
@@ -47,13 +47,13 @@ def make_app(
     triton: Backend,
     log: TextIO | None = sys.stdout,
     *,
-    models: ModelRegistry,
+    models: AdapterRegistry,
     metrics: Metrics | None = None,
 ) -> AccessLog:
     """Return the gateway over `triton`: a gateway.triton.Triton or another Backend. `models`: the models it offers."""
     metrics = metrics or Metrics()
     backend = canary.CanaryBackend(triton, metrics)
-    gateway = GatewayState(settings, backend, models, metrics)
+    gateway = GatewayState(settings, backend, AdaptedModels(models), metrics)
     app: ASGIApp = ErrorMiddleware(Router(routes(gateway)))
     app = AuthMiddleware(app, settings)
     if settings.cors:

@@ -174,7 +174,7 @@ def _quantiles(times: Iterable[float]) -> dict[str, float | None]:
 
 async def set_canary(context: RequestContext) -> dict[str, Any]:
     """Serve POST /admin/canary: share a model's requests with a candidate for a while. Raises ApiError."""
-    models = context.gateway.models
+    models = context.gateway.models.registry
     if not isinstance(models, Catalogue):
         raise ApiError(501, "canaries are not available with models loaded on demand")
     if context.body.share:

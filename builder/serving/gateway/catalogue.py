@@ -83,6 +83,8 @@ class ModelIndex(Protocol):
 
     async def hosted(self, front: str) -> str: ...
 
+    async def adapters(self, name: str, has_batch: bool) -> list[str]: ...
+
 
 class Catalogue:
     """Front models that Triton has ready: the ones that declare a task."""
@@ -116,6 +118,10 @@ class Catalogue:
         if model is None:
             raise model_unavailable(name) if self._is_reloading(name) else model_not_found(name, sorted(self.models))
         return model
+
+    async def adapter_names(self, model: ServedModel) -> list[str]:
+        """Ask a model for its adapters. Raises ApiError."""
+        return await self.server.adapters(model.name, bool(model.batch))
 
     def temporarily_unavailable(self) -> list[ServedModel]:
         """Return the models that are not ready now, including those that were unloaded for good."""

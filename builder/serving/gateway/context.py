@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from builder.serving.gateway.catalogue import ModelRegistry, select_model
+from builder.serving.gateway.adapters import AdaptedModels
+from builder.serving.gateway.catalogue import select_model
 from builder.serving.gateway.errors import ApiError, queue_full
 from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.settings import GatewaySettings
@@ -72,7 +73,7 @@ class GatewayState:
 
     settings: GatewaySettings
     triton: CanaryBackend
-    models: ModelRegistry
+    models: AdaptedModels
     metrics: Metrics
     running: Counter[str] = field(default_factory=Counter)
 

@@ -15,6 +15,7 @@ from builder.runtime.fields import Field
 from builder.serving.gateway.errors import bad_field
 
 CANDIDATE_OF = "candidate_of"  # parameter by which build-repo promote marks a candidate
+ADAPTER_MARK = ":"  # between a model's name, which has none, and that of its adapter
 MODEL_INPUT = Field("model", "TYPE_STRING")  # input that tells a shared front which model a request is for
 
 
@@ -31,6 +32,12 @@ class ServedModel:
     is_decoupled: bool
     parameters: Mapping[str, str]
     front: str | None = None  # shared front that answers for it, if Triton does not know the model itself
+    adapter: str = ""  # LoRA adapter that a client named with it
+
+    @property
+    def label(self) -> str:
+        """Name by which clients request it."""
+        return f"{self.name}{ADAPTER_MARK}{self.adapter}" if self.adapter else self.name
 
     @property
     def max_input_length(self) -> int | None:

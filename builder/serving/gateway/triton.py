@@ -18,8 +18,11 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from builder.runtime.fields import Field
+from builder.runtime.generation.adapter_files import ADAPTER, ALL_ADAPTERS
 from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.http_responses import loads
 from builder.serving.gateway.pending_calls import AbandonedCalls, BackendLost
 from builder.serving.gateway.served_model import MODEL_INPUT
 from builder.serving.gateway.tensors import Outputs, add_tensor, read_outputs
@@ -41,6 +44,7 @@ QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 TIMED_OUT = ("time was over", "Request timeout expired")
 UNAVAILABLE = ("is not ready", "shutting down", "Stub process", "no version is available", "Request for unknown model")
 SERVER_ERRORS = ("failed inside the model", "Failed to process the request", "Internal")
+PROMPT_INPUT, TEXT = Field("text_input", "TYPE_STRING"), "text_output"
 ALL_MODELS, MODEL_LIST = "*", "models"  # asks a shared front for its models; the output that lists them
 STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -132,6 +136,18 @@ class Triton:
         except TimeoutError as error:
             raise ApiError(504, f"{front} does not say what it hosts within {TIMEOUT_S:g} s", code="timeout") from error
         return text
+
+    async def adapters(self, name: str, has_batch: bool) -> list[str]:
+        """Return the adapters of a generating model with room for some."""
+        request, shape = service_pb2.ModelInferRequest(model_name=name), (1, 1) if has_batch else (1,)
+        for field, value in ((PROMPT_INPUT, "-"), (ADAPTER, ALL_ADAPTERS)):
+            add_tensor(request, field, [value], shape)
+        try:
+            async with asyncio.timeout(TIMEOUT_S), contextlib.aclosing(self.stream(request)) as answers:
+                texts = [outputs[TEXT].strings()[0] async for outputs in answers]
+        except TimeoutError as error:
+            raise ApiError(504, f"{name} does not list its adapters within {TIMEOUT_S:g} s", code="timeout") from error
+        return [str(adapter) for adapter in loads("".join(texts))]
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
         """Return the answer of a model that answers once.

@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 from builder.runtime.fields import Field
+from builder.runtime.generation.adapter_files import ADAPTER
 from builder.runtime.generation.options import COMMON, OUTPUTS, PROMPT, PROMPT_OUTPUTS
 from builder.runtime.tokens import TOKENIZE, TOKENS
 from builder.serving.gateway.backend import Backend, Metadata
@@ -106,6 +107,7 @@ class FakeTriton(Backend, ModelIndex):
         self.metadata: list[Metadata] = []
         self.index_s = 0.0
         self.up = True
+        self.adapter_names = ["poems", "sql"]
         self.away: set[str] = set()  # models of its repository that are not ready
 
     async def ready(self) -> bool:
@@ -138,6 +140,12 @@ class FakeTriton(Backend, ModelIndex):
 
     async def hosted(self, front: str) -> str:
         raise ApiError(404, f"{front} is no shared front")
+
+    async def adapters(self, name: str, has_batch: bool) -> list[str]:
+        assert not has_batch
+        if ADAPTER not in MODELS[name][1]:
+            raise ApiError(400, "'lora_name' is not an option of this model")
+        return self.adapter_names
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> dict[str, Output]:
         values = self._read(request, metadata)
@@ -178,6 +186,10 @@ class FakeTriton(Backend, ModelIndex):
         if "tokenize" in values:
             yield _told(values)
             return
+        adapter = values.get("lora_name", [""])[0]
+        if adapter not in ("", *self.adapter_names):
+            known = ", ".join(self.adapter_names)
+            raise ApiError(400, f"lora_name is {adapter!r}, which is not an adapter of this model; it has {known}")
         length, n = int(values.get("max_tokens", [8])[0]), int(values.get("n", [self.returned])[0])
         prompt = str(values.get("text_input", values.get("messages", values.get("input_ids", [""])))[0])
         if not prompt or not 1 <= length <= LONGEST:

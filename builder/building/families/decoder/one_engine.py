@@ -59,7 +59,7 @@ from builder.repository.report.record import BuildReport
 from builder.repository.verdict import Comparison, ParityBound
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 from builder.runtime.fields import Field
-from builder.runtime.generation.options import ADAPTER
+from builder.runtime.generation.adapter_files import ADAPTER
 
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 

@@ -114,7 +114,7 @@ def _message(chat: PreparedChat, content: Content) -> dict[str, Any]:
         "id": f"msg_{chat.context.record.id}",
         "type": "message",
         "role": "assistant",
-        "model": chat.model.name,
+        "model": chat.model.label,
         "content": content.blocks,
         "stop_reason": None,
         "stop_sequence": None,

@@ -12,6 +12,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
+from builder.runtime.generation.adapter_files import ADAPTER
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError, bad_field
 from builder.serving.gateway.served_model import ServedModel
@@ -157,6 +158,8 @@ async def generate(
         except ApiError as error:
             if error.status == 400:  # the model's error messages begin with the name of the input
                 error.param = error.param or _openai_name(model, error.message.split(" ", 1)[0].rstrip(":"))
+                if model.adapter and error.param == ADAPTER.name:
+                    raise ApiError(404, error.message, param="model", code="model_not_found") from error
             raise
         finally:
             unanswered.close()
@@ -212,6 +215,10 @@ def make_request(context: RequestContext, model: ServedModel, inputs: Mapping[st
     """
     request = service_pb2.ModelInferRequest(model_name=model.name, id=context.record.id)
     defaults = {name: value for name, value in DEFAULT_INPUTS.items() if name in model.inputs}
+    if model.adapter:
+        if inputs.get(ADAPTER.name, model.adapter) != model.adapter:
+            raise bad_field(ADAPTER.name, f"model and {ADAPTER.name} name two adapters; leave {ADAPTER.name} out")
+        inputs = {**inputs, ADAPTER.name: model.adapter}
     inputs = {**defaults, **inputs}
     for name, value in inputs.items():
         values = value if isinstance(value, list) else [value]

@@ -105,7 +105,7 @@ def _call_body(call: DeltaToolCall) -> dict[str, Any]:
 
 def _head(chat: PreparedChat, kind: str) -> dict[str, Any]:
     record = chat.context.record
-    return {"id": f"chatcmpl-{record.id}", "object": kind, "created": record.created_at, "model": chat.model.name}
+    return {"id": f"chatcmpl-{record.id}", "object": kind, "created": record.created_at, "model": chat.model.label}
 
 
 def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class PreparedCompletion:
     def head(self) -> dict[str, Any]:
         """Return the first fields of a response or chunk."""
         identity, created = f"cmpl-{self.context.record.id}", self.context.record.created_at
-        return {"id": identity, "object": "text_completion", "created": created, "model": self.model.name}
+        return {"id": identity, "object": "text_completion", "created": created, "model": self.model.label}
 
 
 async def create_completion(context: RequestContext) -> Any:

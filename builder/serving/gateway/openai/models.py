@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from builder.serving.gateway.context import RequestContext
@@ -11,22 +12,27 @@ CREATED = 0  # config.pbtxt lacks the build time, and OpenAI's clients need a nu
 
 
 async def list_models(context: RequestContext) -> dict[str, Any]:
-    """List every available model."""
-    return {"object": "list", "data": [describe(model) for model in await context.gateway.models.all()]}
+    """List every available model, each followed by its adapters."""
+    models = context.gateway.models
+    known = await models.all()
+    adapted = await asyncio.gather(*map(models.adapters, known))
+    listed = [one for model, others in zip(known, adapted, strict=True) for one in (model, *others)]
+    return {"object": "list", "data": [describe(model) for model in listed]}
 
 
 async def show_model(context: RequestContext) -> dict[str, Any]:
     """Describe one model. Raises ApiError 404."""
-    return describe(await context.gateway.models.get(context.path["name"]))
+    return describe(await context.gateway.models.get_listed(context.path["name"]))
 
 
 def describe(model: ServedModel) -> dict[str, Any]:
     """Return OpenAI's object with additional fields for the page and for scripts."""
     return {
-        "id": model.name,
+        "id": model.label,
         "object": "model",
         "created": CREATED,
         "owned_by": "build-repo",
+        "parent": model.name if model.adapter else None,  # as vLLM names the model of an adapter
         "max_model_len": model.max_total_tokens or model.max_input_length,
         "task": model.task,
         "version": model.version,

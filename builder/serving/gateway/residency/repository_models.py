@@ -14,6 +14,7 @@ from builder.common.errors import RepositoryError
 from builder.repository.config.render import CONFIG, parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories
 from builder.repository.versions import numbers_by_policy, version_numbers
+from builder.runtime.generation.adapter_files import FOLDER, adapter_names
 from builder.runtime.hosted import HOSTED
 from builder.serving.gateway.catalogue import model_not_found
 from builder.serving.gateway.errors import ApiError, unavailable
@@ -70,6 +71,10 @@ class RepositoryModels:
         hosted_by = {front: self.hosting[front].models for front in self.hosting}
         models = {name: model for hosted in hosted_by.values() for name, model in hosted.items()} | self._own()
         return [models[name] for name in sorted(models)]
+
+    async def adapter_names(self, model: ServedModel) -> list[str]:
+        """Return the adapters beside the versions of a model, which need not be loaded."""
+        return adapter_names(self.repository / model.name / FOLDER)
 
     def temporarily_unavailable(self) -> list[ServedModel]:
         """Return nothing: every model of the folder can be loaded."""

@@ -162,7 +162,7 @@ def _response(chat: PreparedChat, body: ResponsesRequest, output: Output, reason
         "status": _status(reason) if reason else "in_progress",
         "error": None,
         "incomplete_details": {"reason": INCOMPLETE[reason]} if reason in INCOMPLETE else None,
-        "model": chat.model.name,
+        "model": chat.model.label,
         "output": output.items if reason else [],
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,

@@ -1,0 +1,118 @@
+"""Adapters of a model in the gateway: named as MODEL:ADAPTER, and listed with the models."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.repository.config.render import CONFIG
+from builder.runtime.generation.adapter_files import ADAPTER
+from builder.runtime.generation.options import OUTPUTS, PROMPT_OUTPUTS
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.residency.repository_models import RepositoryModels
+from tests.serving.gateway.fake_triton import GUIDED, MODELS, OPTIONS, FakeTriton
+from tests.serving.gateway.requests import fetch, gateway
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _adapted_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the stand-in have a model with room for adapters."""
+    fields = (*OPTIONS, ADAPTER), (*OUTPUTS, *PROMPT_OUTPUTS)
+    monkeypatch.setitem(MODELS, "adapted", ("text-generation", *fields, GUIDED))
+
+
+@pytest.fixture
+def triton() -> FakeTriton:
+    return FakeTriton()
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_model_name_selects_the_adapter(triton: FakeTriton, path: str) -> None:
+    app = gateway(triton)
+    answer = fetch(path, {"model": "adapted:sql", **BODIES[path]}, app)
+    assert (answer.status, answer.json["model"]) == (200, "adapted:sql")
+    assert triton.requests.pop()["lora_name"] == ["sql"]
+    answer = fetch(path, {"model": "adapted", **BODIES[path]}, app)
+    assert (answer.status, answer.json["model"]) == (200, "adapted")
+    assert "lora_name" not in triton.requests.pop()
+
+
+def test_adapters_are_listed_after_their_model(triton: FakeTriton) -> None:
+    app = gateway(triton)
+    listed = {model["id"]: model["parent"] for model in fetch("/v1/models", app=app).json["data"]}
+    names = list(listed)
+    at = names.index("adapted")
+    assert names[at : at + 3] == ["adapted", "adapted:poems", "adapted:sql"]
+    assert {name: parent for name, parent in listed.items() if parent} == {
+        "adapted:poems": "adapted",
+        "adapted:sql": "adapted",
+    }
+    assert fetch("/v1/models/adapted:sql", app=app).json["parent"] == "adapted"
+    triton.adapter_names = ["new"]
+    assert fetch("/v1/models/adapted:new", app=app).json["id"] == "adapted:new"
+    unknown = fetch("/v1/models/adapted:sql", app=app)
+    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+    assert "adapted:new" in unknown.error["message"]
+
+
+def test_models_are_listed_if_one_does_not_tell_its_adapters(
+    triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unable(name: str, has_batch: bool) -> list[str]:
+        raise ApiError(504, f"{name} does not list its adapters")
+
+    monkeypatch.setattr(triton, "adapters", unable)
+    names = [model["id"] for model in fetch("/v1/models", app=gateway(triton)).json["data"]]
+    assert "adapted" in names
+    assert not any(":" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adapted:other", "it has poems, sql"),
+        ("guided:sql", "guided was built without room for adapters"),
+        ("adapted:", "leave : out"),
+        ("nothing:sql", "the model 'nothing' does not exist"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_unknown_adapters_are_unknown_models(triton: FakeTriton, name: str, message: str, stream: bool) -> None:
+    body = {"model": name, **BODIES["/v1/completions"], "stream": stream}
+    refused = fetch("/v1/completions", body, gateway(triton))
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (404, "model_not_found", "model")
+    assert message in refused.error["message"]
+
+
+def test_field_of_a_request_names_the_adapter_too(triton: FakeTriton) -> None:
+    app, body = gateway(triton), {**BODIES["/v1/completions"], "lora_name": "sql"}
+    assert fetch("/v1/completions", {"model": "adapted", **body}, app).status == 200
+    assert triton.requests.pop()["lora_name"] == ["sql"]
+    assert fetch("/v1/completions", {"model": "adapted:sql", **body}, app).status == 200
+    two = fetch("/v1/completions", {"model": "adapted:poems", **body}, app)
+    assert (two.status, two.error["param"]) == (400, "lora_name")
+
+
+def test_repository_lists_adapters_of_models_that_are_not_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    (folder / "adapters").mkdir(parents=True)
+    (folder / "1").mkdir()
+    (folder / CONFIG).write_text(
+        'name: "m" backend: "python" parameters { key: "task" value { string_value: "text-generation" } } '
+        'input { name: "lora_name" data_type: TYPE_STRING dims: [ 1 ] optional: true }'
+    )
+    for name in ("b.npz", "a.npz", "notes.txt"):
+        (folder / "adapters" / name).touch()
+    models = RepositoryModels(tmp_path)
+    assert asyncio.run(models.adapter_names(asyncio.run(models.get("m")))) == ["a", "b"]
