@@ -20,7 +20,7 @@ from pathlib import Path
 
 TABLE = Path(__file__).parent.parent / "builder" / "engines" / "cuda" / "cuda_kernels.json"
 REAL = {"tensor(float)": "fp32", "tensor(float16)": "fp16", "tensor(bfloat16)": "bf16"}
-OURS = re.compile(r"nvinfer|nvonnxparser|cublas|cudnn|cufft|curand|cudart|nvrtc|cusparse|cusolver")
+OURS = re.compile(r"nvinfer|nvonnxparser|libcuda\.|cublas|cudnn|cufft|curand|cudart|nvrtc|cusparse|cusolver")
 DEVICE = """
 #include <stddef.h>
 #include <string.h>

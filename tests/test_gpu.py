@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from onnx import helper
 from builder.commands.build import parser
 from builder.common.cards import CARDS
 from builder.common.errors import SpecError
-from builder.engines.cuda import refuse_head_sizes, refuse_windows
+from builder.common.releases import GPU_WHEELS, RELEASES, GpuWheel
+from builder.engines.cuda import refuse_head_sizes, refuse_wheel, refuse_windows
+from builder.engines.decoding import engine_of
 from builder.engines.gpu import refuse_card, refuse_size
 from builder.graphs.onnx.graph import Graph
 from builder.options import Gpu, make_spec
+from scripts.gpu_architectures import CONTAINER, IMAGE, MAGIC, PTX, images_in
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -68,8 +72,8 @@ def test_card_is_set_on_the_command_line_and_in_the_file() -> None:
 def test_refuse_size_limits_memory_to_that_of_the_card() -> None:
     refuse_size(Gpu(), 10**15, "they", "use less")
     spec = make_spec(model="x", target="cuda", gpu="t4")
-    refuse_size(spec.gpu, 14 << 30, "they", "use less")
-    with pytest.raises(SpecError, match=r"the cache need 16\.1 GB and t4 has room for 15\.5 GB; use less"):
+    refuse_size(spec.gpu, 13 << 30, "they", "use less")
+    with pytest.raises(SpecError, match=r"the cache need 16\.1 GB and t4 has room for 14\.5 GB; use less"):
         refuse_size(spec.gpu, 15 << 30, "the cache", "use less")
     limited = make_spec(model="x", target="cuda", gpu={"card": "h100", "memory_limit_mb": 2048})
     with pytest.raises(SpecError, match=r"has room for 2\.1 GB"):
@@ -96,4 +100,47 @@ def test_cards_have_memory_and_a_compute_capability() -> None:
         major, minor = card.compute_capability.split(".")
         assert 5 <= int(major) <= 12
         assert 0 <= int(minor) <= 9
-        assert card.memory_mb >= 16 << 10
+        assert card.memory_mb >= 15 << 10
+
+
+@pytest.mark.parametrize(
+    ("triton", "refused"),
+    [("26.08", {"v100": "7.0", "b200": "10.0"}), ("24.11", {"v100": "7.0", "b200": "10.0"}), ("24.10", {})],
+)
+def test_refuse_wheel_names_cards_without_kernels_in_process(triton: str, refused: dict[str, str]) -> None:
+    """onnxruntime-gpu 1.31.1 has no kernels for them and no PTX; 1.23.2, of Python 3.10, has both."""
+    for card in CARDS:
+        if card in refused:
+            with pytest.raises(SpecError, match=rf"compute capability {refused[card]}, and onnxruntime-gpu 1\.31\.1"):
+                refuse_wheel(card, triton)
+        else:
+            refuse_wheel(card, triton)
+
+
+def test_wheels_run_where_kernels_are_of_the_major_version() -> None:
+    wheel = GpuWheel(("7.5", "8.6", "9.0"), "13", "580")
+    fits = [name for name in ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0") if wheel.runs_on(name)]
+    assert fits == ["7.5", "8.6", "8.9", "9.0"]
+    assert replace(wheel, ptx="9.0").runs_on("10.0")
+    assert not replace(wheel, ptx="9.0").runs_on("8.0")
+    assert set(GPU_WHEELS) == {release.in_process for release in RELEASES.values()}
+
+
+def test_decoder_for_a_card_without_kernels_is_refused() -> None:
+    decoding = engine_of(make_spec(model="x", target="cuda", precision="fp16", gpu="b200"))
+    with pytest.raises(SpecError, match=r"--gpu b200: this card has compute capability 10\.0"):
+        decoding.refuse()
+    through_backend = {"executor": "bls", "triton": "26.08"}
+    engine_of(make_spec(model="x", target="cuda", precision="fp16", gpu="b200", **through_backend)).refuse()
+
+
+def test_architectures_are_read_in_a_section_of_kernels() -> None:
+    """Two containers with padding between them; the first has machine code for 8.0 and 8.6, the other PTX for 9.0."""
+
+    def image(kind: int, capability: int, content: bytes) -> bytes:
+        return IMAGE.pack(kind, 0x101, IMAGE.size, len(content), capability) + content
+
+    first = image(2, 80, b"a" * 24) + image(2, 86, b"b" * 8)
+    other = image(PTX, 90, b"c" * 16)
+    headers = [CONTAINER.pack(MAGIC, 1, CONTAINER.size, len(images)) for images in (first, other)]
+    assert images_in(headers[0] + first + bytes(16) + headers[1] + other) == {(2, 80), (2, 86), (PTX, 90)}

@@ -42,6 +42,26 @@ class Fix:
     source: str
 
 
+@dataclass(frozen=True)
+class GpuWheel:
+    """An onnxruntime-gpu that runs in process: the compute capabilities that its CUDA kernels are compiled for.
+
+    `cuda`: the version that it needs; `driver`: the least one; `ptx`: the compute capability from which on the driver
+    compiles the kernels itself.
+    """
+
+    kernels: tuple[str, ...]
+    cuda: str
+    driver: str
+    ptx: str | None = None
+
+    def runs_on(self, capability: str) -> bool:
+        """Return True if a card of `capability` has kernels: of its major version and no later minor one, or by PTX."""
+        card = version_tuple(capability)
+        compiled = any(card[0] == own[0] and own <= card for own in map(version_tuple, self.kernels))
+        return compiled or (self.ptx is not None and version_tuple(self.ptx) <= card)
+
+
 # By ONNX Runtime: the highest opset and IR version that it reads.
 OPSET_LIMITS: dict[str, tuple[int, int]] = {version: (opset, ir) for version, (opset, ir) in _TABLE["limits"].items()}
 RELEASES: dict[str, Release] = {
@@ -55,6 +75,9 @@ RELEASES: dict[str, Release] = {
     for row in _TABLE["release"]
 }
 FIXES: tuple[Fix, ...] = tuple(Fix(**row) for row in _TABLE["fixes"])
+GPU_WHEELS: dict[str, GpuWheel] = {
+    version: GpuWheel(**{**row, "kernels": tuple(row["kernels"])}) for version, row in _TABLE["gpu_wheels"].items()
+}
 # Options of tritonserver that not every release here knows, and the first release that does.
 OPTIONS: dict[str, str] = _TABLE["options"]
 NEWEST = next(reversed(RELEASES))

@@ -10,7 +10,7 @@ from typing import Any
 from builder.checkpoints.tasks import all_tasks
 from builder.checkpoints.tasks.base import EncoderTask
 from builder.common.cards import CARDS
-from builder.common.releases import RELEASES
+from builder.common.releases import GPU_WHEELS, RELEASES
 from builder.runtime.fields import Field
 from builder.runtime.generation.adapter_files import ADAPTER
 from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
@@ -170,8 +170,19 @@ def seq2seqs() -> str:
 
 def cards() -> str:
     """Return the cards of --gpu."""
-    rows = ((f"`{name}`", card.compute_capability, f"{card.memory_mb >> 10} GB") for name, card in CARDS.items())
+    rows = ((f"`{name}`", card.compute_capability, f"{card.memory_mb / 1024:.3g} GB") for name, card in CARDS.items())
     return table(("card", "compute capability", "memory"), rows)
+
+
+def gpu_wheels() -> str:
+    """Return the cards, CUDA and drivers of each onnxruntime-gpu that runs in process, the newest first."""
+    rows = []
+    for version, wheel in reversed(GPU_WHEELS.items()):
+        pythons = sorted({r.python for r in RELEASES.values() if r.in_process == version})
+        kernels = ", ".join(wheel.kernels) + (f"; others from {wheel.ptx} on by PTX" if wheel.ptx else "")
+        cards = ", ".join(f"`{name}`" for name, card in CARDS.items() if wheel.runs_on(card.compute_capability))
+        rows.append((version, ", ".join(pythons), kernels, cards, wheel.cuda, wheel.driver))
+    return table(("onnxruntime-gpu", "Python", "kernels for", "cards", "CUDA", "driver from"), rows)
 
 
 def releases() -> str:

@@ -31,6 +31,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "seq2seq-architectures": code.seq2seqs,
     "releases": code.releases,
     "cards": code.cards,
+    "gpu-wheels": code.gpu_wheels,
     "every-architecture": outcomes.every_architecture,
     "release-matrix": outcomes.release_matrix,
     "clients": outcomes.clients,

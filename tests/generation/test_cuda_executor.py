@@ -92,7 +92,7 @@ def test_quantised_weights_multiply_fp16_activations(
     quantised = quantise_weights(
         fuse(exported.graph, tmp_path), precision, WeightOptions(16, True), tmp_path, products_of=ENGINE
     )
-    half, _ = decoder_for_cuda(quantised.graph, "fp16", "26.06", tmp_path)
+    half, _ = decoder_for_cuda(quantised.graph, "fp16", "26.06", True, tmp_path)
     assert half.operators["MatMulNBits"] == quantised.matmuls == 9
     assert half.operators["MatMul"] == half.operators["Gemm"] == 0
     graph = onnx.load(str(half.path)).graph
@@ -291,7 +291,6 @@ def test_repository_without_a_gpu_is_refused_in_one_line(built: Path, capsys: py
         ({"precision": "bf16", "executor": "bls", "triton": "25.08"}, "whose Python has no bf16"),
         ({"precision": "fp16", "gpu": {"devices": [0, 1]}}, "one cache, on one device"),
         ({"precision": "fp16", "target": "tensorrt"}, "TensorRT has no attention over a cache in place"),
-        ({"precision": "bf16", "triton": "24.10"}, "use --precision fp16, or --triton 25.08 or later"),
     ],
 )
 def test_options_without_gpu_decoding_are_refused(

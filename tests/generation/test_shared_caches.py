@@ -102,7 +102,7 @@ def test_older_releases_gpus_and_int8_are_refused(exported: Exported, tmp_path: 
     with pytest.raises(ExportError, match=r"over another layer's cache.* Build for Triton 24.11 or later"):
         check_release(exported.graph, "24.10", in_process=True)
     with pytest.raises(SpecError, match="its layers share keys and values"):
-        decoder_for_cuda(exported.fused, "fp16", "26.08", tmp_path)
+        decoder_for_cuda(exported.fused, "fp16", "26.08", True, tmp_path)
     with pytest.raises(SpecError, match="int8 cache: leave --cache out"):
         quantise_cache(exported.fused, {}, tmp_path)
 

@@ -31,7 +31,7 @@ import onnx
 
 from builder.common.cards import CARDS
 from builder.common.errors import SpecError
-from builder.common.releases import OPERATOR_NEEDS, RELEASES, runtime_has, runtime_of, version_tuple
+from builder.common.releases import GPU_WHEELS, OPERATOR_NEEDS, RELEASES, runtime_has, runtime_of, version_tuple
 
 if TYPE_CHECKING:
     from builder.graphs.onnx.graph import Graph
@@ -73,6 +73,19 @@ def attention_kernels(card: str | None, precision: str, triton: str) -> dict[str
         return {}
     beyond = version_tuple(CARDS[card].compute_capability) >= (9, 0)
     return {"sdpa_kernel": str(ALL_WITH_CUDNN)} if beyond else {}
+
+
+def refuse_wheel(card: str, triton: str) -> None:
+    """Raise SpecError if the ONNX Runtime of Triton's interpreter has no kernels for the card."""
+    version = runtime_of(triton, in_process=True)
+    wheel, capability = GPU_WHEELS[version], CARDS[card].compute_capability
+    if not wheel.runs_on(capability):
+        fits = ", ".join(name for name, other in CARDS.items() if wheel.runs_on(other.compute_capability))
+        raise SpecError(
+            f"--gpu {card}: this card has compute capability {capability}, and onnxruntime-gpu {version}, which runs "
+            f"in the Python of Triton {triton}, has kernels for {', '.join(wheel.kernels)}; use one of {fits}, or "
+            "--engine vllm"
+        )
 
 
 def refuse_head_sizes(sizes: Collection[int]) -> None:
@@ -135,17 +148,16 @@ def refuse_windows(card: str | None, graph: Graph) -> None:
         )
 
 
-def without_kernel(operators: Collection[str], precision: str, triton: str) -> list[str]:
+def without_kernel(operators: Collection[str], precision: str, triton: str, in_process: bool) -> list[str]:
     """Return those of `operators` on real numbers that have no CUDA kernel in `precision` in a Triton release.
 
-    Raises SpecError if that is not known.
+    `in_process`: the graph runs in Triton's interpreter, not in its backend. Raises SpecError if that is not known.
     """
-    number = version_tuple(RELEASES[triton].onnxruntime)
-    listed = [version for version in KERNELS if version_tuple(version) <= number]
+    runtime = version_tuple(runtime_of(triton, in_process))
+    listed = [version for version in KERNELS if version_tuple(version) <= runtime]
     if not listed and precision == "bf16":
-        first = next(
-            n for n, r in RELEASES.items() if version_tuple(r.onnxruntime) >= version_tuple(next(iter(KERNELS)))
-        )
+        known = version_tuple(next(iter(KERNELS)))
+        first = next(name for name in RELEASES if version_tuple(runtime_of(name, in_process)) >= known)
         raise SpecError(
             f"which bf16 kernels the ONNX Runtime of Triton {triton} has for CUDA is not known: use --precision fp16, "
             f"or --triton {first} or later"

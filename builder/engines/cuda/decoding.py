@@ -17,7 +17,14 @@ from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory, blocks_that_fit, cache_bytes
 from builder.engines import graph_engine
-from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_sizes, refuse_windows, without_kernel
+from builder.engines.cuda import (
+    provider_options,
+    refuse_blocks,
+    refuse_head_sizes,
+    refuse_wheel,
+    refuse_windows,
+    without_kernel,
+)
 from builder.engines.cuda.blocks import page_attention
 from builder.engines.cuda.eight_bit import CudaEightBit
 from builder.engines.cuda.on_cpu import on_cpu
@@ -73,6 +80,8 @@ class CudaDecoding(OnnxRuntimeDecoding):
             raise SpecError("--executor bls hands the cache to Triton, whose Python has no bf16: use --precision fp16")
         if len(spec.gpu.devices) > 1:
             raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
+        if self._in_process and self._card is not None:
+            refuse_wheel(self._card, spec.triton)
         if self._in_blocks:
             refuse_blocks(spec, self._card)
 
@@ -137,10 +146,10 @@ class CudaDecoding(OnnxRuntimeDecoding):
     def lower(self, fused: Graph, precision: str, folder: Path, grids: StoredWeights | None) -> Lowered:
         refuse_windows(self.spec.gpu.card, fused)
         if precision in HALVES:
-            half, judged = decoder_for_cuda(fused, precision, self.spec.triton, folder)
+            half, judged = decoder_for_cuda(fused, precision, self.spec.triton, self._in_process, folder)
             return Lowered(half, self._judging(judged, folder))
         small = quantise_weights(fused, precision, self.spec.weight_options, folder, grids, ENGINE)
-        half, judged = decoder_for_cuda(small.graph, "fp16", self.spec.triton, folder)
+        half, judged = decoder_for_cuda(small.graph, "fp16", self.spec.triton, self._in_process, folder)
         return Lowered(half, self._judging(judged, folder), quantised=(replace(small, graph=half),))
 
     def _judging(self, judged: Graph, folder: Path) -> Graph:
@@ -180,7 +189,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
         return self.spec.cache_gb is not None
 
 
-def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) -> tuple[Graph, Graph]:
+def decoder_for_cuda(fused: Graph, precision: str, triton: str, in_process: bool, folder: Path) -> tuple[Graph, Graph]:
     """Return the graph in `precision`, and the one in fp32 and rounded to it that it is judged by on a CPU.
 
     Raises SpecError for operators that CUDA lacks.
@@ -201,7 +210,7 @@ def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) ->
             "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
             "the CPU, or with --engine vllm"
         )
-    in_float = without_kernel(fused.operators, precision, triton)
+    in_float = without_kernel(fused.operators, precision, triton, in_process)
     half = to_half(fused, folder / precision / MODEL_FILE, precision, in_float, real=("logits",))
     return half, save_graph(rounded(load_whole(half.path)), folder / "judged" / MODEL_FILE)
 

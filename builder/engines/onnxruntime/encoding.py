@@ -50,7 +50,7 @@ class OnnxRuntimeEncoding(EncodingEngine):
             refuse_release(triton)
 
     def without_half(self, operators: Collection[str], precision: str, target: str, triton: str) -> Collection[str]:
-        return without_kernel(operators, precision, triton) if target == "cuda" else ()
+        return without_kernel(operators, precision, triton, in_process=False) if target == "cuda" else ()
 
 
 def _count_keys(graph: Graph, folder: Path) -> Graph:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.building.verify.generation import make_reference, measure
-from builder.common.errors import VerificationError
+from builder.common.errors import SpecError, VerificationError
 from builder.engines.cuda import KERNELS, without_kernel
 from builder.engines.cuda.decoding import decoder_for_cuda
 from builder.engines.decoding import opened
@@ -150,7 +150,7 @@ def test_decoder_is_judged_in_fp16_as_a_gpu_rounds(model_type: str, tmp_path: Pa
     """Without the rounding, results would be those of fp32; values beyond fp16 give NaN."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 64)
-    _, judged = decoder_for_cuda(fuse(exported.graph, tmp_path), "fp16", "26.06", tmp_path)
+    _, judged = decoder_for_cuda(fuse(exported.graph, tmp_path), "fp16", "26.06", True, tmp_path)
     reference = make_reference(model, prompts()[:2])
     agreement = measure(opened(judged, 1), exported.caches, VOCABULARY, reference, "float32")
     assert 1e-6 < agreement.error < 0.3
@@ -177,7 +177,16 @@ def test_bf16_is_judged_in_rounded_fp32(tmp_path: Path) -> None:
 
 
 def test_without_kernel_names_operators_that_cuda_lacks() -> None:
-    assert without_kernel(["MultiHeadAttention", "MatMul", "BiasGelu"], "bf16", "25.10") == ["MultiHeadAttention"]
-    assert without_kernel(["GroupQueryAttention"], "fp32", "25.10") == ["GroupQueryAttention"]
-    assert without_kernel(["GroupQueryAttention", "MultiHeadAttention"], "fp16", "24.10") == []
+    operators = ["MultiHeadAttention", "MatMul", "BiasGelu"]
+    assert without_kernel(operators, "bf16", "25.10", in_process=False) == ["MultiHeadAttention"]
+    assert without_kernel(["GroupQueryAttention"], "fp32", "25.10", in_process=False) == ["GroupQueryAttention"]
+    assert without_kernel(["GroupQueryAttention", "MultiHeadAttention"], "fp16", "24.10", in_process=False) == []
     assert all({"MultiHeadAttention", "GroupQueryAttention", "MatMul"} <= set(table) for table in KERNELS.values())
+
+
+def test_kernels_are_those_of_the_runtime_that_serves() -> None:
+    """Regression: the release's own backend was asked, so that bf16 decoders in process were refused before 25.08."""
+    attention = ["GroupQueryAttention"]
+    assert without_kernel(attention, "bf16", "25.07", in_process=True) == []
+    with pytest.raises(SpecError, match=r"use --precision fp16, or --triton 25.08 or later"):
+        without_kernel(attention, "bf16", "25.07", in_process=False)

@@ -67,7 +67,7 @@ def _lines(plan: ModelPlan) -> dict[str, str]:
 
 def test_usable_memory_of_a_card_leaves_headroom_and_the_server() -> None:
     assert usable_bytes(Card(name="l4", memory_gb=24)) == pytest.approx(0.9 * 24e9 - SERVER_ON_CARD)
-    assert Card(name="t4").memory == 16 << 30
+    assert Card(name="t4").memory == 15360 << 20
 
 
 def test_plan_counts_the_encoder_instances_that_fit_each_card() -> None:

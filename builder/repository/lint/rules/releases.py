@@ -58,7 +58,7 @@ def _refused(version: ModelVersion, graph: Path, in_process: bool) -> Iterator[P
         read = read_graph(graph)
         check_release(read, release, in_process)
         if read.arithmetic == "bf16":
-            without_kernel(read.operators, "bf16", release)
+            without_kernel(read.operators, "bf16", release, in_process)
     except BuilderError as error:
         yield Problem(str(error), file=file)
     except (DecodeError, OSError, ValueError) as error:
