@@ -30,7 +30,8 @@ LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
 UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".tflite", ".gguf", ".onnx"})
 
 ORDER = ("export", "reference", "fuse", "verify", "select")
-EXPORT = ("task", "max_length", "pooling", "late_chunking", "beams", "max_answer", "adapters", "adapter_rank")
+OF_ADAPTERS = ("adapters", "adapter_rank", "adapter_layers")
+EXPORT = ("task", "max_length", "pooling", "late_chunking", "beams", "max_answer", *OF_ADAPTERS)
 REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
 EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
 ANY_ENGINE = (*EXACT, "cache", "cache_gb", "slots")  # decide which engines can be chosen: some refuse these

@@ -62,8 +62,10 @@ class BuildSpec(Choices):
             )
         if self.beams is not None and self.beams > self.slots:
             raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}: raise it")
-        if self.adapter_rank != type(self).model_fields["adapter_rank"].default and not self.adapters:
-            raise ValueError("--adapter-rank is for a model with room for adapters: say with --adapters for how many")
+        of_adapters = [name for name in ("adapter_rank", "adapter_layers") if name in self.model_fields_set]
+        if of_adapters and not self.adapters:
+            option = of_adapters[0].replace("_", "-")
+            raise ValueError(f"--{option} is for a model with room for adapters: say with --adapters for how many")
         if self.store is not None and self.makes_plan:
             raise ValueError("a plan is compiled in a folder: build into one, compile it there, and push it")
         return self

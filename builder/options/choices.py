@@ -100,6 +100,9 @@ class Choices(Options):
     generation with ONNX Runtime on the CPU only."""
     adapter_rank: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
     """Highest rank of an adapter; memory is reserved for it in each."""
+    adapter_layers: str | None = Field(None, json_schema_extra={"flag": True})
+    """Layers that adapters may change, by the last parts of their names: q_proj,v_proj. Fewer layers take less memory
+    and time. Default: every linear layer but the output matrix."""
     target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
     """Hardware to serve on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
     onnxruntime, ONNX Runtime's TensorRT provider compiles while the model loads."""

@@ -213,6 +213,8 @@ def test_verb_adds_shows_and_removes_adapters(clean: Built, capsys: pytest.Captu
         ({"executor": "bls"}, "--adapters is for --engine onnxruntime, in process on the CPU"),
         ({"target": "cuda", "precision": "fp16"}, "--adapters is for --engine onnxruntime, in process on the CPU"),
         ({"adapters": 0, "adapter_rank": 8}, "--adapter-rank is for a model with room for adapters"),
+        ({"adapters": 0, "adapter_layers": "q_proj"}, "--adapter-layers is for a model with room for adapters"),
+        ({"adapter_layers": "q_proj, lm_head"}, "names lm_head, where no adapter has a place; .* down_proj, gate_proj"),
     ],
 )
 def test_build_refuses_adapters_where_no_graph_has_room(

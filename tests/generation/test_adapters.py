@@ -226,6 +226,15 @@ def test_placing_an_adapter_clears_the_one_before(llama: Adapted) -> None:
     assert not any(tensor[0].any() for tensor in stacks.tensors.values()), "row 0 is no adapter"
 
 
+def test_places_may_be_in_some_layers_alone(tmp_path: Path) -> None:
+    model, room = make_decoder("llama"), AdapterRoom(1, 4, ("q_proj", "up_proj"))
+    graph = export_decoder(model, tmp_path, LENGTH, room=room).graph
+    places = {name.removeprefix(LORA_A) for name in graph.inputs if name.startswith(LORA_A)}
+    ends = ("self_attn.q_proj", "mlp.up_proj")
+    assert places == {f"model.layers.{layer}.{end}" for layer in (0, 1) for end in ends}
+    assert room.bytes(linear_layers(model)) == 4 * 2 * 4 * 2 * ((32 + 32) + (32 + 64))
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "reason"),
     [

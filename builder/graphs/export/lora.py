@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.checkpoints.linear_layers import LinearLayer, linear_layers
+from builder.common.errors import ExportError
 from builder.options import BuildSpec
 from builder.runtime.generation.executors.lora import LORA_A, LORA_B, LORA_ROWS
 
@@ -27,24 +28,43 @@ PROBE = (2, 3)  # rows and tokens
 
 @dataclass(frozen=True)
 class AdapterRoom:
-    """Room for `adapters` at once, each of `rank` at most in any layer."""
+    """Room for `adapters` at once, each of `rank` at most in any layer.
+
+    `layers`: the last parts of the names of those that have places; empty: all.
+    """
 
     adapters: int
     rank: int
+    layers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, spec: BuildSpec) -> AdapterRoom:
         """Return the room that `spec` asks for."""
-        return cls(spec.adapters, spec.adapter_rank)
+        names = (spec.adapter_layers or "").split(",")
+        return cls(spec.adapters, spec.adapter_rank, tuple(filter(None, map(str.strip, names))))
+
+    def chosen(self, layers: Mapping[str, LinearLayer]) -> dict[str, LinearLayer]:
+        """Return those of `layers` that get a place. Raises ExportError if one that was asked for is not there."""
+        known = {name.rpartition(".")[2] for name in layers}
+        missing = [name for name in self.layers if name not in known]
+        if missing:
+            raise ExportError(
+                f"--adapter-layers names {missing[0]}, where no adapter has a place; this model has places in "
+                f"{', '.join(sorted(known))}"
+            )
+        return {name: one for name, one in layers.items() if not self.layers or name.rpartition(".")[2] in self.layers}
 
     def bytes(self, layers: Mapping[str, LinearLayer]) -> int:
         """Return the bytes of the stacks of `layers`."""
         return sum(math.prod(shape) for shape in self.shapes(layers).values()) * np.dtype(np.float32).itemsize
 
     def shapes(self, layers: Mapping[str, LinearLayer]) -> dict[str, tuple[int, int, int]]:
-        """Return the shapes of the stacks by input of the graph; their first rows are for no adapter."""
+        """Return the shapes of the stacks by input of the graph; their first rows are for no adapter.
+
+        Raises ExportError for a layer that was asked for and is not one of `layers`.
+        """
         shapes = {}
-        for name, layer in layers.items():
+        for name, layer in self.chosen(layers).items():
             shapes[f"{LORA_A}{name}"] = self.adapters + 1, layer.inputs, self.rank
             shapes[f"{LORA_B}{name}"] = self.adapters + 1, self.rank, layer.outputs
         return shapes
