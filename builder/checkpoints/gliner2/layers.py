@@ -152,7 +152,6 @@ class Gliner2Head(torch.nn.Module):
         """Return all logits from the encoder's features of tokens. Spans past a row's last word have the logit 0."""
         words, labels, fields, choices, prompts = (picked(features, part) for part in places)
         markers = cast(SpanMarkers, self.span_rep.span_rep_layer)
-        words = words * (places.words > 0).unsqueeze(-1)
         spans = markers.hidden(words, self.width)
         is_span = _inside(places.words, self.width)
         of_labels, of_fields = self.count_embed(labels, fields, places)

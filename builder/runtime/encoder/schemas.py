@@ -239,6 +239,10 @@ def _texts(value: Any, where: str, different: bool = True) -> "list[str]":
 def _text(value: Any, where: str, may_be_empty: bool = False) -> str:
     if not isinstance(value, str) or not (value.strip() or may_be_empty):
         raise InputError(f"{where} is {_short(value)}; expected a text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON can spell it
+        raise InputError(f"{where} has half of a surrogate pair, which is not a character") from error
     return value
 
 
