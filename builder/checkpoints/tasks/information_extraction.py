@@ -92,7 +92,9 @@ class InformationExtraction(EntityExtraction):
         return self.samples
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return {}
+        settings = checkpoint.gliner
+        assert isinstance(settings, Gliner2Settings)  # checked by `prepare`
+        return {"max_width": settings.max_width}
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """Return what GLiNER2's own computation finds in one text alone."""

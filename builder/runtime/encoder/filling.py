@@ -61,9 +61,13 @@ def _classes(part: Part, logits: np.ndarray) -> "list[dict[str, Any]]":
     independent = part.activation == "sigmoid" or (part.activation == "auto" and part.multi_label)
     scores = sigmoid(logits) if independent else softmax(logits)
     order = np.argsort(-scores, kind="stable")
-    chosen = [place for place in order if scores[place] >= part.threshold] if part.multi_label else []
-    chosen = (chosen or list(order[:1]))[: part.top_k]
-    return [{"label": part.labels[place].name, "score": float(scores[place])} for place in chosen]
+    return chosen_classes(part, [{"label": part.labels[place].name, "score": float(scores[place])} for place in order])
+
+
+def chosen_classes(part: Part, classes: "list[dict[str, Any]]") -> "list[dict[str, Any]]":
+    """Return the classes that score high enough, of those with the best first, or the best alone."""
+    chosen = [one for one in classes if one["score"] >= part.threshold] if part.multi_label else []
+    return (chosen or classes[:1])[: part.top_k]
 
 
 class _Filling:

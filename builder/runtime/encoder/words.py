@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
 
@@ -45,3 +46,24 @@ def tokens_of_words(encoding: Encoding, last: bool) -> "dict[int, int]":
         if word is not None and (last or word not in places):
             places[word] = place
     return places
+
+
+def places_of_words(encoding: Encoding, words: range) -> "list[int]":
+    """Return, for each of `words`, the last of the encoding, the first token that is not before it, and their end."""
+    first, place = tokens_of_words(encoding, last=False), len(encoding)
+    while place and encoding.word_ids[place - 1] is None:
+        place -= 1
+    places = [place]
+    for word in reversed(words):
+        places.append(first.get(word, places[-1]))
+    return places[::-1]
+
+
+def end_of_window(places: "Sequence[int]", start: int, tokens: int) -> int:
+    """Return the word before which a window of at most `tokens` tokens, from the word `start` on, has to end."""
+    return bisect_right(places, places[start] + tokens) - 1
+
+
+def shared_words(words: int, max_width: int) -> int:
+    """Return how many of its words a window shares with the next: enough for any span, if there is room."""
+    return min(max(max_width - 1, words // 8), words // 2)

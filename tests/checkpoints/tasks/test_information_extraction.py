@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from builder.common.errors import CheckpointError
 from builder.common.tensors import to_tensors
 from builder.options import make_spec
 from builder.runtime.encoder.filling import fill
+from builder.runtime.encoder.joining import join
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.encoder.schemas import lay_out, read_schema
 from builder.runtime.encoder.tasks.information_extraction import OUTPUTS
@@ -107,8 +109,57 @@ def test_long_texts_are_cut_between_words_or_refused(fronts: Fronts) -> None:
     (whole,) = answers(front, checkpoint, [{**sample, "text_input": text[:end]}])
     assert not whole["truncated"]
     assert "the limit of this model is 512" in _refusal(front, checkpoint, {**sample, "truncate": False})
+    (all_of_it,) = answers(front, checkpoint, [{**sample, "truncate": False, "windows": True}])
+    found = json.loads(all_of_it["entities"])
+    assert not all_of_it["truncated"]
+    assert found[-1]["end"] > len(text) - 100 > end
+    assert all(one["end"] <= other["start"] for one, other in pairwise(found))
     labels = [f"a rather long label {number}" for number in range(60)]
     assert "send a shorter schema" in _refusal(front, checkpoint, {**sample, "labels": labels})
+
+
+def test_answers_of_windows_are_joined() -> None:
+    """Entities that overlap and classes are the best of any window; what two windows find alike is answered once."""
+    schema = read_schema(
+        json.dumps(
+            {
+                "structures": {"s": {"fields": [{"name": "f"}]}},
+                "entities": {"a": {}, "b": {}, "c": {"dtype": "str"}},
+                "relations": ["r"],
+                "classifications": [
+                    {"task": "one", "labels": ["x", "y"]},
+                    {"task": "many", "labels": ["x", "y", "z"], "multi_label": True},
+                ],
+            }
+        ),
+        "",
+    )
+
+    def entity(label: str, start: int, end: int, score: float) -> dict[str, Any]:
+        return {"start": start, "end": end, "text": "", "label": label, "score": score}
+
+    def window(score: float, label: str, *entities: dict[str, Any]) -> dict[str, Any]:
+        span = {"start": 3, "end": 5, "text": "", "score": score}
+        return {
+            "entities": list(entities),
+            "classifications": {
+                "one": [{"label": label, "score": score}],
+                "many": [{"label": label, "score": score}, {"label": "z", "score": 1.25 - score}],
+            },
+            "relations": [{"label": "r", "head": span, "tail": {**span, "start": 4}}],
+            "structures": {"s": [{"f": [span]}, {"f": [{**span, "end": int(score * 10)}]}]},
+        }
+
+    first = window(0.6, "x", entity("a", 0, 4, 0.6), entity("b", 0, 4, 0.6), entity("c", 0, 1, 0.7))
+    second = window(0.7, "y", entity("a", 3, 6, 0.7), entity("a", 6, 7, 0.5), entity("c", 5, 6, 0.6))
+    joined = join(schema, [first, second])
+    places = [(one["label"], one["start"], one["score"]) for one in joined["entities"]]
+    assert places == [("b", 0, 0.6), ("c", 0, 0.7), ("a", 3, 0.7), ("a", 6, 0.5)]
+    assert joined["classifications"]["one"] == [{"label": "y", "score": 0.7}]
+    assert [one["label"] for one in joined["classifications"]["many"]] == ["y", "z", "x"]
+    assert joined["relations"] == second["relations"]
+    assert [one["f"][0]["end"] for one in joined["structures"]["s"]] == [5, 6, 7]
+    assert joined["structures"]["s"][0]["f"][0]["score"] == 0.7
 
 
 def _refusal(front: Pipeline, checkpoint: Checkpoint, sample: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from ...fields import Field, InputError, Tensors, as_bytes, one_each, option, st
 from .. import task
 from ..scores import sigmoid
 from ..spans import Spans, join, spans_above, spans_of_words, without_overlaps
-from ..words import tokens_of_words, words_of
+from ..words import end_of_window, places_of_words, shared_words, tokens_of_words, words_of
 
 THRESHOLD = 0.5
 DECODERS = {"markerV0": spans_above, "token_level": spans_of_words}
@@ -82,7 +82,8 @@ class Task(task.Task):
         return [row for source, encoding in enumerate(encodings) for row in self._rows_of(job, source, encoding)]
 
     def _rows_of(self, job: task.EncodingJob, source: int, encoding: Encoding) -> list[task.Row]:
-        places, words = self._places(job, source, encoding), len(job.options["words"][source])
+        words, prompt = len(job.options["words"][source]), 2 * len(job.options["labels"][source]) + 1
+        places = places_of_words(encoding, range(prompt, prompt + words))
         end = self._end_of_window(source, encoding, places, 0)
         if end == words:
             return [self._window(job, source, encoding, range(words))]
@@ -93,7 +94,7 @@ class Task(task.Task):
             )
         parts = [range(end)]
         while job.options["windows"] and parts[-1].stop < words:
-            start = parts[-1].stop - self._overlap(len(parts[-1]))
+            start = parts[-1].stop - shared_words(len(parts[-1]), self.parameters["max_width"])
             parts.append(range(start, self._end_of_window(source, encoding, places, start)))
         texts = [self._words(job, source, part) for part in parts]
         cut = not job.options["windows"]
@@ -103,23 +104,10 @@ class Task(task.Task):
     def too_long(self) -> str:
         return f"{super().too_long}, or windows=true to have all of it read in windows"
 
-    def _places(self, job: task.EncodingJob, source: int, encoding: Encoding) -> list[int]:
-        """Return, for each word of a text, the first token that is not before it, and the end of the last."""
-        first = tokens_of_words(encoding, last=False)
-        prompt, place = 2 * len(job.options["labels"][source]) + 1, len(encoding)
-        while place and encoding.word_ids[place - 1] is None:
-            place -= 1
-        places = [place]
-        for word in range(prompt + len(job.options["words"][source]) - 1, prompt - 1, -1):
-            places.append(first.get(word, places[-1]))
-        return places[::-1]
-
     def _end_of_window(self, source: int, encoding: Encoding, places: Sequence[int], start: int) -> int:
         """Return the word before which a window from the word `start` on has to end. Raises InputError for none."""
         around = len(encoding) - (places[-1] - places[0])
-        longest = places[start] + self.max_length - around
-        end = min(len(places) - 1, start + self.parameters["max_words"])
-        end = min(end, int(np.searchsorted(places, longest, side="right")) - 1)
+        end = min(end_of_window(places, start, self.max_length - around), start + self.parameters["max_words"])
         if end <= start:
             needed = places[start + 1] - places[start]
             raise InputError(
@@ -127,10 +115,6 @@ class Task(task.Task):
                 f"{self.max_length}: send fewer labels, each with texts of its own, or shorter words"
             )
         return end
-
-    def _overlap(self, words: int) -> int:
-        """Return how many words two windows share: enough for any span of `max_width` words, if there is room."""
-        return min(max(self.parameters["max_width"] - 1, words // 8), words // 2)
 
     def _window(
         self, job: task.EncodingJob, source: int, encoding: Encoding, words: Sequence[int], truncated: bool = False

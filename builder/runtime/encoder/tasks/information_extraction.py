@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
+from ...contract import EncoderServing
 from ...fields import Field, InputError, Tensors, as_bytes, one_each, option, strings
 from .. import task
 from ..filling import fill
+from ..joining import join
 from ..schemas import THRESHOLD, entity_types, lay_out, read_schema
-from ..words import tokens_of_words, words_with_marks
+from ..text import TextEncoder
+from ..words import end_of_window, places_of_words, shared_words, words_with_marks
 
 OUTPUTS = ("entities", "classifications", "relations", "structures")
 MARKERS = ("labels", "fields", "choices", "prompts")  # inputs of the graph that are lists of a Layout
@@ -26,13 +30,17 @@ ENDS = (".", "!", "?")  # of a text; another one gets the first
 
 @dataclass
 class WordRow(task.Row):
-    """Row of a text. `words`: how many of its own it has."""
+    """Row of a text, or of a part of it. `words`: those of the text that it has."""
 
-    words: int = 0
+    words: range = range(0)
 
 
 class Task(task.Task):
     offsets = split_words = True
+
+    def __init__(self, serving: EncoderServing, text: TextEncoder, folder: Path) -> None:
+        super().__init__(serving, text, folder)
+        words_with_marks("")  # makes the pattern, for which the first request would wait
 
     @staticmethod
     def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -41,6 +49,7 @@ class Task(task.Task):
             Field("labels", "TYPE_STRING", (-1,), optional=True),
             Field("schema", "TYPE_STRING", optional=True),
             Field("threshold", "TYPE_FP32", optional=True),
+            Field("windows", "TYPE_BOOL", optional=True),
         )
 
     @staticmethod
@@ -66,54 +75,85 @@ class Task(task.Task):
             raise InputError(f"threshold is {threshold}; expected a score from 0 to 1")
         sentences = [text if text.endswith(ENDS) else f"{text}{ENDS[0]}" for text in texts]
         layouts, words = [lay_out(schema) for schema in schemas], [words_with_marks(one) for one in sentences]
-        options = {"texts": texts, "schemas": schemas, "layouts": layouts, "words": words, "threshold": threshold}
-        lists = [
-            [*layout.words, *layout.values, *(sentence[start:end].lower() for start, end in places)]
-            for layout, sentence, places in zip(layouts, sentences, words)
-        ]
-        return task.EncodingJob(list(lists), options, self.wants_truncation(tensors))
+        options = {
+            "texts": texts,
+            "sentences": sentences,
+            "schemas": schemas,
+            "layouts": layouts,
+            "words": words,
+            "threshold": threshold,
+            "windows": bool(option(tensors, "windows", False)),
+        }
+        job = task.EncodingJob([], options, self.wants_truncation(tensors))
+        job.texts = [self._words(job, source, range(len(own))) for source, own in enumerate(words)]
+        return job
+
+    def _words(self, job: task.EncodingJob, source: int, words: Sequence[int]) -> list[str]:
+        """Return the words that the model reads: the schema of a text, and `words` of it."""
+        layout, sentence, places = (job.options[name][source] for name in ("layouts", "sentences", "words"))
+        return [*layout.words, *layout.values, *(sentence[slice(*places[word])].lower() for word in words)]
 
     def rows(self, job: task.EncodingJob, encodings: Sequence[Encoding]) -> list[task.Row]:
-        return [self._row(job, source, encoding) for source, encoding in enumerate(encodings)]
+        """Return one row a text or, with `windows`, one a window of a text that is too long."""
+        return [row for source, encoding in enumerate(encodings) for row in self._rows_of(job, source, encoding)]
 
-    def _row(self, job: task.EncodingJob, source: int, encoding: Encoding) -> WordRow:
-        layout, words = job.options["layouts"][source], len(job.options["words"][source])
-        prompt, whole = len(layout.words) + len(layout.values), len(encoding)
-        first = tokens_of_words(encoding, last=False)
-        places = [whole]
-        for word in range(prompt + words - 1, -1, -1):
-            places.append(first.get(word, places[-1]))
-        places.reverse()
-        if whole > self.max_length:
-            if not job.truncate:
-                raise InputError(
-                    f"row {source} has {whole} tokens with its schema; the limit of this model is {self.max_length}: "
-                    f"{self.too_long}"
-                )
-            words = int(np.searchsorted(places[prompt + 1 :], self.max_length, side="right"))
-            if not words:
-                raise InputError(
-                    f"row {source}: its schema takes {places[prompt]} tokens; this model reads {self.max_length}: "
-                    "send a shorter schema, or its parts in several requests"
-                )
-            encoding.truncate(places[prompt + words])
-        last = len(encoding) - 1  # stands for a last word of which the tokenizer leaves nothing
-        feeds = {
-            "words": [min(place, last) for place in places[len(layout.words) : prompt + words]],
+    def _rows_of(self, job: task.EncodingJob, source: int, encoding: Encoding) -> list[task.Row]:
+        words = len(job.options["words"][source])
+        if len(encoding) <= self.max_length:
+            return [self._row(job, source, encoding, range(words))]
+        if not (job.options["windows"] or job.truncate):
+            raise InputError(
+                f"row {source} has {len(encoding)} tokens with its schema; the limit of this model is "
+                f"{self.max_length}: {self.too_long}"
+            )
+        prompt = len(self._words(job, source, ()))
+        places = places_of_words(encoding, range(prompt, prompt + words))
+        parts = [range(self._end_of_window(source, places, 0))]
+        while job.options["windows"] and parts[-1].stop < words:
+            start = parts[-1].stop - shared_words(len(parts[-1]), self.parameters["max_width"])
+            parts.append(range(start, self._end_of_window(source, places, start)))
+        texts = [self._words(job, source, part) for part in parts]
+        cut = not job.options["windows"]
+        return [self._row(job, source, one, part, cut) for one, part in zip(self.text(texts), parts)]
+
+    @property
+    def too_long(self) -> str:
+        return f"{super().too_long}, or windows=true to have all of it read in windows"
+
+    def _end_of_window(self, source: int, places: Sequence[int], start: int) -> int:
+        """Return the word before which a window has to end. Raises InputError for one without a word."""
+        end = end_of_window(places, start, self.max_length - places[0])
+        if end <= start:
+            raise InputError(
+                f"row {source}: its schema takes {places[0]} tokens and its word {start + 1} "
+                f"{places[start + 1] - places[start]}; this model reads {self.max_length}: send a shorter schema, its "
+                "parts in several requests, or shorter words"
+            )
+        return end
+
+    def _row(
+        self, job: task.EncodingJob, source: int, encoding: Encoding, words: range, truncated: bool = False
+    ) -> WordRow:
+        layout, last = job.options["layouts"][source], len(encoding) - 1
+        places = places_of_words(encoding, range(len(layout.words) + len(layout.values) + len(words)))
+        feeds = {  # a last word of which the tokenizer leaves nothing has the last token
+            "words": [min(place, last) for place in places[len(layout.words) : -1]],
             **{name: [places[word] for word in getattr(layout, name)] for name in MARKERS},
         }
-        return WordRow(encoding, source, whole > len(encoding), feeds, words)
+        return WordRow(encoding, source, truncated, feeds, words)
 
     def answer(
         self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
     ) -> dict[str, np.ndarray]:
-        answers = []
+        found: list[list[dict[str, Any]]] = [[] for _ in job.texts]
         for row, output in zip(rows, outputs):
             assert isinstance(row, WordRow)
             text, schema, layout, words = (
                 job.options[name][row.source] for name in ("texts", "schemas", "layouts", "words")
             )
-            answers.append(fill(schema, layout, text, words[: row.words], output, job.options["threshold"]))
+            own = words[row.words.start : row.words.stop]
+            found[row.source].append(fill(schema, layout, text, own, output, job.options["threshold"]))
+        answers = [join(schema, windows) for schema, windows in zip(job.options["schemas"], found)]
         return {
             name: as_bytes([[json.dumps(answer[name], ensure_ascii=False)] for answer in answers]) for name in OUTPUTS
         }
