@@ -105,8 +105,11 @@ def select_variant(family: Family, context: Context, stage: Stage) -> BuiltModel
 
 def _select_with_draft(family: Family, context: Context, stage: Stage) -> DraftedModel:
     """Select a variant of the checkpoint in `context`, then one of its draft; only decoders load that module."""
-    from builder.building.families.decoder.drafted import DraftedModel, naming_draft, resolve_draft
+    from builder.building.families.decoder.drafted import DraftedModel, naming_draft, resolve_draft, select_draft
+    from builder.building.families.decoder.one_engine import Decoder
 
+    if isinstance(family, Decoder) and family.draft is not None:
+        return select_draft(family, lambda: select_variant(family, context, stage), context.folder / DRAFT, stage)
     with stage("resolve the draft"):
         spec, checkpoint = resolve_draft(context.spec, context.checkpoint)
     stage = giving_back(checkpoint.model, stage)

@@ -16,7 +16,7 @@ from builder.common.errors import SpecError
 from builder.runtime.contract import LayerShape
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel  # takes seconds to import, and checks of a repository need numbers alone
+    from torch.nn import Module  # takes seconds to import, and checks of a repository need numbers alone
 
 ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
 BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
@@ -41,7 +41,7 @@ def state_bytes(layers: Sequence[LayerShape]) -> int:
     return sum(math.prod(shape) for layer in layers for shape in layer.states) * BYTES_PER_VALUE["float32"]
 
 
-def weights_bytes(model: PreTrainedModel) -> int:
+def weights_bytes(model: Module) -> int:
     """Return the bytes of the parameters in fp32."""
     return sum(parameter.numel() * np.dtype(np.float32).itemsize for parameter in model.parameters())
 

@@ -53,6 +53,7 @@ class DecodingEngine(ABC):
     timed: ClassVar[bool] = True  # True if this machine runs it as it will be served, so that speed is measured
     keeps_states: ClassVar[bool] = False  # True if its slots may have states beside keys and values
     takes_adapters: ClassVar[bool] = False  # True if its loop may have room for adapters
+    returns_hidden_states: ClassVar[bool] = False  # True if its graph and slots keep what a draft reads of each token
     maps: ClassVar[bool] = False  # True if it can open a graph with its weights in their file
 
     @property

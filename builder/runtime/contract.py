@@ -232,6 +232,7 @@ class GenerationServing:
     clean_up: bool = False  # True if spaces before punctuation are removed from answers (spaces.py)
     needs_cpus_with: Sequence[str] = ()  # as of an encoder
     limits: RequestLimits = RequestLimits()
+    hidden_size: int = 0  # of a draft that reads hidden states of its target: how many numbers a token; else 0
 
     @property
     def executor_module(self) -> str:
@@ -240,6 +241,8 @@ class GenerationServing:
             return "bls" if self.session.device == "cpu" else f"bls_{self.session.device}"
         if self.source is not None:
             return f"{self.session.engine}_seq2seq"
+        if self.hidden_size:
+            return f"{self.session.engine}_hidden_states"
         if self.session.device == "cpu":
             return self.session.engine
         return f"{self.session.engine}_{self.session.device}" + ("" if self.arena.blocks is None else "_blocks")

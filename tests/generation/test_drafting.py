@@ -156,13 +156,13 @@ def test_drafter_limits_the_prefill_of_a_step() -> None:
     drafter = Drafter(draft, VOCABULARY)
     first, second = PROMPT[:10], PROMPT[10:20]
     drafter.start_step(16)
-    assert drafter.propose(1, first, 3) == expected(first, 3)
-    assert drafter.propose(2, second, 3) == []
+    assert drafter.propose(1, first, 3, 0) == expected(first, 3)
+    assert drafter.propose(2, second, 3, 0) == []
     assert [new for _, _, new in draft.calls] == [10, 1, 1, 6]
     drafter.start_step(16)
-    assert drafter.propose(2, second, 3) == expected(second, 3)
+    assert drafter.propose(2, second, 3, 0) == expected(second, 3)
     other = [*first, 49]
-    assert drafter.propose(1, other, 2) == expected(other, 2), "of a guess that was not kept nothing is left"
+    assert drafter.propose(1, other, 2, 0) == expected(other, 2), "of a guess that was not kept nothing is left"
     assert draft.calls[-2] == (0, 1, 1), "and what was read is not read again"
 
 
@@ -170,7 +170,7 @@ def test_drafter_proposes_tokens_of_the_targets_vocabulary() -> None:
     """Vocabularies are padded to different sizes."""
     drafter = Drafter(SumExecutor(1, LENGTH), 10)
     drafter.start_step(100)
-    assert max(drafter.propose(1, PROMPT, 20)) < 10
+    assert max(drafter.propose(1, PROMPT, 20, 0)) < 10
 
 
 def test_guided_answer_is_not_speculated() -> None:

@@ -28,6 +28,7 @@ GENERATING = {
     "onnxruntime_cuda": SLOTS,
     "onnxruntime_cuda_blocks": BLOCKS,
     "onnxruntime_seq2seq": replace(IN_PROCESS, source=EncoderInput(64, LAYERS, "encoder.onnx", 64, 0)),
+    "onnxruntime_hidden_states": replace(IN_PROCESS, hidden_size=8),
     "bls": decoder_serving(),
     "bls_cuda": decoder_serving(session=Session(device="cuda")),
 }

@@ -57,6 +57,7 @@ SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than f
 class CudaDecoding(OnnxRuntimeDecoding):
     keeps_states: ClassVar[bool] = False
     takes_adapters: ClassVar[bool] = False
+    returns_hidden_states: ClassVar[bool] = False
     timed: ClassVar[bool] = False
     maps: ClassVar[bool] = False
     cache_tensor: ClassVar[str] = "TYPE_FP16"

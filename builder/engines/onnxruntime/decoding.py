@@ -45,6 +45,7 @@ CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
 class OnnxRuntimeDecoding(DecodingEngine):
     keeps_states: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
+    returns_hidden_states: ClassVar[bool] = True
     maps: ClassVar[bool] = True
     cache_tensor: ClassVar[str] = "TYPE_FP32"  # keys and values, between Triton models
 

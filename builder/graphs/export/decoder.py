@@ -12,7 +12,7 @@ Inputs, for `batch` rows of `sequence` new tokens each:
   lora_rows                    (batch,) int64, each row's adapter: a row of the stacks; with room for adapters
   lora_a.LAYER, lora_b.LAYER   (adapters + 1, ...) float32, the stacks of a linear layer (lora.py)
 Outputs: logits (positions, vocabulary) and present_key_i, present_value_i and present_state_i_n, to be bound to the
-buffers of the past.
+buffers of the past; for a draft that reads them, hidden_states (batch, sequence, size) of the new tokens.
 
 Knows modules and their inputs; knows no architecture and no task.
 """
@@ -30,6 +30,7 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
+from builder.checkpoints.drafts.layers import TargetStates
 from builder.common.errors import ExportError
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.cached_attention import CACHED
@@ -47,6 +48,7 @@ from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import CACHED_ATTENTION, STATEFUL
 from builder.graphs.onnx.projections import merge_projections
 from builder.runtime.contract import LayerShape
+from builder.runtime.generation.executors.base import HIDDEN_STATES
 from builder.runtime.generation.executors.lora import LORA_A, LORA_ROWS
 from builder.runtime.generation.executors.states import APPENDED_ROWS
 
@@ -67,7 +69,8 @@ class DecoderExport:
 class DecoderGraph(torch.nn.Module):
     """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out.
 
-    rows: the model's `table_rows`, None if it takes position_ids. adapted: layers with places for adapters.
+    rows: the model's `table_rows`, None if it takes position_ids. adapted: layers with places for adapters. states:
+    what a draft reads, the last output.
     """
 
     def __init__(
@@ -76,12 +79,15 @@ class DecoderGraph(torch.nn.Module):
         caches: Sequence[LayerShape],
         rows: Mapping[str, int] | None,
         adapted: Sequence[str] = (),
+        states: TargetStates | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.caches = tuple(caches)
         self.rows = rows
         self.adapted = tuple(adapted)
+        self.states = states
+        self.projection = None if states is None else states.projection  # a child, so that its weights are exported
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
         input_ids, position_ids, seqlens_k, total, positions, *rest = tensors
@@ -92,12 +98,15 @@ class DecoderGraph(torch.nn.Module):
         }
         states = ExportStates(kept, next(remaining)) if kept else None
         cache = ExportCache(past, seqlens_k, total, states)
-        explicit = {"position_ids": position_ids} if self.rows is None else {}
+        explicit: dict[str, Any] = {"position_ids": position_ids} if self.rows is None else {}
+        if self.states is not None:
+            explicit["output_hidden_states"] = True
         tables = looked_up(self.model, self.rows or {}, position_ids)
         lora = adding_lora(self.model, self.adapted, tuple(remaining))
         with exporting(cache), tables, lora, logits_at(self.model, positions):
             result = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, **explicit)
-        return result.logits, *cache.outputs()
+        hidden = () if self.states is None else (self.states.of(result.hidden_states),)
+        return result.logits, *cache.outputs(), *hidden
 
 
 @contextmanager
@@ -121,11 +130,12 @@ def export_decoder(
     max_length: int,
     caches: tuple[LayerShape, ...] = (),
     room: AdapterRoom | None = None,
+    states: TargetStates | None = None,
 ) -> DecoderExport:
     """Export `model` for rows of up to `max_length` tokens. `caches`: its `cache_shapes`, where they are known.
 
-    `room`: for adapters, None for none.
-    Raises ExportError if none is correct.
+    `room`: for adapters, None for none. `states`: the hidden states that a draft reads.
+    Raises ExportError if no graph is correct.
     """
     path = folder / "exported" / MODEL_FILE
     caches = caches or cache_shapes(model)
@@ -133,32 +143,50 @@ def export_decoder(
         rows = table_rows(model)
         stacks = {} if room is None else room.shapes(adaptable_layers(model))
         _refuse_later_tokens(model)
-        settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
-        attention = (fused_attention(model), absorbed_attention(model), fused_states(model))
-        with ExitStack() as replacing:
-            for hook in (*attention, settled, experts, equal_positions(model)):
-                replacing.enter_context(hook)
-            unfused = replacing.enter_context(fused_rotary(model))
-            model.set_attn_implementation(CACHED)
-            graph = _export(model, caches, rows, stacks, path)
+        adapted = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
+        step = DecoderGraph(model, caches, rows, adapted, states)
+        after = () if states is None else (HIDDEN_STATES,)
+        with fused_layers(model, max_length) as unfused:
+            graph = export_step(step, caches, path, stacks=stacks, after=after)
         attending = sum(cache.heads > 0 or _shares(model.config, layer) for layer, cache in enumerate(caches))
-        if graph.operators[CACHED_ATTENTION] != attending:
-            raise ExportError(f"{graph.operators[CACHED_ATTENTION]} of its {attending} layers use the fused attention")
-        states, fused = sum(len(cache.states) for cache in caches), sum(graph.operators[name] for name in STATEFUL)
-        if fused != states:
-            raise ExportError(f"{fused} of the {states} states of its layers use a fused operator")
+        refuse_unfused(graph, caches, attending)
     return DecoderExport(graph, caches, attending, unfused)
 
 
-def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """Return the shapes of each layer's cache, found by a run over three tokens.
+@contextmanager
+def fused_layers(model: PreTrainedModel, max_length: int) -> Iterator[tuple[str, ...]]:
+    """Run with the layers of `model` as they are exported, for rows of up to `max_length` tokens.
+
+    Yields the functions that rotate and stay separate operators. Raises ExportError.
+    """
+    settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
+    attention = (fused_attention(model), absorbed_attention(model), fused_states(model))
+    with ExitStack() as replacing:
+        for hook in (*attention, settled, experts, equal_positions(model)):
+            replacing.enter_context(hook)
+        unfused = replacing.enter_context(fused_rotary(model))
+        model.set_attn_implementation(CACHED)
+        yield unfused
+
+
+def refuse_unfused(graph: Graph, caches: Sequence[LayerShape], attending: int) -> None:
+    """Raise ExportError if one of the `attending` layers of `graph`, or a state, is not fused."""
+    if graph.operators[CACHED_ATTENTION] != attending:
+        raise ExportError(f"{graph.operators[CACHED_ATTENTION]} of its {attending} layers use the fused attention")
+    states, fused = sum(len(cache.states) for cache in caches), sum(graph.operators[name] for name in STATEFUL)
+    if fused != states:
+        raise ExportError(f"{fused} of the {states} states of its layers use a fused operator")
+
+
+def cache_shapes(model: PreTrainedModel, **inputs: torch.Tensor) -> tuple[LayerShape, ...]:
+    """Return the shapes of each layer's cache, found by a run over three tokens. `inputs`: of it, without token ids.
 
     Raises ExportError, which names the model.
     """
     shapes, latent = [], latent_layers(model)
     with refused_by_name(model):
         with torch.no_grad(), _without_padding(model.config):
-            result = model(input_ids=PROBE, use_cache=True)
+            result = model(**(inputs or {"input_ids": PROBE}), use_cache=True)
         past: Any = getattr(result, "past_key_values", None)
         if past is None:
             raise ExportError(f"it returns no cache of keys and values (past_key_values); {ELSEWHERE}")
@@ -249,13 +277,21 @@ def _names(kind: str, caches: Sequence[LayerShape]) -> list[str]:
     return [*(f"{kind}_{part}_{index}" for index in attending for part in ("key", "value")), *states]
 
 
-def _export(
-    model: PreTrainedModel,
+def export_step(
+    module: torch.nn.Module,
     caches: Sequence[LayerShape],
-    rows: Mapping[str, int] | None,
-    stacks: Mapping[str, tuple[int, ...]],
     path: Path,
+    *,
+    hidden_size: int = 0,
+    stacks: Mapping[str, tuple[int, ...]] | None = None,
+    answers: Sequence[str] = ("logits",),
+    after: Sequence[str] = (),
 ) -> Graph:
+    """Export a step over `caches`: `module` takes `STEP_INPUTS` and the past by position, then `stacks` of adapters.
+
+    It returns `answers`, the present, and the outputs `after` it. `hidden_size`: of the hidden states that it takes
+    after `STEP_INPUTS`, (batch, sequence, size); 0: it takes none. Raises ExportError.
+    """
     names = ("batch", "sequence", "max_length", "positions")
     batch, sequence, length, positions = (torch.export.Dim(name) for name in names)
     shapes: list[dict[int, Any]] = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch}, {}, {0: positions}]
@@ -266,6 +302,11 @@ def _export(
         torch.tensor([7], dtype=torch.int32),
         torch.tensor([3, 6, 13]),
     ]
+    before: list[str] = []
+    if hidden_size:
+        tensors.append(torch.linspace(-1, 1, 2 * 7 * hidden_size).reshape(2, 7, hidden_size))
+        shapes.append({0: batch, 1: sequence})
+        before.append(HIDDEN_STATES)
     for cache in caches:
         for _ in ("key", "value") if cache.heads else ():
             tensors.append(torch.zeros((2, cache.heads, 40, cache.size)))
@@ -280,10 +321,8 @@ def _export(
         tensors += [torch.zeros(2, dtype=torch.int64), *(torch.zeros(shape) for shape in stacks.values())]
         shapes += [{0: batch}, *({} for _ in stacks)]
         past += [LORA_ROWS, *stacks]
-    adapted = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
-    module = DecoderGraph(model, caches, rows, adapted)
-    outputs = ["logits", *_names("present", caches)]
-    return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *past], outputs, _rewrite)
+    outputs = [*answers, *_names("present", caches), *after]
+    return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *before, *past], outputs, _rewrite)
 
 
 def _rewrite(model: onnx.ModelProto) -> None:

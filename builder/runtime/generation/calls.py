@@ -127,7 +127,7 @@ def _propose(sequence: GeneratedSequence, limit: int, drafter: Drafter | None) -
     if drafter is None:
         return None
     length = min(limit, sequence.draft_length.next(sequence.generated))
-    tokens = drafter.propose(sequence.arrival, sequence.tokens, length) if length else []
+    tokens = drafter.propose(sequence.arrival, sequence.tokens, length, sequence.slots[0]) if length else []
     return Proposal(tokens, sequence.draft_length) if tokens else None
 
 

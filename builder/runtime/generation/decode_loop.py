@@ -31,7 +31,7 @@ from .sequences import (
     SequenceStatus,
 )
 from .slot_cache import SlotCache
-from .speculation import Drafter
+from .speculation import Drafter, HiddenStatesDrafter
 from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often queue deadlines are checked while nothing runs
@@ -50,9 +50,13 @@ class DecodeLoop:
     def __init__(
         self, executor: Executor, limits: SchedulerLimits, reuse_prefixes: bool = True, draft: Executor | None = None
     ) -> None:
-        """Create the decode loop; `draft` runs a smaller model that proposes tokens."""
+        """Create the decode loop; `draft` runs a smaller model, or a layer, that proposes tokens."""
         geometry = executor.geometry
-        drafter = None if draft is None else Drafter(draft, geometry.vocabulary)
+        drafter: Drafter | None = None
+        if draft is not None and draft.reads_hidden_states:
+            drafter = HiddenStatesDrafter(draft, executor)
+        elif draft is not None:
+            drafter = Drafter(draft, geometry.vocabulary)
         self.executor = executor
         self.stats = Stats(slots=geometry.slots)
         self.encoder_cache = executor.encoder_cache(limits.prefill_tokens)

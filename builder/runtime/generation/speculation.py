@@ -1,8 +1,9 @@
-"""Propose speculative tokens of a sequence: by prompt lookup or, greedily, by a smaller draft model.
+"""Propose speculative tokens of a sequence: by prompt lookup or, greedily, by a draft.
 
 Prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding) proposes the tokens that followed the
 same tokens earlier in the sequence. A draft model has the same vocabulary (Leviathan et al. 2022,
-https://arxiv.org/abs/2211.17192). The step of the next token verifies a proposal: it is accepted as far as it equals
+https://arxiv.org/abs/2211.17192), or is a layer that reads the hidden states of the model that answers (Li et al. 2025,
+https://arxiv.org/abs/2503.01840). The step of the next token verifies a proposal: it is accepted as far as it equals
 the chosen tokens. Knows token ids; does not know how a token is chosen, or where a sequence runs.
 """
 
@@ -108,8 +109,11 @@ class Drafter:
         """Start a step in which the draft prefills at most `prefill_budget` tokens."""
         self.prefill_budget = prefill_budget
 
-    def propose(self, number: int, tokens: "Sequence[int]", count: int) -> "list[int]":
-        """Return `count` tokens that may follow the sequence's `tokens`, or none until these are prefilled."""
+    def propose(self, number: int, tokens: "Sequence[int]", count: int, target_slot: int) -> "list[int]":
+        """Return `count` tokens that may follow the sequence's `tokens`, or none until these are prefilled.
+
+        `target_slot`: where the answering model caches all of them but the last.
+        """
         slot = self._slot(number, tokens)
         start = self.cache.length(slot)
         chunk = tokens[start : start + self.prefill_budget]
@@ -146,3 +150,36 @@ class Drafter:
     def _evict(self) -> None:
         """Free the slot of the least recent sequence."""
         self.cache.release(self.slots.pop(next(iter(self.slots))))
+
+
+class HiddenStatesDrafter(Drafter):
+    """Draft over `executor` that reads a token together with the hidden states of `target` at the token before it.
+
+    So the first token has no place in its cache, and its cached tokens are one more than its positions. The tokens that
+    it proposes run with its own hidden states, as `target` has none yet: they are not recorded as cached, and run again
+    if they are kept.
+    """
+
+    def __init__(self, executor: Executor, target: Executor) -> None:
+        super().__init__(executor, target.geometry.vocabulary)
+        self.target = target
+
+    def propose(self, number: int, tokens: "Sequence[int]", count: int, target_slot: int) -> "list[int]":
+        slot = self._slot(number, tokens)
+        start = max(1, self.cache.length(slot))
+        chunk = tokens[start : start + self.prefill_budget]
+        self.prefill_budget -= len(chunk)
+        if not chunk:
+            return []
+        end = start + len(chunk)
+        hidden_states = self.target.hidden_states(target_slot, start - 1, end - 1)
+        token, hidden_states = self.executor.draft_token(slot, chunk, start - 1, hidden_states)
+        self.cache.record(slot, np.zeros(1, np.int64), {slot: tokens[:end]})
+        if end < len(tokens):
+            return []
+        proposed = [token]
+        while len(proposed) < count:
+            place = end - 2 + len(proposed)
+            token, hidden_states = self.executor.draft_token(slot, proposed[-1:], place, hidden_states)
+            proposed.append(token)
+        return proposed

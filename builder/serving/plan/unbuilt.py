@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from builder.building.families.decoder.drafted import draft_spec
+from builder.building.families.decoder.drafted import draft_spec, memory_of_draft, naming_draft
 from builder.building.families.seq2seq.settings import read_settings
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.drafts import reads_hidden_states
+from builder.checkpoints.drafts.loading import describe_draft
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
@@ -51,7 +54,7 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
             size += AdapterRoom.of(spec).bytes(linear_layers(checkpoint.model)) if spec.adapters else 0
             engine = _engine(spec, any(layer.states for layer in layers))
             cache, paged = engine.cache_type, engine.paged
-            draft = 0 if spec.draft is None else _bytes(draft_spec(spec, checkpoint.task.name, length))
+            draft = 0 if spec.draft is None else _bytes(spec, checkpoint)
             needs = ModelNeeds("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
             return replace(needs, engine=session_engine(engine.session()).name, draft=draft)
         own, cross = seq2seq_shapes(checkpoint.model)
@@ -85,10 +88,15 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
     return replace(needs, latency=None, measured=NOT_MEASURED_ON_CARD, faster="", activations=size, activated=formula)
 
 
-def _bytes(draft: BuildSpec) -> int:
-    """Return the bytes of a draft, its cache included."""
-    needs = needs_of_checkpoint(draft)
-    return needs.weights + cache_bytes(needs.layers, draft.slots, needs.length, BYTES_PER_VALUE[needs.cache])
+def _bytes(spec: BuildSpec, target: Checkpoint) -> int:
+    """Return the bytes of --draft, its cache included, and of the hidden states of its target if it reads them."""
+    own = draft_spec(spec, target.task.name, target.max_length)
+    with naming_draft(own.model):
+        if reads_hidden_states(own.source):
+            memory = memory_of_draft(spec, own, describe_draft(own.source, target.model), target)
+            return memory.cache + round(memory.weights / 4 * BYTES_PER_WEIGHT.get(spec.precision, 4.0))
+        needs = needs_of_checkpoint(own)
+    return needs.weights + cache_bytes(needs.layers, own.slots, needs.length, BYTES_PER_VALUE[needs.cache])
 
 
 def _engine(spec: BuildSpec, has_states: bool) -> DecodingEngine:

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from builder.building.families import Family, given_options
-from builder.building.families.decoder.drafted import refuse_draft
+from builder.building.families.decoder.drafted import load_hidden_states_draft, refuse_draft
 from builder.building.families.decoder.fastest_engine import FastestEngine, PerEngine, run_each
 from builder.building.families.decoder.one_engine import Decoder
 from builder.building.families.generating import read_samples, refuse_options
 from builder.checkpoints.chat_template import chat_template
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.drafts.loading import HiddenStatesDraft
 from builder.checkpoints.generation_config import generation_file, refuse_unserved
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.tokenizer import refuse_other_text
@@ -45,9 +46,10 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         )
     chat_template(checkpoint.tokenizer)  # raises for one that cannot be served
     refuse_other_text(checkpoint.tokenizer)
+    draft = load_hidden_states_draft(spec, checkpoint)
     with stage("plan memory"):
         if spec.engine != "auto":
-            return _on_one(engine_of(spec), checkpoint, folder)
+            return _on_one(engine_of(spec), checkpoint, folder, draft)
         engines = {name: engine_of(spec.model_copy(update={"engine": name})) for name in measurable()}
         for name in engines:
             (folder / name).mkdir()  # for its graphs
@@ -57,7 +59,9 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         return FastestEngine(decoders.by_engine, decoders.refused)
 
 
-def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Decoder:
+def _on_one(
+    engine: DecodingEngine, checkpoint: Checkpoint, folder: Path, draft: HiddenStatesDraft | None = None
+) -> Decoder:
     engine.refuse()
     engine.refuse_adapters()
     spec = engine.spec
@@ -68,7 +72,7 @@ def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Dec
     if spec.adapters:
         memory = replace(memory, adapters=AdapterRoom.of(spec).bytes(linear_layers(checkpoint.model)))
     rows = tuple(map(tuple, sample_rows(spec.samples, checkpoint)))
-    return Decoder(spec, checkpoint, folder, engine, memory, layers, rows)
+    return Decoder(spec, checkpoint, folder, engine, memory, layers, rows, draft)
 
 
 def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:

@@ -1,27 +1,37 @@
-"""A decoder with a draft: a smaller one with the same tokens, whose guesses it verifies while it serves.
+"""A decoder with a draft, whose guesses it verifies while it serves: a smaller decoder with the same tokens, or layers.
 
-The draft goes through the stages of any decoder, after its target, in the same precision and for the same engine; its
-files are in a folder of the target's version. See builder/runtime/generation/speculation.py.
+A decoder goes through the stages of any, after its target, in the same precision and for the same engine. Layers read
+hidden states of the target, which are an output of its graph (hidden_states.py). The files of either are in a folder of
+the target's version. See builder/runtime/generation/speculation.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from builder.building.families import BuiltModel, Result
+from builder.building.families.decoder.hidden_states import BuiltDraft, build_draft
+from builder.building.families.decoder.one_engine import Decoder
+from builder.building.families.decoder.outputs import SelectedDecoder
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.drafts import reads_hidden_states
+from builder.checkpoints.drafts.layers import DraftLayers
+from builder.checkpoints.drafts.loading import HiddenStatesDraft, load_draft
 from builder.checkpoints.resolve import locate, resolve
 from builder.checkpoints.tokenizer import vocabulary_difference
 from builder.common.distribution import RUNTIME
 from builder.common.errors import BuilderError, CheckpointError, SpecError
-from builder.common.memory import refuse_slots, weights_bytes
+from builder.common.memory import ReservedMemory, refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.engines.decoding import engine_of
 from builder.graphs.export.decoder import cache_shapes
+from builder.graphs.export.drafts import draft_cache_shapes
 from builder.options import BuildSpec
 from builder.repository.report.record import file_hashes
 from builder.repository.verdict import Comparison
@@ -41,6 +51,42 @@ def refuse_draft(spec: BuildSpec) -> None:
     given = [name for name, used in unable.items() if used]
     if spec.draft is not None and given:
         raise SpecError(f"--draft is not for {', '.join(given)}: it runs in process on the CPU")
+
+
+def load_hidden_states_draft(spec: BuildSpec, target: Checkpoint) -> HiddenStatesDraft | None:
+    """Return --draft if it reads hidden states of `target`; None if it is a decoder, or not given.
+
+    Raises CheckpointError, and SpecError for an engine whose graph does not return them.
+    """
+    source = spec.draft_source
+    if source is None:
+        return None
+    with naming_draft(source.model):
+        if not reads_hidden_states(source):
+            return None
+        engine = engine_of(spec)
+        if not engine.returns_hidden_states:
+            raise SpecError(
+                "it reads hidden states of the model, which only --engine onnxruntime returns; leave --engine out, or "
+                "give a smaller decoder as the draft"
+            )
+        _refuse_states(target)
+        return load_draft(source, target)
+
+
+def memory_of_draft(spec: BuildSpec, own: BuildSpec, layers: DraftLayers, target: Checkpoint) -> ReservedMemory:
+    """Return the bytes of a draft and its cache, and of the hidden states of all slots of its target.
+
+    `spec`: of the target; `own`: of the draft. Raises SpecError where memory is short.
+    """
+    length = target.max_length
+    memory = engine_of(own).plan_memory(draft_cache_shapes(layers), weights_bytes(layers), length)
+    states = spec.slots * length * layers.states.size * np.dtype(np.float32).itemsize
+    cache = engine_of(spec).plan_memory(cache_shapes(target.model), weights_bytes(target.model), length).cache
+    needs = "the caches of the model and its draft, and the hidden states that it reads, need"
+    slots = f"{spec.slots} slots of {length} tokens, and {own.slots} of the draft"
+    refuse_slots(cache + memory.cache + states, spec.usable_memory, needs, slots, "--slots or --max-length")
+    return ReservedMemory(memory.cache + states, memory.weights)
 
 
 def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:
@@ -67,13 +113,17 @@ def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Check
 
 def _cache(spec: BuildSpec, checkpoint: Checkpoint) -> int:
     """Return the bytes of the keys and values. Raises SpecError for layers that keep a state."""
+    _refuse_states(checkpoint)
     shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
-    if any(shape.states for shape in shapes):
+    return engine_of(spec).plan_memory(shapes, weights, checkpoint.max_length).cache
+
+
+def _refuse_states(checkpoint: Checkpoint) -> None:
+    if any(shape.states for shape in cache_shapes(checkpoint.model)):
         raise SpecError(
             f"layers of {checkpoint.model.config.model_type} keep a state, which a rejected guess cannot be taken out "
             "of: build it without --draft"
         )
-    return engine_of(spec).plan_memory(shapes, weights, checkpoint.max_length).cache
 
 
 @contextmanager
@@ -90,7 +140,7 @@ class DraftedModel:
     """Decoder, `target`, and its `draft`, to be published as one model."""
 
     target: BuiltModel
-    draft: BuiltModel
+    draft: BuiltModel | BuiltDraft
 
     def replay(self) -> Replay:
         """Return the calls of both, which the same engine repeats."""
@@ -107,9 +157,10 @@ class DraftedModel:
         own = {
             f"1/{DRAFT}/{path.removeprefix('1/')}": content
             for path, content in draft_entry.files.items()
-            if path != "1/tokenizer.json" and not (isinstance(content, Path) and content.is_relative_to(RUNTIME))
+            if path != "1/tokenizer.json" and not _is_emitted(content)
         }
-        entry = replace(entry, files={**entry.files, **own})
+        emitted = {path: content for path, content in draft_entry.files.items() if _is_emitted(content)}
+        entry = replace(entry, files={**emitted, **entry.files, **own})
         bounds = (replace(bound, name=f"of the draft, {bound.name}") for bound in draft.comparison.bounds)
         comparison = Comparison((*target.comparison.bounds, *bounds))
         about, report = draft.report, target.report
@@ -122,3 +173,24 @@ class DraftedModel:
             warnings=(*report.warnings, *(f"the draft: {warning}" for warning in about.warnings)),
         )
         return Result((entry,), comparison, report)
+
+
+def select_draft(family: Decoder, target: Callable[[], BuiltModel], folder: Path, stage: Stage) -> DraftedModel:
+    """Build the `target`, and the draft that reads its hidden states in the precision that was selected for it.
+
+    Raises BuilderError.
+    """
+    assert family.draft is not None
+    checkpoint = family.checkpoint
+    own = draft_spec(family.spec, checkpoint.task.name, checkpoint.max_length).model_copy(update={"cache": "fp32"})
+    memory = memory_of_draft(family.spec, own, family.draft.layers, checkpoint)
+    built = target()
+    assert isinstance(built.choice, SelectedDecoder)
+    own = own.model_copy(update={"precision": built.choice.selection.chosen.option})
+    with naming_draft(own.model):
+        draft = build_draft(family, own, memory, folder, lambda name: stage(f"{name} of the draft"))
+    return DraftedModel(built, draft)
+
+
+def _is_emitted(content: bytes | Path) -> bool:
+    return isinstance(content, Path) and content.is_relative_to(RUNTIME)

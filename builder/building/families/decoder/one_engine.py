@@ -36,11 +36,13 @@ from builder.building.verify.generation import (
     refuse_wrong_probabilities,
     refuse_wrong_text,
 )
+from builder.building.verify.hidden_states import refuse_wrong_states
 from builder.building.verify.long_rows import ask_long_row, unreached
 from builder.building.verify.recording import STEPS, Case, Recorder, drive, past_the_window
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.chat_template import chat_template, part_roles, thinking, tool_parser, tool_template
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.drafts.loading import HiddenStatesDraft
 from builder.checkpoints.generation_config import total_length
 from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.errors import VerificationError
@@ -66,7 +68,10 @@ LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the rele
 
 @dataclass(frozen=True)
 class Decoder:
-    """Stages of a decoder on `engine`, judged on token rows: `rows`. `layers`: the cache of each layer."""
+    """Stages of a decoder on `engine`, judged on token rows: `rows`. `layers`: the cache of each layer.
+
+    `draft`: the draft that reads its hidden states, if --draft is one.
+    """
 
     spec: BuildSpec
     checkpoint: Checkpoint
@@ -75,12 +80,14 @@ class Decoder:
     memory: ReservedMemory
     layers: tuple[LayerShape, ...]
     rows: tuple[tuple[int, ...], ...]
+    draft: HiddenStatesDraft | None = None
 
     def export(self) -> DecoderExport:
         """Return one graph for prefill and decode steps. Raises RepositoryError if the disk is too full for it."""
         require_disk_space(self.memory.weights, GRAPHS)
         room = AdapterRoom.of(self.spec) if self.spec.adapters else None
-        return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers, room)
+        states = None if self.draft is None else self.draft.layers.states
+        return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers, room, states)
 
     def reference(self, exported: DecoderExport) -> PyTorchDecoder:
         """Return teacher-forced probabilities, those of a long row, and the time of a step."""
@@ -94,12 +101,14 @@ class Decoder:
         return FusedDecoder(exported, self.engine.fuse(exported.graph, self.folder))
 
     def verify(self, fused: FusedDecoder, reference: PyTorchDecoder) -> VerifiedDecoder:
-        """Compare probabilities, then a row past every window, then greedy texts.
+        """Compare probabilities, then a row past every window, then hidden states for a draft, then greedy texts.
 
         The texts come last, when no engine has its weights open.
         """
         mapped = self._fp32.is_mapped(fused.graph)
         measured, agreement, long_error = self._judge(fused, reference).measure_fp32(mapped)
+        if self.draft is not None:
+            self._refuse_wrong_states(fused.graph, self.draft, reference.answers.rows[0], mapped)
         free_executors(fused.graph)
         refuse_wrong_text(self.checkpoint.model, reference.answers, agreement)
         return VerifiedDecoder(fused, reference, measured, long_error, mapped)
@@ -142,7 +151,7 @@ class Decoder:
         """Return the decode loop with its graph inside or, for BLS, beside it."""
         checkpoint, caches, graph = self.checkpoint, choice.exact.fused.exported.caches, choice.graph
         graphs = [graph, *self.engine.beside(graph, caches, self.folder)]
-        serving = needing_cpus(_serving(checkpoint, self.engine, self.memory, graph, caches), self.spec, [graph])
+        serving = needing_cpus(decoder_serving(checkpoint, self.engine, self.memory, graph, caches), self.spec, [graph])
         tokenizer, fields = tokenizer_json(checkpoint.tokenizer), _fields(self.spec, checkpoint)
         inputs = self.engine.step_fields(graph, caches)
         entries = lay_out_generating(self.spec, serving, tokenizer, graphs, fields, inputs)
@@ -221,6 +230,13 @@ class Decoder:
         refuse_wrong_probabilities(agreement.error)
         return replace(exact, measured=measured, mapped=False)
 
+    def _refuse_wrong_states(self, graph: Graph, draft: HiddenStatesDraft, row: Sequence[int], mapped: bool) -> None:
+        """Raise VerificationError if `graph` returns other hidden states than PyTorch on `row`."""
+        model = self.checkpoint.model
+        executors = opened(graph, self.spec.build_threads, mapped)
+        executor = executors(geometry_of(self.layers, 1, len(row), vocabulary_of(model)))
+        refuse_wrong_states(executor, model, draft.layers.states, row)
+
     def _case(self, choice: SelectedDecoder) -> Case:
         """Return the answers of `own` in this build's engine, which `graph` must repeat."""
         spec, checkpoint, answers = self.spec, self.checkpoint, choice.exact.pytorch.answers
@@ -242,7 +258,7 @@ def _fields(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[Sequence[Field], S
     return ((*inputs, ADAPTER) if spec.adapters else inputs), outputs
 
 
-def _serving(
+def decoder_serving(
     checkpoint: Checkpoint, engine: DecodingEngine, memory: ReservedMemory, graph: Graph, caches: Sequence[LayerShape]
 ) -> GenerationServing:
     """Return the settings, for serving.json, of the emitted loop over `graph`."""

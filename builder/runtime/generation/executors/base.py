@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MAX_CANDIDATES = 128
 TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
 TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # for searches: an output, and the input with the count
+# For drafts that read hidden states: an output of the target and input of the draft, and outputs of the draft.
+HIDDEN_STATES, NEXT_TOKENS, NEXT_HIDDEN_STATES = "hidden_states", "next_tokens", "next_hidden_states"
 Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
 
 
@@ -125,6 +127,8 @@ class Executor(ABC):
     `has_states`: True if a slot keeps states besides keys and values: those after all of its tokens, and no earlier
     ones.
     `lora`: the adapters of the slots; None: the graph has no room for any.
+    `reads_hidden_states`: True for a draft that reads the hidden states of the model that it drafts for: `draft_token`
+    is implemented.
     """
 
     blocks: "BlockManager | None" = None
@@ -134,6 +138,7 @@ class Executor(ABC):
     joins_prefills = False
     has_states = False
     lora: "LoraStacks | None" = None
+    reads_hidden_states = False
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -168,6 +173,20 @@ class Executor(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
+    def hidden_states(self, slot: int, start: int, end: int) -> np.ndarray:
+        """Return what a draft reads of the tokens that `slot` caches at `start` to `end`, (1, tokens, size) float32."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no hidden states")
+
+    def draft_token(
+        self, slot: int, tokens: "Sequence[int]", start: int, hidden_states: np.ndarray
+    ) -> "tuple[int, np.ndarray]":
+        """Append `tokens` to `slot`, which holds `start`; return the most probable next token and its hidden states.
+
+        `hidden_states`, (1, tokens, size) float32: those at the token before each. Those returned, (1, 1, size), are at
+        the last token, and valid until the next call. Requires `reads_hidden_states`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads no hidden states")
+
     def encoder_cache(self, token_budget: int) -> "EncoderCache | None":
         """Return the cache of an encoder-decoder's sources, which encodes `token_budget` tokens a call; else None."""
         return None
@@ -190,9 +209,13 @@ def last_of_rows(tokens: np.ndarray) -> np.ndarray:
 
 
 class StepInputs:
-    """Small inputs of one call, allocated once and filled in place."""
+    """Small inputs of one call, allocated once and filled in place.
+
+    `kept`: outputs beside the logits, which the executor keeps of each token.
+    """
 
     def __init__(self, rows: int, new: int, num_logits: int) -> None:
+        self.kept: dict[str, np.ndarray] = {}
         self.feeds: dict[str, np.ndarray] = {
             "input_ids": np.zeros((rows, new), np.int64),
             "position_ids": np.zeros((rows, new), np.int64),

@@ -15,6 +15,7 @@ import numpy as np
 from ...contract import GenerationServing, Session
 from ...sessions import onnxruntime, open_session
 from .base import (
+    HIDDEN_STATES,
     TOP_COUNT,
     TOP_LOGITS,
     TOP_TOKENS,
@@ -81,11 +82,15 @@ class BoundExecutor(Executor):
         step.fill(part.tokens, part.lengths, logits_positions, counts)
         self._begin(part, step)
         self._run(step, binding)
+        self._end(part, step)
         typed: Answer = answer
         return typed
 
     def _begin(self, part: CallPart, step: StepInputs) -> None:
         """Prepare memory beside the cache for a call."""
+
+    def _end(self, part: CallPart, step: StepInputs) -> None:
+        """Keep what a call returned beside the cache and its answer."""
 
     def _run(self, step: StepInputs, binding: Any) -> None:
         self.session.run_with_iobinding(binding)
@@ -114,6 +119,13 @@ class InPlace(BoundExecutor):
         # A rejected token cannot be taken out of a state.
         self.can_speculate = self.can_speculate and not self.has_states
         self.has_likeliest = TOP_COUNT in self.inputs
+        sizes = {value.name: value.shape[-1] for value in session.get_outputs() if value.name == HIDDEN_STATES}
+        self.kept = {  # for a draft, by slot and position, as the cache
+            name: np.zeros((geometry.slots, 1, geometry.max_length, size), np.float32) for name, size in sizes.items()
+        }
+
+    def hidden_states(self, slot: int, start: int, end: int) -> np.ndarray:
+        return self.kept[HIDDEN_STATES][slot, :, start:end]
 
     def likeliest(self, part: CallPart, count: int) -> ScoredCandidates:
         count = min(count, self.geometry.vocabulary)
@@ -124,7 +136,7 @@ class InPlace(BoundExecutor):
         return self._answer(CallPart(*part), likeliest, best=count)  # a replayed call passes a tuple
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
-        copy_slot(self.arena, source, target, length, start)
+        copy_slot({**self.arena, **self.kept}, source, target, length, start)
         self.states.copy(source, target)
         if self.lora is not None:
             self.lora.rows[target] = self.lora.rows[source]
@@ -134,6 +146,11 @@ class InPlace(BoundExecutor):
             self.states.begin(part, step.feeds[APPENDED_ROWS])
         if self.lora is not None:
             step.feeds[LORA_ROWS][:] = self.lora.rows[part.first : part.first + len(part.tokens)]
+
+    def _end(self, part: CallPart, step: StepInputs) -> None:
+        for name, tensor in self.kept.items():
+            for row, length in enumerate(part.lengths.tolist()):
+                tensor[part.first + row, 0, length : length + part.tokens.shape[1]] = step.kept[name][row]
 
     def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> tuple[StepInputs, Any]:
         step, binding = StepInputs(rows, new, num_logits), self.session.io_binding()
@@ -149,6 +166,9 @@ class InPlace(BoundExecutor):
             kind = view.dtype.type
             binding.bind_input(f"past_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
             binding.bind_output(f"present_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
+        for name, tensor in self.kept.items():
+            kept = step.kept[name] = np.zeros((rows, new, tensor.shape[-1]), np.float32)
+            binding.bind_output(name, "cpu", 0, np.float32, kept.shape, kept.ctypes.data)
         return step, binding
 
 
