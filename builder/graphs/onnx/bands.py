@@ -125,12 +125,12 @@ def _blocks(graph: onnx.GraphProto, of: str, padding: str, band: int) -> Iterato
     yield make("Where", [f"{of}.is.seen", f"{of}.score.seen", f"{of}.score.hidden"], [f"{of}.scores"])
     yield make("Shape", [f"{of}.near"], [f"{of}.near.count"])
     yield make("Concat", [f"{of}.minus", f"{of}.one", f"{of}.block", f"{of}.near.count"], [f"{of}.shape"], axis=0)
-    add_constant_once(graph, f"{of}.pads", np.array([0, 0, 0, 0, 0, 0, 0, 1], np.int64))
-    add_constant_once(graph, f"{of}.key.pads", np.array([0, 0, 0, 1], np.int64))
     yield make("Reshape", [f"{of}.scores", f"{of}.shape"], [f"{of}.scores.rows"])
+    add_constant_once(graph, f"{of}.pads", np.array([0, 0, 0, 0, 0, 0, 0, 1], np.int64))
     yield make("Pad", [f"{of}.scores.rows", f"{of}.pads", f"{of}.score.seen"], [f"{of}{FOR_ALL_HEADS}"])
-    yield make("Squeeze", [f"{of}.sequence", f"{of}.scalar"], [f"{of}.last.key"])
-    yield make("Pad", [f"{of}.text.keys", f"{of}.key.pads", f"{of}.last.key"], [f"{of}.keys"])
+    yield make("Concat", [f"{of}.count", f"{of}.one"], [f"{of}.column"], axis=0)
+    yield make("Expand", [f"{of}.sequence", f"{of}.column"], [f"{of}.last.key"])
+    yield make("Concat", [f"{of}.text.keys", f"{of}.last.key"], [f"{of}.keys"], axis=1)
 
 
 def _split(graph: onnx.GraphProto, node: onnx.NodeProto, of: str) -> Iterator[onnx.NodeProto]:
