@@ -16,25 +16,29 @@ from onnx import helper
 from builder.common.errors import ExportError
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant_once, attributes_of, copy_of
-from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION, STANDARD
+from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION, SPARSE_EXPERTS, STANDARD
 
 MASKED = -10000.0  # mask_filter_value: MultiHeadAttention adds it to the scores of a masked key
 
 
 def spell_out_attention(graph: Graph, folder: Path) -> Graph:
-    """Write `graph` without operators of ONNX Runtime into `folder`. Raises ExportError for one it cannot replace."""
+    """Write `graph` without operators of ONNX Runtime into `folder`, except for mixtures of experts.
+
+    Raises ExportError for one it cannot replace.
+    """
     model = load_graph(graph.path)
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if node.op_type in (ATTENTION, CACHED_ATTENTION):
             nodes.extend(_attention(model.graph, node, {output for other in nodes for output in other.output}))
-        elif node.domain in STANDARD:
+        elif node.domain in STANDARD or node.op_type in SPARSE_EXPERTS:
             nodes.append(copy_of(node))
         else:
             raise ExportError(f"{node.domain} {node.op_type} has no standard form here; use --engine onnxruntime")
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    opsets = [entry for entry in model.opset_import if entry.domain in STANDARD]
+    domains = {*STANDARD, *(node.domain for node in nodes)}
+    opsets = [entry for entry in model.opset_import if entry.domain in domains]
     del model.opset_import[:]
     model.opset_import.extend(opsets)
     return save_graph(model, folder / "plain" / graph.path.name)

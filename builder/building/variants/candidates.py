@@ -99,19 +99,30 @@ class VariantMaker:
 
     @cached_property
     def plain(self) -> Graph:
-        """Graph for engines that fuse attention themselves, and run every expert."""
-        return spell_out_attention(run_all_experts(self.exported, self.folder), self.folder)
+        """Graph for engines that fuse attention themselves; those of a Triton release run every expert."""
+        graph = self.exported if self.spec.in_process else run_all_experts(self.exported, self.folder)
+        return spell_out_attention(graph, self.folder)
 
     @cached_property
-    def eight_bit_experts(self) -> Graph:
-        """Graph fused for ONNX Runtime, its experts in 8 bits: by their own operator, or as any product."""
-        if not self.fused.operators[EXPERTS]:
-            return self.fused
-        graph = None
-        if self._has_quantised_experts:
-            options = replace(self.spec.weight_options, block_size=EIGHT_BIT_BLOCK)
-            graph = quantise_experts(self.fused, options, self.folder)
-        return graph or run_all_experts(self.fused, self.folder)
+    def eight_bit_plain(self) -> Graph:
+        """Graph for engines that fuse attention themselves, its experts in 8 bits."""
+        if not self.exported.operators[EXPERTS]:
+            return self.plain
+        folder = self.folder / "eight-bit"
+        return spell_out_attention(self._with_eight_bit_experts(self.exported, self.spec.in_process, folder), folder)
+
+    @cached_property
+    def eight_bit_fused(self) -> Graph:
+        """Graph fused for ONNX Runtime, its experts in 8 bits."""
+        return self._with_eight_bit_experts(self.fused, self._has_quantised_experts, self.folder)
+
+    def _with_eight_bit_experts(self, graph: Graph, has_operator: bool, folder: Path) -> Graph:
+        """Return `graph` with its experts in 8 bits: by an operator of their own, or as products that are to be."""
+        if not graph.operators[EXPERTS]:
+            return graph
+        options = replace(self.spec.weight_options, block_size=EIGHT_BIT_BLOCK)
+        quantised = quantise_experts(graph, options, folder) if has_operator else None
+        return quantised or run_all_experts(graph, folder)
 
     @property
     def _has_quantised_experts(self) -> bool:
@@ -206,7 +217,9 @@ class VariantMaker:
         key = (variant.engine, variant.target, eight_bit)
         if key not in self._sources:
             engine = encoding_engine(variant.engine)
-            fused = self.eight_bit_experts if eight_bit else self.fused
-            graph = fused if engine.reads_fused(variant.target) else self.plain
+            if engine.reads_fused(variant.target):
+                graph = self.eight_bit_fused if eight_bit else self.fused
+            else:
+                graph = self.eight_bit_plain if eight_bit else self.plain
             self._sources[key] = engine.source(graph, variant.target, self.folder)
         return self._sources[key]

@@ -36,11 +36,14 @@ def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Gr
 
     Raises ExportError if OpenVINO does not read it.
     """
+    from builder.runtime.generation.executors.openvino_experts import expert_extensions
     from builder.runtime.open_vino import openvino
 
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        model = openvino.Core().read_model(str(graph.path))
+        core = openvino.Core()
+        core.add_extension(expert_extensions())
+        model = core.read_model(str(graph.path))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1][:200]
         raise ExportError(f"OpenVINO does not read this graph: {reason}. Use --engine onnxruntime") from error
